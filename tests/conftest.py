@@ -1,0 +1,23 @@
+"""Options and settings for every test."""
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden anew instead of comparing with it",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Several ranks share two cores; and one thread sums in one order.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """True when golden files are to be rewritten."""
+    return bool(request.config.getoption("--update-golden"))
