@@ -1,0 +1,92 @@
+"""The import law: one direction only, and each library where it belongs (docs/architecture.md)."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from house.rooms import ROOMS, imports, name_of, room_files
+
+# room -> the other rooms it may import, and the libraries beside the standard library.
+LAW: dict[str, tuple[set[str], set[str]]] = {
+    "ir": (set(), {"sympy", "networkx"}),
+    "planner": ({"ir"}, {"sympy", "networkx", "numpy"}),
+    "codegen": ({"ir"}, set()),
+    "runtime": (set(), {"torch", "numpy", "safetensors", "triton"}),
+    "models": (set(), {"torch", "transformers"}),
+}
+# Files that may import more, each for a reason of its own.
+MORE = {
+    r"ir/(capture\w*|joint|semantic)\.py": {"torch"},  # the way from torch into the graph
+    r"planner/solver\.py": {"ortools"},  # the one adaptor
+}
+
+
+def _allowed(path: Path) -> tuple[set[str], set[str]]:
+    rooms, libraries = LAW[name_of(path).split("/")[0]]
+    extra = (names for pattern, names in MORE.items() if re.fullmatch(pattern, name_of(path)))
+    return rooms, libraries.union(*extra)
+
+
+def _breaches(path: Path) -> list[str]:
+    """What `path` imports against the law, one line each."""
+    room = name_of(path).split("/")[0]
+    rooms, libraries = _allowed(path)
+    found = []
+    for line, name in imports(path):
+        top, *rest = name.split(".")
+        if top == "meshwright":
+            allowed = bool(rest) and rest[0] in {room, *rooms}
+        else:
+            allowed = top in libraries or top in sys.stdlib_module_names
+        if not allowed:
+            found.append(f"{name_of(path)}:{line} imports {name}")
+    return found
+
+
+def test_each_room_imports_only_what_its_law_allows() -> None:
+    inside = [path for path in room_files() if "/" in name_of(path)]
+    assert inside, "no room on disk"
+    breaches = [breach for path in inside for breach in _breaches(path)]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_a_room_imports_itself_relatively() -> None:
+    """`meshwright.ir` inside ir/ would break the copy of runtime/, and shows checkers two names."""
+    found = []
+    for path in room_files():
+        room = name_of(path).split("/")[0]
+        absolute = re.compile(rf"^\s*(from|import) meshwright\.{room}\b", re.MULTILINE)
+        if room in ROOMS and absolute.search(path.read_text()):
+            found.append(name_of(path))
+    assert not found, f"absolute imports of the own room in {found}"
+
+
+def test_runtime_leaves_its_folder_for_nothing() -> None:
+    """The folder is copied into programs as top-level `runtime`: `..` would point at nothing."""
+    outside = [
+        f"{name_of(path)}:{line} imports {name}"
+        for path in room_files()
+        if name_of(path).startswith("runtime/")
+        for line, name in imports(path)
+        if name.split(".")[0] == "meshwright" and not name.startswith("meshwright.runtime.")
+    ]
+    assert not outside, "\n".join(outside)
+
+
+@pytest.mark.parametrize("library", ["ortools", "transformers"])
+def test_a_library_with_one_adaptor_stands_in_no_other_file(library: str) -> None:
+    where = {
+        name_of(path)
+        for path in room_files()
+        for _, name in imports(path)
+        if name.split(".")[0] == library
+    }
+    allowed = {"ortools": r"planner/solver\.py", "transformers": r"(models/.*|cli)\.py"}[library]
+    assert all(re.fullmatch(allowed, name) for name in where), sorted(where)
+
+
+def test_the_root_imports_nothing() -> None:
+    """The root `__init__.py` runs before every room: it holds the version and no side effect."""
+    root = [path for path in room_files() if name_of(path) == "__init__.py"]
+    assert [name for path in root for _, name in imports(path)] == []
