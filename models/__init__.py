@@ -4,8 +4,9 @@ from .attention import AttentionCore
 from .config import DecoderConfig
 from .decoder import Decoder
 from .errors import ModelError
+from .load import load_model
 from .presets import PRESETS
-from .source import ModelSource, load_model
+from .source import ModelSource
 
 __all__ = [
     "PRESETS",

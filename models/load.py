@@ -1,0 +1,42 @@
+"""From what a user writes to a model that can be built."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from .config import DecoderConfig
+from .decoder import Decoder
+from .errors import ModelError, nearest
+from .factory import factory_source
+from .huggingface import hugging_face_source
+from .presets import PRESETS
+from .source import ModelSource
+from .toml_file import read_config
+
+
+def load_model(spec: str) -> ModelSource:
+    """The model that a spec names.
+
+    spec: a preset (`llama-7b`); a `.toml` file of DecoderConfig's fields, optionally over
+    `preset = "..."`; `hf:DIR`, a folder with a Hugging Face config.json; or `py:module:factory`,
+    a function without arguments that returns the module.
+
+    Raises ModelError where the spec names no model, or one that cannot be trained as it stands.
+    """
+    if spec.startswith("hf:"):
+        return hugging_face_source(spec, Path(spec.removeprefix("hf:")))
+    if spec.startswith("py:"):
+        return factory_source(spec)
+    if spec.endswith(".toml"):
+        return _decoder_source(Path(spec).stem, read_config(Path(spec)))
+    if spec in PRESETS:
+        return _decoder_source(spec, PRESETS[spec])
+    raise ModelError(
+        f"unknown model {spec!r}; {nearest(spec, PRESETS)}; "
+        "or give a .toml file, hf:DIR or py:module:factory"
+    )
+
+
+def _decoder_source(name: str, config: DecoderConfig) -> ModelSource:
+    return ModelSource(name, config.vocab, config.max_seq, partial(Decoder, config))

@@ -1,0 +1,160 @@
+"""Every way to name a model works, and every wrong name ends in one clear message."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from meshwright.models import PRESETS, ModelError, load_model
+
+
+def test_preset():
+    source = load_model("llama-7b")
+    assert (source.name, source.vocab_size, source.max_seq) == ("llama-7b", 128256, 8192)
+
+
+def test_toml_over_a_preset(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('preset = "tiny-gemma2"\nlayers = 2\nwindow = "none"\nrope_theta = 5000\n')
+    source = load_model(str(path))
+    config = source.build().config
+    assert source.name == "mine"
+    assert (config.layers, config.window, config.rope_theta) == (2, None, 5000.0)
+    assert config.attention_softcap == PRESETS["tiny-gemma2"].attention_softcap
+
+
+def test_toml_alone(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = "dim = 32\nlayers = 2\nheads = 4\nffn = 64\nvocab = 256\nwindow = 4\n"
+    path.write_text(text + "window_pattern = [true, false]\n")
+    windows = [block.attention.core.window for block in load_model(str(path)).build().layers]
+    assert windows == [4, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    (
+        ("dim = ", "is not TOML"),
+        ("dim = 32", "missing layers, heads, ffn, vocab"),
+        ('preset = "tiny-gemma"', "unknown preset 'tiny-gemma'; nearest: tiny-gemma"),
+        ('preset = "tiny"\nlayer = 3', "unknown key 'layer'; nearest: layers"),
+        ('preset = "tiny"\nlayers = "3"', "layers = '3': must be int"),
+        ('preset = "tiny"\nlayers = true', "layers = True: must be int"),
+        ('preset = "tiny"\nwindow_pattern = 1', "must be a list of true and false"),
+        ('preset = "tiny"\nheads = 5', "mine.toml: dim = 128 is not a multiple of heads = 5"),
+    ),
+)
+def test_bad_toml(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load_model(str(path))
+
+
+def test_missing_toml():
+    with pytest.raises(ModelError, match="cannot read nowhere.toml: No such file"):
+        load_model("nowhere.toml")
+
+
+@pytest.mark.parametrize("spec", ("lama-7b", "", "llama", "/etc"))
+def test_unknown_name(spec):
+    with pytest.raises(ModelError, match="unknown model"):
+        load_model(spec)
+
+
+def test_unknown_name_tells_the_nearest():
+    with pytest.raises(ModelError, match="nearest: llama-7b"):
+        load_model("lama-7b")
+
+
+FACTORY = """
+from torch import nn
+
+class Bigram(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 96)
+
+    def forward(self, tokens):
+        return self.table(tokens)
+
+def stated():
+    model = Bigram()
+    model.vocab_size, model.max_seq = 64, 128
+    return model
+
+def reads_values():
+    model = Bigram()
+    float(model.table.weight.detach().sum())
+    return model
+
+def broken():
+    raise RuntimeError("no luck")
+
+def number():
+    return 3
+
+def without_vocabulary():
+    return nn.Linear(2, 2)
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "bigram_of_mine.py").write_text(FACTORY)
+    (tmp_path / "broken_of_mine.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "py:bigram_of_mine"
+
+
+@pytest.mark.parametrize(
+    ("factory", "vocab", "max_seq"),
+    (("Bigram", 96, None), ("stated", 64, 128), ("reads_values", 96, None)),
+)
+def test_factory(own_module, factory, vocab, max_seq):
+    source = load_model(f"{own_module}:{factory}")
+    assert (source.vocab_size, source.max_seq) == (vocab, max_seq)
+    assert source.build()(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 96)
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    (
+        ("", "write py:module:factory"),
+        (":", "write py:module:factory"),
+        (":bigram", "has no 'bigram'; nearest: Bigram"),
+        (":constant", "constant is a int, not a function"),
+        (":broken", "the factory failed: no luck"),
+        (":number", "returned a int, not an nn.Module"),
+        (":without_vocabulary", "no vocabulary found"),
+    ),
+)
+def test_bad_factory(own_module, rest, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(own_module + rest)
+
+
+def test_bad_import(own_module):
+    with pytest.raises(ModelError, match="cannot import broken_of_mine: No module named"):
+        load_model("py:broken_of_mine:make")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    (
+        (None, "no file .*config.json"),
+        ({"model_type": "no-such-model"}, "config.json refused"),
+        ({"model_type": "t5"}, "t5 is no causal language model"),
+        ({"model_type": "gpt2"}, "_pdrop = 0.1: dropout is refused"),
+        ({"model_type": "llama", "attention_dropout": 0.5}, "attention_dropout = 0.5"),
+    ),
+)
+def test_bad_hugging_face_folder(tmp_path, config, message):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        load_model(f"hf:{tmp_path}")
