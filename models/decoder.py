@@ -62,7 +62,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int64 [B, S] -> logits [B, S, vocab] in the parameters' dtype."""
         x = self._embed(tokens)
-        table, local_table = self._tables(tokens.shape[1])
+        table, local_table = self._tables(tokens.shape[1], tokens.device)
         for index, block in enumerate(self.layers):
             x = block(x, local_table if self.config.is_local(index) else table)
         return self._cap(self.lm_head(self.norm(x)))
@@ -78,10 +78,10 @@ class Decoder(nn.Module):
             x = x + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return x
 
-    def _tables(self, seq: int) -> tuple[Table | None, Table | None]:
+    def _tables(self, seq: int, device: torch.device) -> tuple[Table | None, Table | None]:
         dtype = self.embed.weight.dtype
-        table = None if self.rope is None else self.rope(seq, dtype)
-        local_table = None if self.local_rope is None else self.local_rope(seq, dtype)
+        table = None if self.rope is None else self.rope(seq, dtype, device)
+        local_table = None if self.local_rope is None else self.local_rope(seq, dtype, device)
         return table, local_table
 
     def _cap(self, logits: Tensor) -> Tensor:

@@ -30,11 +30,11 @@ class Rope(nn.Module):
         self._local = local
         self.register_buffer("inv_freq", self._frequencies(None), persistent=False)
 
-    def forward(self, seq: int, dtype: torch.dtype) -> Table:
+    def forward(self, seq: int, dtype: torch.dtype, device: torch.device) -> Table:
         """cos and sin of positions 0 .. seq - 1: two [S, D], rounded to dtype at the very end."""
         wide = wide_dtype(dtype)
-        positions = torch.arange(seq, device=self.inv_freq.device, dtype=wide)
-        half = positions.unsqueeze(1) * self.inv_freq.to(wide)
+        positions = torch.arange(seq, device=device, dtype=wide)
+        half = positions.unsqueeze(1) * self.inv_freq.to(device=device, dtype=wide)
         angles = torch.cat((half, half), dim=-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -89,6 +89,15 @@ def test_a_window_hides_what_is_older():
     assert moved.nonzero().flatten().tolist() == [4, 5, 6]
 
 
+def test_parameters_on_meta_beside_real_tables():
+    model = _scrambled("gemma3", torch.float32)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(parameter.to("meta")))
+    assert model.rope.inv_freq.device.type == "cpu"
+    assert model(torch.zeros(2, 5, dtype=torch.int64, device="meta")).shape == (2, 5, 256)
+
+
 def test_rope_tables_survive_a_move_of_the_model():
     reference = load_model("tiny-llama").build()
     with torch.device("meta"):
