@@ -1,0 +1,1 @@
+"""The intermediate representation: frozen data that prints, parses back and verifies."""

@@ -1,0 +1,132 @@
+"""Build a module without memory: fake parameters, real buffers, and a recipe per parameter.
+
+The module's own constructor and initialisers run; every in-place random or constant fill of a
+parameter is logged by a dispatch mode, and the last whole-tensor fill is its recipe. Buffers are
+real CPU tensors, because their values (rotary tables, scales) lie in no checkpoint.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+# In-place fills and factories: op -> recipe kind and the positions of its numbers.
+_FILLS = {
+    aten.normal_.default: ("normal", (0.0, 1.0)),
+    aten.uniform_.default: ("uniform", (0.0, 1.0)),
+    aten.fill_.Scalar: ("constant", (0.0,)),
+    aten.zero_.default: ("constant", (0.0,)),
+}
+_FACTORIES = {aten.ones.default: 1.0, aten.zeros.default: 0.0}
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def format_recipe(kind: str, numbers: tuple[float, ...]) -> str:
+    return f"{kind}({', '.join(repr(float(n)) for n in numbers)})"
+
+
+class InitLog(TorchDispatchMode):
+    """Logs the latest whole-tensor fill of each storage as (kind, numbers)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recipes: dict[int, tuple[str, tuple[float, ...]]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in _FILLS:
+            self._fill(func, args[0], args[1:])
+        elif func in _FACTORIES and isinstance(out, Tensor):
+            self.recipes[_storage(out)] = ("constant", (_FACTORIES[func],))
+        elif func is aten.full.default:
+            self.recipes[_storage(out)] = ("constant", (float(args[1]),))
+        elif func is aten.mul_.Tensor or func is aten.mul_.Scalar:
+            self._scale(args[0], args[1])
+        elif func is aten.erfinv_.default:
+            self.recipes[_storage(args[0])] = ("trunc_normal", (0.0, 1.0))
+        elif func is aten.add_.Tensor or func is aten.add_.Scalar:
+            self._shift(args[0], args[1])
+        elif func is aten.clamp_.default:
+            self._clamp(args[0], *args[1:])
+        return out
+
+    def _fill(self, func, tensor: Tensor, given: tuple) -> None:
+        if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
+            kind, defaults = _FILLS[func]
+            numbers = tuple(float(n) for n in given[: len(defaults)]) + defaults[len(given) :]
+            self.recipes[_storage(tensor)] = (kind, numbers)
+
+    def _scale(self, tensor: Tensor, factor) -> None:
+        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
+        if kind and isinstance(factor, int | float):
+            scaled = tuple(n * factor for n in numbers)
+            self.recipes[_storage(tensor)] = (kind, scaled)
+
+    def _shift(self, tensor: Tensor, offset) -> None:
+        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
+        if kind in ("normal", "trunc_normal") and isinstance(offset, int | float):
+            shifted = (numbers[0] + offset, *numbers[1:])
+            self.recipes[_storage(tensor)] = (kind, shifted)
+
+    def _clamp(self, tensor: Tensor, low, high) -> None:
+        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
+        if kind == "trunc_normal":
+            self.recipes[_storage(tensor)] = (kind, (*numbers[:2], float(low), float(high)))
+
+
+@contextmanager
+def _fake_parameters(mode: FakeTensorMode, log: InitLog) -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def register_fake(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        if param is None or isinstance(param, FakeTensor):
+            return
+        with mode:
+            fake = torch.empty(param.shape, dtype=param.dtype)
+        if _storage(param) in log.recipes:
+            log.recipes[_storage(fake)] = log.recipes.pop(_storage(param))
+        module._parameters[name] = nn.Parameter(fake, param.requires_grad)
+
+    nn.Module.register_parameter = register_fake  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def build_fake(
+    build: Callable[[], nn.Module], dtype: torch.dtype
+) -> tuple[nn.Module, dict[str, str], dict[str, str]]:
+    """The module with fake parameters in `dtype`, {parameter: recipe} and {name: first name}.
+
+    A parameter without a recipe is missing from the first dict. The second maps each name of a
+    tied parameter (every parameter has at least its own) to the name it is known by.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    log = InitLog()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with _fake_parameters(mode, log), log:
+            module = build()
+    finally:
+        torch.set_default_dtype(before)
+    recipes = {}
+    for name, param in module.named_parameters():
+        if _storage(param) in log.recipes:
+            recipes[name] = format_recipe(*log.recipes[_storage(param)])
+    first: dict[int, str] = {}
+    names = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        names[name] = first.setdefault(_storage(param), name)
+    return module.eval(), recipes, names

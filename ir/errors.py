@@ -1,0 +1,29 @@
+"""What can go wrong in a room, under one parent; each message carries the values and a way out."""
+
+
+class MeshwrightError(ValueError):
+    """Bad input from the user: one clear message, exit code 2."""
+
+
+class CaptureError(MeshwrightError):
+    """The model cannot be traced as it stands."""
+
+
+class ParseError(MeshwrightError):
+    """A text that is no graph, plan, schedule or cluster of this version."""
+
+
+class VerifyError(MeshwrightError):
+    """A graph or plan that contradicts itself."""
+
+
+class PlanError(MeshwrightError):
+    """Demands (pins, mesh, batch) that do not fit together."""
+
+
+class InfeasibleError(PlanError):
+    """No plan satisfies the demands."""
+
+
+class EmitError(MeshwrightError):
+    """A plan that cannot be written as a program."""

@@ -1,0 +1,274 @@
+"""Segments: cut the graph wherever exactly one parameter-dependent value is live.
+
+Walk the ops that depend on parameters, in order. After an op, if a single such value is still to
+be read and it forks (two or more readers: the residual stream), cut there. A cast of that value
+does not count as a reader of its own: what reads the cast reads the value. Values that depend on
+no parameter and no token (masks, rotary tables) are *context*: computed once, given to every
+segment that reads them. Equal pieces (by op, shape, attributes and wiring) are one unique segment
+with several instances.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from .graph import Graph, Input, Op, Value, prune, text_hash, verify
+from .text import format_graph
+
+_CASTS = ("to.dtype", "_to_copy")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A unique piece of the model: its forward graph with names of its own.
+
+    Inputs: one activation (or none for the first piece), data, context, params in order of use.
+    """
+
+    name: str
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One use of a segment: parameters by logical name, in the order of the segment's inputs."""
+
+    segment: str
+    params: tuple[str, ...]
+    context: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Segmented:
+    context: Graph
+    segments: tuple[Segment, ...]
+    instances: tuple[Instance, ...]
+
+    def segment(self, name: str) -> Segment:
+        return next(s for s in self.segments if s.name == name)
+
+
+def segment(graph: Graph) -> Segmented:
+    """Cut a captured graph into a chain of segment instances."""
+    dependent = _dependent_on_params(graph)
+    context_ops, chain_ops = _split_context(graph, dependent)
+    pieces = _cut(graph, chain_ops, dependent)
+    segments: dict[str, Segment] = {}
+    instances = []
+    names: Counter[str] = Counter()
+    for ops, entry in pieces:
+        piece, params, context = _piece_graph(graph, ops, entry)
+        key = _structure(piece)
+        if key not in segments:
+            name = _segment_name(params)
+            names[name] += 1
+            name = name if names[name] == 1 else f"{name}_{names[name]}"
+            segments[key] = Segment(name, _renamed(piece, name))
+        instances.append(Instance(segments[key].name, params, context))
+    wanted = dict.fromkeys(name for i in instances for name in i.context)
+    return Segmented(
+        _context_graph(graph, context_ops, tuple(wanted)),
+        tuple(segments.values()),
+        tuple(instances),
+    )
+
+
+def _dependent_on_params(graph: Graph) -> set[str]:
+    """Names of values computed from parameters (not the parameters themselves)."""
+    params = {i.value.name for i in graph.inputs_of("param")}
+    found: set[str] = set()
+    for op in graph.ops:
+        if any(name in params or name in found for name in op.inputs):
+            found.update(v.name for v in op.outputs)
+    return found
+
+
+def _split_context(graph: Graph, dependent: set[str]) -> tuple[list[Op], list[Op]]:
+    """Ops that depend on constants alone, and the others (tokens make an op part of the chain)."""
+    varying = {i.value.name for i in graph.inputs_of("data")} | dependent
+    context, chain = [], []
+    for op in graph.ops:
+        if any(name in varying for name in op.inputs) or op.outputs[0].name in dependent:
+            varying.update(v.name for v in op.outputs)
+            chain.append(op)
+        else:
+            context.append(op)
+    return context, chain
+
+
+def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[list[Op], str]]:
+    """(ops, entry value name) of each piece, in order; the first entry is ""."""
+    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
+    last_use.update((name, len(ops)) for name in graph.outputs)
+    pieces, current, entry = [], [], ""
+    live: set[str] = set()
+    for index, op in enumerate(ops):
+        current.append(op)
+        live.update(v.name for v in op.outputs if v.name in dependent)
+        live = {name for name in live if last_use.get(name, -1) > index}
+        if len(live) == 1 and index + 1 < len(ops):
+            (name,) = live
+            if any(v.name == name for v in op.outputs) and _forks(graph, name):
+                pieces.append((current, entry))
+                current, entry = [], name
+    return [*pieces, (current, entry)]
+
+
+def _forks(graph: Graph, name: str) -> bool:
+    if graph.producer[name].target in _CASTS:
+        return False
+    readers = graph.users[name]
+    while len(readers) == 1 and readers[0].target in _CASTS:
+        readers = graph.users[readers[0].output.name]
+    return len(readers) > 1
+
+
+def _piece_graph(
+    graph: Graph, ops: list[Op], entry: str
+) -> tuple[Graph, tuple[str, ...], tuple[str, ...]]:
+    ops = _with_token_ops(graph, ops)
+    made = {v.name for op in ops for v in op.outputs}
+    read = dict.fromkeys(n for op in ops for n in op.inputs if n and n not in made)
+    kinds = {i.value.name: i for i in graph.inputs}
+    by_kind: dict[str, list[Input]] = {"activation": [], "data": [], "context": [], "param": []}
+    for name in read:
+        if name == entry:
+            item = Input(graph.values[name], "activation", "x")
+        elif name in kinds and kinds[name].kind in ("param", "data"):
+            item = kinds[name]
+        else:
+            item = Input(graph.values[name], "context", name)
+        by_kind[item.kind].append(item)
+    inputs = tuple(i for kind in by_kind.values() for i in kind)
+    params = tuple(i.ref for i in by_kind["param"])
+    context = tuple(i.ref for i in by_kind["context"])
+    output = graph.outputs if ops[-1].output.name in graph.outputs else (ops[-1].output.name,)
+    return prune(Graph("", inputs, tuple(ops), output)), params, context
+
+
+def _with_token_ops(graph: Graph, ops: list[Op]) -> list[Op]:
+    """Ops on tokens alone that an earlier piece holds are repeated where they are read."""
+    present = {v.name for op in ops for v in op.outputs}
+    dependent = _dependent_on_params(graph)
+    data = {i.value.name for i in graph.inputs_of("data")}
+    extra: list[Op] = []
+
+    def pull(name: str) -> None:
+        op = graph.producer.get(name)
+        if op is None or name in present or name in dependent:
+            return
+        if not _reads_data(graph, op, data):
+            return
+        present.update(v.name for v in op.outputs)
+        for operand in op.inputs:
+            pull(operand)
+        extra.append(op)
+
+    for op in ops:
+        for name in op.inputs:
+            pull(name)
+    return extra + ops
+
+
+def _reads_data(graph: Graph, op: Op, data: set[str]) -> bool:
+    return any(
+        name in data
+        or (name in graph.producer and _reads_data(graph, graph.producer[name], data))
+        for name in op.inputs
+    )
+
+
+def _structure(piece: Graph) -> str:
+    """Hash of ops, shapes, attributes and wiring, blind to names and sources."""
+    order: dict[str, str] = {}
+    for item in piece.inputs:
+        order[item.value.name] = f"i{len(order)}"
+    for op in piece.ops:
+        for value in op.outputs:
+            order[value.name] = f"v{len(order)}"
+    ops = tuple(
+        Op(
+            op.target,
+            tuple(order.get(n, "") for n in op.inputs),
+            tuple(Value(order[v.name], v.dtype, v.shape) for v in op.outputs),
+            op.attrs,
+        )
+        for op in piece.ops
+    )
+    inputs = tuple(
+        Input(
+            Value(order[i.value.name], i.value.dtype, i.value.shape),
+            i.kind,
+            i.ref if i.kind in ("context", "data") else "",
+        )
+        for i in piece.inputs
+    )
+    return text_hash(format_graph(Graph("", inputs, ops, tuple(order[n] for n in piece.outputs))))
+
+
+_LAYER = re.compile(r"^(.*?\.)??\d+\.")
+
+
+def relative_name(name: str) -> str:
+    """A name without its path up to the layer number: `layers.3.ffn.up.weight` -> `ffn.up.weight`."""
+    return _LAYER.sub("", name, count=1)
+
+
+def _segment_name(params: tuple[str, ...]) -> str:
+    """The module that holds most of the piece's parameters; norms only when alone."""
+    parts = [relative_name(p).removeprefix("model.").split(".")[0] for p in params]
+    if not parts:
+        return "rest"
+    ranked = Counter(p for p in parts if "norm" not in p and not p.startswith("ln_"))
+    return _identifier((ranked or Counter(parts)).most_common(1)[0][0])
+
+
+def _identifier(text: str) -> str:
+    return re.sub(r"\W", "_", text)
+
+
+def _renamed(piece: Graph, name: str) -> Graph:
+    """The piece with short names that are unique within it and valid in emitted Python."""
+    taken: set[str] = set()
+    names: dict[str, str] = {}
+
+    def short(old: str, kind: str) -> str:
+        text = "x" if kind == "activation" else relative_name(old).removeprefix("model.")
+        text = _identifier(text.removesuffix(".weight") + ("_w" if text.endswith(".weight") else ""))
+        candidate, count = text, 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{text}_{count}"
+        taken.add(candidate)
+        names[old] = candidate
+        return candidate
+
+    inputs = tuple(
+        Input(
+            Value(short(i.value.name, i.kind), i.value.dtype, i.value.shape),
+            i.kind,
+            relative_name(i.ref) if i.kind == "param" else i.ref,
+            i.init,
+        )
+        for i in piece.inputs
+    )
+    ops = tuple(
+        Op(
+            op.target,
+            tuple(names.get(n, "") for n in op.inputs),
+            tuple(Value(short(v.name, "value"), v.dtype, v.shape) for v in op.outputs),
+            op.attrs,
+            op.source,
+        )
+        for op in piece.ops
+    )
+    return verify(Graph(name, inputs, ops, tuple(names[n] for n in piece.outputs)))
+
+
+def _context_graph(graph: Graph, ops: list[Op], wanted: tuple[str, ...]) -> Graph:
+    """The graph of context values; constants read directly pass through."""
+    inputs = graph.inputs_of("constant")
+    context = prune(Graph("context", inputs, tuple(ops), wanted))
+    used = {n for op in context.ops for n in op.inputs} | set(wanted)
+    kept = tuple(i for i in inputs if i.value.name in used)
+    return verify(Graph("context", kept, context.ops, wanted))

@@ -1,0 +1,46 @@
+"""Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence)."""
+
+import sympy
+
+B = sympy.Symbol("B", integer=True, positive=True)
+S = sympy.Symbol("S", integer=True, positive=True)
+SYMBOLS = {"B": B, "S": S}
+
+Size = int | sympy.Expr
+Shape = tuple[Size, ...]
+
+
+def simplify_size(size: object) -> Size:
+    """An int where the size is a number, a sympy expression otherwise."""
+    expr = sympy.sympify(size)
+    return int(expr) if expr.is_Integer else expr
+
+
+def format_size(size: Size) -> str:
+    return str(size).replace(" ", "")
+
+
+def parse_size(text: str) -> Size:
+    if text.lstrip("-").isdigit():
+        return int(text)
+    return simplify_size(sympy.sympify(text, locals=SYMBOLS))
+
+
+def evaluate(size: Size, values: dict[str, int]) -> int:
+    """The integer a size takes for `values`, e.g. {"B": 2, "S": 128}.
+
+    Raises ValueError when the result is not an integer (a split that does not divide).
+    """
+    if isinstance(size, int):
+        return size
+    result = size.subs({SYMBOLS[name]: value for name, value in values.items()})
+    if not result.is_Integer:
+        raise ValueError(f"size {size} is {result} for {values}, not an integer")
+    return int(result)
+
+
+def num_elements(shape: Shape) -> Size:
+    total: Size = 1
+    for size in shape:
+        total = total * size  # type: ignore[operator]
+    return total
