@@ -19,7 +19,7 @@ BIN := .venv/bin
 STAMP := .venv/.dev-stamp
 LINKS := build/dev/meshwright
 ROOMS := ir planner codegen runtime models
-LINKED := $(wildcard $(ROOMS)) cli.py __init__.py py.typed
+LINKED := $(wildcard $(ROOMS) cli.py __init__.py py.typed)
 
 .PHONY: help dev links check test long golden demo clean
 
