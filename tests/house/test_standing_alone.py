@@ -1,0 +1,48 @@
+"""Planning needs no torch, running needs no solver: seen in a fresh interpreter."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house.rooms import ROOT
+
+# Imports every module below the package named first, while the names after it cannot be found.
+# A kernel file may need triton, which only its caller asks for.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+name, *hidden = sys.argv[1:]
+for module in hidden:
+    sys.modules[module] = None
+package = importlib.import_module(name)
+for module in pkgutil.walk_packages(package.__path__, name + "."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "triton":
+            raise
+"""
+
+
+def _import_all(folder: Path, name: str, *hidden: str) -> None:
+    # No bytecode: a test leaves no trace in the rooms.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", IMPORT_ALL, name, *hidden]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_copy_of_runtime_imports_alone(tmp_path: Path) -> None:
+    """As in an emitted program: top-level `runtime`, with neither meshwright nor a solver about."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "runtime", tmp_path / "runtime", ignore=ignored)
+    _import_all(tmp_path, "runtime", "meshwright", "ortools", "transformers")
+
+
+@pytest.mark.parametrize("room", ["planner", "codegen"])
+def test_planning_and_emitting_import_no_torch(room: str, tmp_path: Path) -> None:
+    if not (ROOT / room / "__init__.py").exists():
+        pytest.skip(f"no {room}/__init__.py")
+    _import_all(tmp_path, f"meshwright.{room}", "torch")
