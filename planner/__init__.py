@@ -1,0 +1,1 @@
+"""The planner: clusters, costs, the sharding search and what follows from it. No torch."""
