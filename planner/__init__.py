@@ -1,1 +1,1 @@
-"""The planner: clusters, costs, the sharding search and what follows from it. No torch."""
+"""The planner: clusters, costs, placements, saved values, cuts and schedules; no torch."""

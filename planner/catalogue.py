@@ -77,7 +77,8 @@ H100 = Cluster(
             ("f32", 67e12),
             ("f64", 67e12),
         ),
-        hbm_bytes_per_s=0.88 * 3.35e12,  # datasheet; share reached as measured on H200 (4.24 of 4.8)
+        hbm_bytes_per_s=0.88
+        * 3.35e12,  # datasheet; share reached as measured on H200 (4.24 of 4.8)
         memory_bytes=80 * GIB,
         launch_us=3.0,  # assumed as H200
         efficiency=0.67,  # assumed: H200, the same chip, measured 660 of 989

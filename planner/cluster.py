@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..ir.errors import PlanError
+from meshwright.ir.errors import PlanError
 
 HEADER = "# meshwright cluster v1"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
@@ -240,7 +240,9 @@ def parse_cluster(spec: str) -> Cluster:
         raise ClusterError(f"unknown cluster {name!r}{_nearest(name, CATALOGUE)}")
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", counts if colon else "1")
     if match is None or 0 in (int(match[1]), int(match[2] or 1)):
-        raise ClusterError(f"cluster {spec!r}: write {name}:DEVICES or {name}:DEVICESxNODES, each >= 1")
+        raise ClusterError(
+            f"cluster {spec!r}: write {name}:DEVICES or {name}:DEVICESxNODES, each >= 1"
+        )
     return _sized(CATALOGUE[name], int(match[1]), int(match[2] or 1), spec)
 
 
