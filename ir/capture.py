@@ -5,6 +5,7 @@ The graph takes tokens, labels and the loss denominator, and returns the loss: t
 its soft-cap) is joined with the cross-entropy into one semantic op.
 """
 
+import base64
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +18,13 @@ from torch.fx import Node
 from . import semantic
 from .capture_init import build_fake
 from .errors import CaptureError
-from .fx_reader import FxReader, short_dtype, torch_dtype
-from .graph import Attr, Graph, Input, Op, Value, prune, verify
+from .capture_fx import FxReader, short_dtype, torch_dtype
+from .graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
+from .joint import joint
+from .segment import segment
 from .sizes import B, S, Shape
+from .text import format_graph
+from .traced import Constant, Traced
 
 # Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
 _HINTS = (7, 13)
@@ -30,8 +35,26 @@ class Captured:
     """A graph, the constants it names by hash, and what capture could not keep silently."""
 
     graph: Graph
-    constants: dict[str, Tensor]
+    constants: tuple[Constant, ...]
     warnings: tuple[str, ...] = ()
+
+
+def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int) -> Traced:
+    """Capture, cut into segments, and trace each unique segment's joint graph."""
+    captured = capture(build, name, dtype)
+    segmented = segment(captured.graph)
+    joints = {s.name: joint(s) for s in segmented.segments}
+    return Traced(
+        name,
+        dtype,
+        vocab_size,
+        text_hash(format_graph(captured.graph)),
+        captured.graph,
+        segmented,
+        joints,
+        captured.constants,
+        captured.warnings,
+    )
 
 
 def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
@@ -112,8 +135,8 @@ class _Reader(FxReader):
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), ("loss",))
         graph = verify(_without_unused_inputs(prune(graph)))
         used = {i.ref for i in graph.inputs_of("constant")}
-        kept = {ref: t for ref, t in self.constants.items() if ref in used}
-        return Captured(graph, kept, tuple(self.warnings))
+        kept = [encode(ref, t) for ref, t in sorted(self.constants.items()) if ref in used]
+        return Captured(graph, tuple(kept), tuple(self.warnings))
 
     def _inputs(self) -> None:
         signature = self.program.graph_signature
@@ -199,11 +222,18 @@ class _Reader(FxReader):
         return next(v for v in known if v.name == name)
 
 
+def _raw_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def _digest(tensor: Tensor) -> str:
-    data = tensor.detach().contiguous().cpu()
-    raw = data.view(torch.uint8).numpy().tobytes() if data.dim() else data.reshape(1).view(torch.uint8).numpy().tobytes()
     head = f"{short_dtype(tensor.dtype)}{list(tensor.shape)}".encode()
-    return hashlib.sha256(head + raw).hexdigest()[:16]
+    return hashlib.sha256(head + _raw_bytes(tensor)).hexdigest()[:16]
+
+
+def encode(digest: str, tensor: Tensor) -> Constant:
+    data = base64.b64encode(_raw_bytes(tensor)).decode()
+    return digest, short_dtype(tensor.dtype), tuple(tensor.shape), data
 
 
 def _match_softcap(op: Op, chain: dict[str, Op]) -> tuple[float, Op | None]:

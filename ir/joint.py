@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from . import semantic
-from .fx_reader import FxReader, torch_dtype
+from .capture_fx import FxReader, torch_dtype
 from .graph import Graph, Input, Op, Value, prune, verify
 from .segment import Segment
 from .sizes import B, S, Size
@@ -256,6 +256,8 @@ class _JointReader(FxReader):
     def value_name(self, node: Node) -> str:
         """The forward op's name, or the traced op's; always a Python identifier."""
         op = self.names.get(node.name)
+        if op is not None and len(op.outputs) > 1:
+            return op.output.name.rpartition("_")[0]
         return op.output.name if op else node.target._schema.name.partition("::")[2].strip("_")  # type: ignore[union-attr]
 
 

@@ -81,11 +81,19 @@ class FxReader:
         name = self.fresh(self.value_name(node))
         many = isinstance(value, tuple | list)
         parts = value if many else (value,)
-        names = [name] if not many else [self.fresh(f"{name}_{i}") for i in range(len(parts))]  # type: ignore[arg-type]
+        target = target_name(node.target)
+        names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
         outputs = tuple(self.value(t, n) for t, n in zip(parts, names))  # type: ignore[call-overload]
         inputs, attrs = self._arguments(node)
-        self.ops.append(Op(target_name(node.target), inputs, outputs, attrs, source_of(node)))
+        if target.startswith("to."):
+            target, attrs = "to.dtype", tuple(a for a in attrs if a[0] == "dtype")
+        self.ops.append(Op(target, inputs, outputs, attrs, source_of(node)))
         self.values[node] = tuple(names) if many else name
+
+    def _output_names(self, target: str, name: str, count: int) -> list[str]:
+        """One name per output: by meaning for semantic ops, by number elsewhere."""
+        suffixes = _OUTPUTS.get(target, tuple(map(str, range(count))))
+        return [self.fresh(f"{name}_{suffix}") for suffix in suffixes]
 
     def _arguments(self, node: Node) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
         schema = node.target._schema  # type: ignore[union-attr]
@@ -127,6 +135,12 @@ class FxReader:
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
 _ALIASES = ("contiguous", "clone", "detach", "alias", "lift_fresh_copy", "detach_", "dropout", "feature_dropout")
+_OUTPUTS = {
+    "mw.attention": ("o", "lse"),
+    "mw.attention_backward": ("dq", "dk", "dv"),
+    "mw.linear_cross_entropy": ("lse", "picked"),
+    "mw.linear_cross_entropy_backward": ("dx", "dw"),
+}
 _CASTS = ("to", "_to_copy", "type_as")
 
 
@@ -164,13 +178,16 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
     return None
 
 
+_NOT_MODEL = ("/torch/", "/ir/capture.py", "/ir/semantic.py")
+
+
 def source_of(node: Node) -> str:
-    """`models/llama.py:31` of the innermost line outside torch."""
+    """`models/llama.py:31` of the innermost line of the model: outside torch and this room."""
     trace = node.meta.get("stack_trace") or ""
     found = ""
     for line in trace.splitlines():
         line = line.strip()
-        if line.startswith("File ") and "/torch/" not in line:
+        if line.startswith("File ") and not any(skip in line for skip in _NOT_MODEL):
             path, _, rest = line.removeprefix('File "').partition('", line ')
             number = rest.partition(",")[0]
             found = f"{'/'.join(path.split('/')[-2:])}:{number}"

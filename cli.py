@@ -1,0 +1,300 @@
+"""Commands: plan, compile, run, train, explain. Files, exit codes and messages; no logic."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from meshwright import __version__
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; 0 on success, 2 on bad input with one message and no traceback."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments) or 0
+    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        if arguments.debug:
+            raise
+        print(f"error: {_one_message(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was left half-written", file=sys.stderr)
+        return 130
+
+
+def _one_message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshwright",
+        description="A compiler for training runs: plan a model for a cluster, write one readable "
+        "PyTorch program per stage, run it.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _plan_command(commands)
+    _compile_command(commands)
+    _run_command(commands)
+    _train_command(commands)
+    _explain_command(commands)
+    return parser
+
+
+def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of bad input")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster",
+        default="cpu:4",
+        metavar="C",
+        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file",
+    )
+    parser.add_argument("--seq", type=int, required=True, metavar="N", help="tokens of a row")
+    parser.add_argument(
+        "--global-batch", type=int, required=True, metavar="N", help="rows of an optimizer step"
+    )
+    parser.add_argument(
+        "--dtype", default="f32", choices=("f32", "bf16", "f64"), help="of parameters and compute"
+    )
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="fix a decision: pp, dp, tp, micro_batch, zero (0-3), recompute (cheap, all, none, or "
+        "value names), schedule (1f1b, gpipe), cuts, price, shard_weights",
+    )
+
+
+def _plan_command(commands) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        _plan,
+        "Plan a model for a cluster. Traces the model without weights or a GPU, decides mesh, "
+        "placements, storage, recomputation and schedule, and writes the plan as text.",
+    )
+    parser.add_argument(
+        "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
+    )
+    _plan_options(parser)
+    parser.add_argument("-o", "--output", default="plan.txt", help="the plan's file")
+
+
+def _compile_command(commands) -> None:
+    parser = _command(
+        commands,
+        "compile",
+        _compile,
+        "Write a plan's program: a folder that runs where only torch, numpy and safetensors are.",
+    )
+    parser.add_argument("plan", help="a plan's file")
+    parser.add_argument("-o", "--output", default="program", help="the program's folder")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    from meshwright.runtime.launch import add_arguments
+
+    add_arguments(parser)
+    parser.add_argument("--port", type=int, default=0, help="rendezvous port; 0 takes a free one")
+
+
+def _run_command(commands) -> None:
+    parser = _command(
+        commands,
+        "run",
+        _run,
+        "Run a program on this machine, one process a rank, and write its log to a run folder.",
+    )
+    parser.add_argument("program", help="a program's folder")
+    _run_options(parser)
+
+
+def _train_command(commands) -> None:
+    parser = _command(
+        commands,
+        "train",
+        _train,
+        "Plan, compile and run from one job file. The job file (TOML) has the tables [plan] and "
+        "[run] with the options of those commands by name, and model = \"...\" at the top.",
+    )
+    parser.add_argument("job", help="a job's TOML file")
+    parser.add_argument("--out", default=None, help="the run folder (overrides the file's)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
+    )
+
+
+def _explain_command(commands) -> None:
+    parser = _command(
+        commands,
+        "explain",
+        _explain,
+        "Explain a plan: its decisions, pieces, memory and coverage; or one value's placement.",
+    )
+    parser.add_argument("plan", help="a plan's file")
+    parser.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
+
+
+# The commands
+
+
+def make_plan_of(model: str, options: argparse.Namespace, say):
+    """The plan of a model spec under plan options."""
+    from meshwright.ir.capture import trace
+    from meshwright.models import load_model
+    from meshwright.planner.cluster import parse_cluster
+    from meshwright.planner.driver import make_plan
+    from meshwright.planner.pins import parse_pins
+
+    cluster = parse_cluster(options.cluster)
+    pins = parse_pins(options.pin)
+    for name in ("seq", "global_batch"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    source = load_model(model)
+    if source.max_seq is not None and options.seq > source.max_seq:
+        raise ValueError(
+            f"--seq {options.seq} is past the {source.max_seq} positions of {source.name}"
+        )
+    say(f"tracing {source.name}")
+    traced = trace(source.build, source.name, options.dtype, source.vocab_size)
+    say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
+    return make_plan(
+        traced,
+        cluster,
+        seq=options.seq,
+        global_batch=options.global_batch,
+        pins=pins,
+        progress=say,
+    )
+
+
+def _say_to(arguments: argparse.Namespace):
+    started = time.perf_counter()
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(f"[{time.perf_counter() - started:6.1f} s] {text}", flush=True)
+
+    return say
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from meshwright.ir.plan_text import format_plan, plan_hash
+    from meshwright.planner.explain import summary
+
+    plan = make_plan_of(arguments.model, arguments, _say_to(arguments))
+    _write(Path(arguments.output), format_plan(plan))
+    if arguments.json:
+        print(json.dumps({"plan": arguments.output, "hash": plan_hash(plan), **dict(plan.costs)}))
+        return
+    print(summary(plan))
+    print(f"plan written to {arguments.output}")
+
+
+def _read_plan(path: str):
+    from meshwright.ir.plan_text import parse_plan
+
+    return parse_plan(Path(path).read_text())
+
+
+def write_program(plan, folder: Path) -> list[str]:
+    """Write the program's files and its copy of the runtime; returns the paths."""
+    import shutil
+
+    import meshwright.runtime
+    from meshwright.codegen.program import emit
+
+    files = emit(plan)
+    for name, text in files.items():
+        _write(folder / name, text)
+    (folder / "launch.sh").chmod(0o755)
+    (folder / "job.sbatch").chmod(0o755)
+    source = Path(meshwright.runtime.__file__).parent
+    shutil.copytree(
+        source,
+        folder / "runtime",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+    )
+    return sorted(files)
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    folder = Path(arguments.output)
+    files = write_program(_read_plan(arguments.plan), folder)
+    if arguments.json:
+        print(json.dumps({"program": str(folder), "files": files}))
+        return
+    print(f"program written to {folder}/: {', '.join(files)}")
+    print(f"run it with: meshwright run {folder} --data demo --steps 100")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import fields
+
+    from meshwright.runtime.launch import RunOptions
+
+    options = {f.name: getattr(arguments, f.name) for f in fields(RunOptions)}
+    return run_program(Path(arguments.program), options, arguments.port)
+
+
+def run_program(folder: Path, options: dict, port: int = 0) -> int:
+    """Start the program's ranks on this machine; returns the exit code (2 for bad input)."""
+    from meshwright.runtime.start import start_program
+
+    return start_program(folder, options, port)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from meshwright.ir.plan_text import format_plan
+    from meshwright.planner.explain import summary
+    from meshwright.runtime.job import load_job
+
+    job = load_job(Path(arguments.job), arguments.set)
+    out = Path(arguments.out or job.run.get("out", "run"))
+    options = argparse.Namespace(**job.plan)
+    plan = make_plan_of(job.model, options, _say_to(arguments))
+    _write(out / "plan.txt", format_plan(plan))
+    write_program(plan, out / "program")
+    _write(out / "job.toml", job.text)
+    print(summary(plan))
+    print(f"plan: {out / 'plan.txt'}; program: {out / 'program'}")
+    code = run_program(out / "program", {**job.run, "out": str(out.resolve())})
+    if code == 0:
+        print(f"plan: {out / 'plan.txt'}; program: {out / 'program'}; log: {out / 'metrics.jsonl'}")
+    return code
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from meshwright.planner.explain import explain_value, report
+
+    plan = _read_plan(arguments.plan)
+    text = explain_value(plan, arguments.value) if arguments.value else report(plan)
+    print(json.dumps({"text": text}) if arguments.json else text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

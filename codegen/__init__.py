@@ -1,0 +1,1 @@
+"""From a Plan to source text: strings only; whoever calls it writes the files."""

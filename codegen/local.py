@@ -1,0 +1,54 @@
+"""Local shapes and their text: what one rank holds of a value."""
+
+import keyword
+
+from ..ir.graph import Graph, Value
+from ..ir.placement import Mesh, Placement, local_shape, replicated
+from ..ir.plan import Piece, Plan
+from ..ir.sizes import Shape, Size, evaluate
+
+# Names that emitted functions use and values must not hide.
+_RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "TP", "TP_RANK", "DEVICE"}
+_RESERVED |= {"params", "saved", "grads"}
+
+
+def identifier(name: str) -> str:
+    """A value's name in emitted Python."""
+    text = name.replace(".", "_")
+    return f"{text}_" if keyword.iskeyword(text) or text in _RESERVED else text
+
+
+class Locals:
+    """Local shapes of one graph under a plan's placements."""
+
+    def __init__(self, graph: Graph, placements: dict[str, Placement], plan: Plan) -> None:
+        self.graph, self.placements, self.plan = graph, placements, plan
+        self.mesh: Mesh = plan.mesh
+
+    @classmethod
+    def of(cls, piece: Piece, plan: Plan) -> "Locals":
+        return cls(piece.graph, piece.placements, plan)
+
+    def placement(self, name: str) -> Placement:
+        value = self.graph.values[name]
+        return self.placements.get(name, replicated(len(value.shape)))
+
+    def shape(self, value: Value) -> Shape:
+        return local_shape(value.shape, self.placement(value.name), self.mesh)
+
+    def shape_text(self, value: Value) -> str:
+        parts = [self.size_text(s) for s in self.shape(value)]
+        return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+
+    def size_text(self, size: Size) -> str:
+        """Over B and S where the size is a product of them, a number elsewhere."""
+        text = str(size).replace(" ", "")
+        return text if "/" not in text else str(evaluate(size, self.plan.sizes))
+
+    def cut(self, name: str, dim: int) -> int:
+        """Over how many ranks a dim is cut."""
+        placement = self.placement(name)
+        total = 1
+        for shard in placement.dims[dim]:
+            total *= self.mesh.size(shard.axis)
+        return total

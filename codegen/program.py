@@ -1,0 +1,132 @@
+"""The folder of a program: file names and texts. Emission is deterministic."""
+
+from ..ir.dtypes import TORCH_NAMES
+from ..ir.plan import Bucket, Param, Plan
+from ..ir.plan_text import format_plan, plan_hash
+from ..ir.sizes import evaluate
+from .stage import stage_source
+from .writer import Writer
+
+
+def emit(plan: Plan) -> dict[str, str]:
+    """{path in the program folder: text}; the runtime's own files are copied beside them."""
+    files = {
+        "plan.txt": format_plan(plan),
+        "layout.py": layout_source(plan),
+        "constants.json": _constants(plan),
+        "main.py": _MAIN,
+        "launch.sh": _launch(plan),
+        "job.sbatch": _sbatch(plan),
+    }
+    for stage in range(plan.num_stages):
+        files[f"stage_{stage:02d}.py"] = stage_source(plan, stage)
+    return files
+
+
+def layout_source(plan: Plan) -> str:
+    """`layout.py`: mesh, batch, parameters and buckets as literals."""
+    writer = Writer()
+    writer.lines(
+        f'"""What every rank of {plan.model} shares; plan {plan_hash(plan)}."""',
+        "",
+        "from runtime.layout import Bucket, Entry, Layout, Param",
+        "",
+    )
+    axes = ", ".join(f'"{name}": {size}' for name, size in plan.mesh.axes)
+    with writer.block("LAYOUT = Layout("):
+        writer.lines(
+            f'model="{plan.model}",',
+            f'dtype="{TORCH_NAMES[plan.dtype]}",',
+            f"mesh={{{axes}}},  # major to minor",
+            f"micro_batch={plan.micro_batch},",
+            f"num_microbatches={plan.num_microbatches},",
+            f"seq={plan.seq},",
+            f"vocab_size={plan.vocab_size},",
+            f"zero={plan.zero},",
+            f"flops_per_token={plan.flops_per_token!r},",
+        )
+        with writer.block("params=("):
+            for param in plan.params:
+                _param(writer, param)
+        writer.line("),")
+        with writer.block("buckets=("):
+            for bucket in plan.buckets:
+                _bucket(writer, bucket, plan)
+        writer.line("),")
+    writer.line(")")
+    return writer.text()
+
+
+def _param(writer: Writer, param: Param) -> None:
+    shards = [
+        f'({dim}, {evaluate(shard.outer, {})}, "{shard.axis}")'
+        for dim, all_shards in enumerate(param.placement.dims)
+        for shard in all_shards
+    ]
+    cuts = "(" + ", ".join(shards) + ("," if len(shards) == 1 else "") + ")"
+    shape = tuple(evaluate(s, {}) for s in param.shape)
+    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}"),')
+
+
+def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:
+    with writer.block("Bucket("):
+        writer.line(f'"{bucket.name}", {bucket.numel}, {bucket.stages},')
+        with writer.block("("):
+            for e in bucket.entries:
+                shape = plan.param(e.param).local_shape(plan.mesh)
+                flags = f"partial={e.partial}, decay={e.decay}"
+                writer.line(f'Entry("{e.param}", {e.offset}, {shape}, {flags}),')
+        writer.line("),")
+    writer.line("),")
+
+
+def _constants(plan: Plan) -> str:
+    rows = [
+        f'  "{digest}": ["{TORCH_NAMES[dtype]}", {[evaluate(s, {}) for s in shape]}, "{data}"]'
+        for digest, dtype, shape, data in plan.constants
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}\n" if rows else "{}\n"
+
+
+_MAIN = '''"""Entry of the program: `bash launch.sh --data ... --steps ...`, or torchrun main.py directly."""
+
+from pathlib import Path
+
+from runtime.launch import main
+
+if __name__ == "__main__":
+    main(Path(__file__).parent)
+'''
+
+
+def _launch(plan: Plan) -> str:
+    return f"""#!/usr/bin/env bash
+# Runs the program on this machine: {plan.mesh.num_devices} ranks ({plan.mesh}).
+# On several nodes set NNODES, NODE_RANK and MASTER_ADDR on each.
+set -euo pipefail
+cd "$(dirname "$0")"
+RANKS={plan.mesh.num_devices}
+NNODES="${{NNODES:-1}}"
+exec torchrun --nnodes "$NNODES" --node-rank "${{NODE_RANK:-0}}" \\
+    --nproc-per-node "$((RANKS / NNODES))" \\
+    --master-addr "${{MASTER_ADDR:-127.0.0.1}}" --master-port "${{MASTER_PORT:-29400}}" \\
+    main.py "$@"
+"""
+
+
+def _sbatch(plan: Plan) -> str:
+    devices = plan.mesh.num_devices
+    per_node = min(devices, 8)
+    nodes = -(-devices // per_node)
+    return f"""#!/usr/bin/env bash
+#SBATCH --job-name={plan.model}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={per_node}
+#SBATCH --exclusive
+# {devices} ranks ({plan.mesh}). Submit from this folder: sbatch job.sbatch --data ... --steps ...
+set -euo pipefail
+export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export NNODES="$SLURM_JOB_NUM_NODES"
+srun bash -c 'NODE_RANK=$SLURM_NODEID bash launch.sh "$@"' launch "$@"
+"""

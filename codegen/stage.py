@@ -1,0 +1,168 @@
+"""The file of one stage: pieces, instances, the loops over them, the schedule."""
+
+from ..ir.dtypes import TORCH_NAMES
+from ..ir.graph import Graph
+from ..ir.plan import InstancePlan, Piece, Plan
+from .local import Locals, identifier
+from .ops import op_text
+from .piece import operand_inputs, piece_functions
+from .writer import Writer
+
+_LOOPS = '''
+def forward(run, microbatch, x):
+    """One micro-batch through this stage: {flow}."""
+    for index, item in enumerate(INSTANCES):
+        run.prefetch(index + 1)  # gather the next parameters behind this compute
+        piece = run.pieces[item.piece]
+        operands = run.operands(index, microbatch)
+        inputs = (x, *operands) if piece.takes_x else operands
+        x, saved = piece.forward(run.params(index), *inputs)
+        run.keep(index, microbatch, saved)
+        run.release(index)
+    return x
+
+
+def backward(run, microbatch, dy):
+    """The same micro-batch back; gradients are added into buckets and reduced behind compute."""
+    for index in reversed(range(len(INSTANCES))):
+        run.prefetch(index - 1)
+        piece = run.pieces[INSTANCES[index].piece]
+        saved = run.saved(index, microbatch)
+        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+        run.release(index)
+        run.reduce(index, microbatch)
+    return dy
+'''
+
+
+def stage_source(plan: Plan, stage: int) -> str:
+    """The text of `stage_NN.py`."""
+    instances = [i for i in plan.instances if i.stage == stage]
+    names = dict.fromkeys(i.piece for i in instances)
+    pieces = [plan.piece(name) for name in names]
+    writer = Writer()
+    _head(writer, plan, stage, instances)
+    _context(writer, plan, pieces)
+    for piece in pieces:
+        uses = sum(i.piece == piece.name for i in instances)
+        writer.lines("", "", f"# {piece.name}: used {uses} times on this stage")
+        writer.line("")
+        piece_functions(writer, piece, plan)
+    _tables(writer, plan, pieces, instances, stage)
+    flow = "tokens in" if stage == 0 else f"from stage {stage - 1}"
+    out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
+    writer.line("")
+    for line in _LOOPS.format(flow=f"{flow}, {out}").rstrip("\n").split("\n"):
+        writer.line(line)
+    return writer.text()
+
+
+def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan]) -> None:
+    first, last = instances[0].name, instances[-1].name
+    writer.lines(
+        f'"""Stage {stage} of {plan.num_stages}: {plan.model}, {first} to {last}.',
+        "",
+        f"Mesh {plan.mesh}; micro-batches: {plan.num_microbatches} of {plan.micro_batch} rows a",
+        f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
+        "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.",
+        'Shapes are local. A name `d_v` is the gradient of `v`.',
+        '"""',
+        "",
+        "import torch",
+        "import torch.nn.functional as F",
+        "from runtime import collectives, kernels, mesh",
+        "from runtime.layout import Instance, Piece",
+        "",
+        f"B = {plan.micro_batch}  # rows of a micro-batch on this rank",
+        f"S = {plan.seq}  # tokens of a row",
+        'TP_RANK = mesh.coordinate("tp")',
+        'TP = mesh.group("tp")',
+        "DEVICE = mesh.device()",
+    )
+
+
+def _context(writer: Writer, plan: Plan, pieces: list[Piece]) -> None:
+    """Values that depend on no parameter, computed once."""
+    wanted = {i.ref for p in pieces for i in p.graph.inputs_of("context")}
+    graph = _only(plan.context, wanted)
+    local = Locals(graph, {}, plan)
+    writer.lines("", "")
+    with writer.block("def context(constants):"):
+        writer.line('"""Values that depend on no parameter and no token, by name; computed once."""')
+        for item in graph.inputs:
+            writer.line(f'{identifier(item.value.name)} = constants["{item.ref}"]')
+        for op in graph.ops:
+            targets = ", ".join(identifier(v.name) for v in op.outputs)
+            writer.call(f"{targets} = {op_text(op, local)}")
+        items = [f'"{name}": {identifier(name)}' for name in graph.outputs]
+        writer.wrapped("return {", items, "}")
+
+
+def _only(graph: Graph, wanted: set[str]) -> Graph:
+    needed, ops = set(wanted), []
+    for op in reversed(graph.ops):
+        if any(v.name in needed for v in op.outputs):
+            ops.append(op)
+            needed.update(op.inputs)
+    inputs = tuple(i for i in graph.inputs if i.value.name in needed)
+    outputs = tuple(n for n in graph.outputs if n in wanted)
+    return Graph(graph.name, inputs, tuple(reversed(ops)), outputs)
+
+
+def _tables(
+    writer: Writer, plan: Plan, pieces: list[Piece], instances: list[InstancePlan], stage: int
+) -> None:
+    writer.lines("", "")
+    with writer.block("PIECES = {"):
+        for piece in pieces:
+            _piece_row(writer, piece)
+    writer.line("}")
+    writer.line("")
+    with writer.block("INSTANCES = ("):
+        for index, item in enumerate(instances):
+            earlier = {b for i in instances[:index] for b in i.buckets}
+            reduces = [b for b in item.buckets if b not in earlier]
+            _instance_row(writer, item, reduces)
+    writer.lines(")", "")
+    writer.lines(
+        "# What crosses the stage's borders: (local shape, dtype), None at the ends.",
+        f"ENTRY = {_border(plan, instances[0], True) if stage else None}",
+        f"EXIT = {_border(plan, instances[-1], False) if stage < plan.num_stages - 1 else None}",
+        "",
+        "# (action, micro-batch): F forward, B backward, transfers of activations and gradients.",
+    )
+    actions = [f'("{a.kind}", {a.microbatch})' for a in plan.schedule[stage]]
+    writer.wrapped("SCHEDULE = (", actions, ",)")
+
+
+def _piece_row(writer: Writer, piece: Piece) -> None:
+    operands = operand_inputs(piece)
+    with writer.block(f'"{piece.name}": Piece('):
+        writer.lines(
+            f"forward={piece.name}_forward,",
+            f"backward={piece.name}_backward,",
+            f"takes_x={bool(piece.graph.inputs_of('activation'))},",
+            f"context={_tuple([i.ref for i in operands if i.kind == 'context'])},",
+            f"data={_tuple([i.ref for i in operands if i.kind == 'data'])},",
+        )
+    writer.line("),")
+
+
+def _instance_row(writer: Writer, item: InstancePlan, reduces: list[str]) -> None:
+    with writer.block("Instance("):
+        writer.lines(f'name="{item.name}",', f'piece="{item.piece}",')
+        writer.wrapped("params=(", [f'"{p}"' for p in item.params], ",)," if item.params else "),")
+        writer.lines(f"buckets={_tuple(list(item.buckets))},", f"reduces={_tuple(reduces)},")
+    writer.line("),")
+
+
+def _tuple(names: list[str]) -> str:
+    return "(" + ", ".join(f'"{n}"' for n in names) + ("," if len(names) == 1 else "") + ")"
+
+
+def _border(plan: Plan, item: InstancePlan, entry: bool) -> str:
+    piece = plan.piece(item.piece)
+    local = Locals.of(piece, plan)
+    graph = piece.graph
+    value = graph.inputs_of("activation")[0].value if entry else graph.values[graph.outputs[0]]
+    return f"({local.shape_text(value)}, torch.{TORCH_NAMES[value.dtype]})"

@@ -1,0 +1,125 @@
+"""The Plan: every decision, as frozen data, enough to emit the program without the model.
+
+Sizes: `micro_batch` rows of one data-parallel rank in one micro-batch (the graph's B); the global
+batch is micro_batch * num_microbatches * dp rows of `seq` tokens (the last batch rows may be
+padding). Shapes in pieces and params are logical; placements tell what a rank holds.
+"""
+
+from dataclasses import dataclass
+
+from .dtypes import ITEM_BYTES
+from .graph import Graph
+from .placement import Mesh, Placement, local_shape
+from .schedule import Schedule
+from .sizes import Shape, evaluate, num_elements
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A logical parameter: shape, dtype, initial distribution, and how it lies on the tp axis."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    placement: Placement
+    init: str
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        return tuple(evaluate(s, {}) for s in local_shape(self.shape, self.placement, mesh))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A unique segment under its placements: the lowered joint graph and what is kept for backward.
+
+    `saved` lists values made in forward that backward reads; every other forward value that
+    backward needs is computed again from them and from the piece's inputs.
+    """
+
+    name: str
+    graph: Graph
+    placements: dict[str, Placement]
+    saved: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePlan:
+    """One use of a piece on a stage, with its parameters and the buckets that hold them."""
+
+    name: str
+    piece: str
+    stage: int
+    params: tuple[str, ...]
+    buckets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A parameter's place in a flat bucket: its local box starts at `offset` (elements)."""
+
+    param: str
+    offset: int
+    partial: bool  # its gradient is summed over tp once per step
+    decay: bool  # weight decay applies (matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters stored, gathered and reduced together, flat, in one dtype.
+
+    numel is padded so that the data axis cuts it evenly. stages: one, or the homes of a tied
+    parameter, whose gradients are summed over them.
+    """
+
+    name: str
+    dtype: str
+    numel: int
+    stages: tuple[int, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    dtype: str
+    graph_hash: str
+    cluster: str
+    vocab_size: int
+    mesh: Mesh
+    global_batch: int
+    micro_batch: int
+    num_microbatches: int
+    seq: int
+    zero: int
+    recompute: str
+    schedule_name: str
+    flops_per_token: float
+    coverage: tuple[str, ...]
+    context: Graph
+    constants: tuple[tuple[str, str, Shape, str], ...]  # hash, dtype, shape, base64 of the bytes
+    params: tuple[Param, ...]
+    pieces: tuple[Piece, ...]
+    instances: tuple[InstancePlan, ...]
+    buckets: tuple[Bucket, ...]
+    schedule: Schedule
+    costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
+
+    def piece(self, name: str) -> Piece:
+        return next(p for p in self.pieces if p.name == name)
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    @property
+    def num_stages(self) -> int:
+        return self.mesh.size("pp")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"B": self.micro_batch, "S": self.seq}
+
+    def local_bytes(self, piece: Piece, name: str) -> int:
+        """Bytes a rank holds of a piece's value."""
+        value = piece.graph.values[name]
+        shape = local_shape(value.shape, piece.placements[name], self.mesh)
+        return evaluate(num_elements(shape), self.sizes) * ITEM_BYTES[value.dtype]

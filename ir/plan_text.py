@@ -1,0 +1,171 @@
+"""The text form of plans: `key: value` lines, then sections. `parse_plan(format_plan(p)) == p`."""
+
+import re
+
+from .dtypes import ITEM_BYTES
+from .errors import ParseError
+from .graph import text_hash
+from .placement import format_placement, parse_mesh, parse_placement
+from .plan import Bucket, Entry, InstancePlan, Param, Piece, Plan
+from .schedule import format_schedule, parse_schedule
+from .sizes import Shape, format_size, parse_size
+from .text import format_graph, parse_placed_graph
+
+HEADER = "meshwright plan v1"
+_KEYS = ("model", "dtype", "graph_hash", "cluster", "recompute", "schedule_name")
+_NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
+
+
+def format_plan(plan: Plan) -> str:
+    lines = [HEADER]
+    lines += [f"{key}: {getattr(plan, key)}" for key in (*_KEYS, *_NUMBERS)]
+    lines += [f"flops_per_token: {plan.flops_per_token!r}", f"mesh: {plan.mesh}"]
+    sections = [
+        ("coverage", "".join(f"{c}\n" for c in plan.coverage)),
+        ("costs", "".join(f"{name} {value!r}\n" for name, value in plan.costs)),
+        ("schedule", format_schedule(plan.schedule)),
+        ("instances", "".join(map(_format_instance, plan.instances))),
+        ("params", "".join(map(_format_param, plan.params))),
+        ("buckets", "".join(map(_format_bucket, plan.buckets))),
+        ("context", format_graph(plan.context, header=False)),
+    ]
+    sections += [(f"piece {p.name}", _format_piece(p)) for p in plan.pieces]
+    sections.append(("constants", "".join(_format_constant(c) for c in plan.constants)))
+    return "\n".join(lines) + "\n" + "".join(f"\n[{name}]\n{body}" for name, body in sections)
+
+
+def _format_shape(dtype: str, shape: Shape) -> str:
+    return f"{dtype}[{', '.join(format_size(s) for s in shape)}]"
+
+
+def _format_param(param: Param) -> str:
+    shape = _format_shape(param.dtype, param.shape)
+    return f"{param.name} : {shape} @ {format_placement(param.placement)} init {param.init}\n"
+
+
+def _format_instance(item: InstancePlan) -> str:
+    params, buckets = ", ".join(item.params), ", ".join(item.buckets)
+    return f"{item.name} stage={item.stage} piece={item.piece} params({params}) in({buckets})\n"
+
+
+def _format_bucket(bucket: Bucket) -> str:
+    stages = "+".join(map(str, bucket.stages))
+    head = f"{bucket.name} : {bucket.dtype}[{bucket.numel}] stages={stages}\n"
+    return head + "".join(
+        f"  {e.param} at {e.offset}{' partial' if e.partial else ''}{' decay' if e.decay else ''}\n"
+        for e in bucket.entries
+    )
+
+
+def _format_piece(piece: Piece) -> str:
+    saved = ", ".join(f"%{name}" for name in piece.saved)
+    return f"saved: {saved}\n" + format_graph(piece.graph, piece.placements, header=False)
+
+
+def _format_constant(constant: tuple[str, str, Shape, str]) -> str:
+    digest, dtype, shape, data = constant
+    return f"{digest} : {_format_shape(dtype, shape)} = {data}\n"
+
+
+def plan_hash(plan: Plan) -> str:
+    return text_hash(format_plan(plan))
+
+
+def parse_plan(text: str) -> Plan:
+    """Raises ParseError naming the section or line that is not of this version."""
+    head, *rest = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
+    lines = head.splitlines()
+    if not lines or lines[0] != HEADER:
+        found = lines[0] if lines else "an empty file"
+        raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
+    keys = dict(line.split(": ", 1) if ": " in line else (line.rstrip(":"), "") for line in lines[1:] if line)
+    sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2])}
+    try:
+        return _build(keys, sections)
+    except KeyError as error:
+        raise ParseError(f"the plan lacks {error.args[0]!r}; it has {sorted(sections)}") from None
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ParseError(f"the plan's text is damaged: {error}") from None
+
+
+def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
+    pieces = [
+        _parse_piece(name.removeprefix("piece "), body)
+        for name, body in sections.items()
+        if name.startswith("piece ")
+    ]
+    return Plan(
+        **{key: keys[key] for key in _KEYS},
+        **{key: int(keys[key]) for key in _NUMBERS},  # type: ignore[arg-type]
+        flops_per_token=float(keys["flops_per_token"]),
+        mesh=parse_mesh(keys["mesh"]),
+        coverage=tuple(sections["coverage"].splitlines()),
+        costs=tuple(_parse_cost(line) for line in sections["costs"].splitlines()),
+        schedule=parse_schedule(sections["schedule"]),
+        instances=tuple(map(_parse_instance, sections["instances"].splitlines())),
+        params=tuple(map(_parse_param, sections["params"].splitlines())),
+        buckets=_parse_buckets(sections["buckets"].splitlines()),
+        context=parse_placed_graph(sections["context"])[0],
+        pieces=tuple(pieces),
+        constants=tuple(map(_parse_constant, sections["constants"].splitlines())),
+    )
+
+
+def _parse_cost(line: str) -> tuple[str, float]:
+    name, _, value = line.partition(" ")
+    return name, float(value)
+
+
+def _parse_shape(text: str) -> tuple[str, Shape]:
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    if dtype not in ITEM_BYTES:
+        raise ParseError(f"unknown dtype {dtype!r} in {text!r}; known: {', '.join(ITEM_BYTES)}")
+    return dtype, tuple(parse_size(s) for s in sizes.split(", ") if s)
+
+
+def _parse_param(line: str) -> Param:
+    match = re.fullmatch(r"(\S+) : (\w+\[.*?\]) @ (\[.*\]) init (.+)", line)
+    if match is None:
+        raise ParseError(f"not a parameter: {line!r}")
+    dtype, shape = _parse_shape(match[2])
+    return Param(match[1], dtype, shape, parse_placement(match[3]), match[4])
+
+
+def _parse_instance(line: str) -> InstancePlan:
+    match = re.fullmatch(r"(\S+) stage=(\d+) piece=(\S+) params\((.*)\) in\((.*)\)", line)
+    if match is None:
+        raise ParseError(f"not an instance: {line!r}")
+    params, buckets = (tuple(n for n in match[k].split(", ") if n) for k in (4, 5))
+    return InstancePlan(match[1], match[3], int(match[2]), params, buckets)
+
+
+def _parse_buckets(lines: list[str]) -> tuple[Bucket, ...]:
+    found: list[Bucket] = []
+    for line in lines:
+        if line.startswith("  "):
+            name, _, rest = line.strip().partition(" at ")
+            offset, *flags = rest.split()
+            entry = Entry(name, int(offset), "partial" in flags, "decay" in flags)
+            last = found.pop()
+            entries = (*last.entries, entry)
+            found.append(Bucket(last.name, last.dtype, last.numel, last.stages, entries))
+            continue
+        match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)", line)
+        if match is None:
+            raise ParseError(f"not a bucket: {line!r}")
+        stages = tuple(int(s) for s in match[4].split("+"))
+        found.append(Bucket(match[1], match[2], int(match[3]), stages, ()))
+    return tuple(found)
+
+
+def _parse_piece(name: str, body: str) -> Piece:
+    first, _, text = body.partition("\n")
+    saved = tuple(n.strip().removeprefix("%") for n in first.removeprefix("saved:").split(",") if n.strip())
+    graph, placements = parse_placed_graph(text)
+    return Piece(name, graph, placements, saved)
+
+
+def _parse_constant(line: str) -> tuple[str, str, Shape, str]:
+    digest, _, rest = line.partition(" : ")
+    shape, _, data = rest.partition(" = ")
+    return (digest, *_parse_shape(shape), data)

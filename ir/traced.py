@@ -1,0 +1,24 @@
+"""What capture hands to the planner: graphs and constants, no torch."""
+
+from dataclasses import dataclass
+
+from .graph import Graph
+from .segment import Segmented
+from .sizes import Shape
+
+Constant = tuple[str, str, Shape, str]  # hash, dtype, shape, base64 of the raw bytes
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A captured model: the whole graph, its segments, and one joint graph per unique segment."""
+
+    model: str
+    dtype: str
+    vocab_size: int
+    graph_hash: str
+    graph: Graph
+    segmented: Segmented
+    joints: dict[str, Graph]
+    constants: tuple[Constant, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,69 @@
+"""Flat buckets: which parameters are stored, gathered and reduced together, and where.
+
+Order within a bucket: parameters whose gradient is partial over tp first (one contiguous region
+is all-reduced), then the other replicated ones, then the tp-sharded ones (their squares count on
+every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
+"""
+
+from ..ir.placement import Mesh
+from ..ir.plan import Bucket, Entry, InstancePlan, Param, Piece
+from ..ir.sizes import evaluate, num_elements
+
+# Elements; keeps each view aligned to 128 bytes in bf16, as vectorised kernels want.
+ALIGNMENT = 64
+
+
+def make_buckets(
+    instances: tuple[InstancePlan, ...],
+    pieces: tuple[Piece, ...],
+    params: tuple[Param, ...],
+    mesh: Mesh,
+) -> tuple[Bucket, ...]:
+    """One bucket per instance; a tied parameter has a bucket of its own with all its homes."""
+    by_name = {p.name: p for p in params}
+    partial = _partial_params(instances, pieces)
+    members: dict[str, list[str]] = {}
+    stages: dict[str, set[int]] = {}
+    for item in instances:
+        for bucket in item.buckets:
+            stages.setdefault(bucket, set()).add(item.stage)
+            tied = bucket.removeprefix("tied.") if bucket.startswith("tied.") else None
+            own = [tied] if tied else [p for p in item.params if f"tied.{p}" not in item.buckets]
+            members.setdefault(bucket, own)
+    return tuple(
+        _bucket(name, [by_name[p] for p in own], partial, tuple(sorted(stages[name])), mesh)
+        for name, own in members.items()
+    )
+
+
+def _partial_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...]) -> set[str]:
+    """Logical parameters whose gradient leaves some piece as a partial sum over tp."""
+    by_name = {p.name: p for p in pieces}
+    found = set()
+    for item in instances:
+        piece = by_name[item.piece]
+        for name, grad in zip(item.params, piece.graph.outputs[2:], strict=True):
+            if grad and piece.placements[grad].partial_op("tp"):
+                found.add(name)
+    return found
+
+
+def _bucket(
+    name: str, params: list[Param], partial: set[str], stages: tuple[int, ...], mesh: Mesh
+) -> Bucket:
+    def order(param: Param) -> tuple[int, bool]:
+        sharded = param.placement.shard_dim("tp") is not None
+        return (2 if sharded else 0 if param.name in partial else 1), len(param.shape) < 2
+
+    offset, entries = 0, []
+    for param in sorted(params, key=order):
+        decay = len(param.shape) >= 2
+        entries.append(Entry(param.name, offset, param.name in partial, decay))
+        numel = evaluate(num_elements(param.local_shape(mesh)), {})
+        offset += _round_up(numel, ALIGNMENT)
+    numel = _round_up(offset, ALIGNMENT * mesh.size("dp"))
+    return Bucket(name, params[0].dtype, numel, stages, tuple(entries))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

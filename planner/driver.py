@@ -1,0 +1,179 @@
+"""From a traced model, a cluster and pins to a Plan.
+
+Order: mesh, micro-batch, placements (sharding ILP), saved values, stage cuts, buckets, schedule.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from ..ir.errors import PlanError
+from ..ir.graph import Graph
+from ..ir.optable import flops
+from ..ir.placement import Mesh, only_axis, replicated
+from ..ir.plan import InstancePlan, Param, Piece, Plan
+from ..ir.sizes import evaluate
+from ..ir.traced import Traced
+from .buckets import make_buckets
+from .chain import ShardedModel, shard_model
+from .cluster import Cluster
+from .cuts import cut_stages
+from .pins import Pins
+from .recompute import check_rule, forward_ops, saved_values
+from .schedules import make_schedule
+
+Progress = Callable[[str], None]
+
+
+def make_plan(
+    traced: Traced,
+    cluster: Cluster,
+    *,
+    seq: int,
+    global_batch: int,
+    pins: Pins,
+    progress: Progress = lambda _: None,
+) -> Plan:
+    """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
+
+    Raises PlanError when the pins contradict each other or the sizes.
+    """
+    mesh = choose_mesh(cluster.num_devices, pins)
+    micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
+    progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
+    sharded = shard_model(
+        traced.segmented,
+        traced.joints,
+        tp=mesh.size("tp"),
+        cluster=cluster,
+        micro_batch=micro_batch,
+        seq=seq,
+        num_microbatches=num_microbatches,
+        price=pins.price,
+        shard_matmul_weights=bool(pins.shard_weights),
+        progress=progress,
+    )
+    recompute = pins.recompute or "cheap"
+    check_rule(recompute, [low.graph for low in sharded.lowered.values()])
+    pieces = tuple(
+        Piece(low.name, low.graph, low.placements, saved_values(low.graph, recompute))
+        for low in sharded.lowered.values()
+    )
+    per_token = flops_per_token(traced, seq)
+    stages = cut_stages(_instance_flops(traced, seq), mesh.size("pp"), pins.cuts)
+    params = _params(traced, sharded)
+    instances, buckets = _instances(traced, sharded, stages, params, pieces, mesh)
+    name = pins.schedule or "1f1b"
+    schedule = make_schedule(name, mesh.size("pp"), num_microbatches)
+    progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
+    return Plan(
+        model=traced.model,
+        dtype=traced.dtype,
+        graph_hash=traced.graph_hash,
+        cluster=cluster.name,
+        vocab_size=traced.vocab_size,
+        mesh=mesh,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        num_microbatches=num_microbatches,
+        seq=seq,
+        zero=pins.zero or 0,
+        recompute=recompute,
+        schedule_name=name,
+        flops_per_token=per_token,
+        coverage=(*traced.warnings, *sharded.coverage),
+        context=traced.segmented.context,
+        constants=traced.constants,
+        params=params,
+        pieces=pieces,
+        instances=instances,
+        buckets=buckets,
+        schedule=schedule,
+    )
+
+
+def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
+    pp, tp = pins.pp or 1, pins.tp or 1
+    dp = pins.dp or num_devices // (pp * tp)
+    if pp * dp * tp != num_devices:
+        raise PlanError(
+            f"mesh pp={pp} dp={dp} tp={tp} is {pp * dp * tp} devices, the cluster has "
+            f"{num_devices}; pin axes whose product is {num_devices}"
+        )
+    return Mesh((("pp", pp), ("dp", dp), ("tp", tp)))
+
+
+def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:
+    """(rows of one rank in a micro-batch, number of micro-batches)."""
+    dp = mesh.size("dp")
+    if global_batch % dp:
+        raise PlanError(
+            f"global batch {global_batch} does not divide over dp={dp}; "
+            f"take {global_batch - global_batch % dp or dp} or {global_batch + dp - global_batch % dp} rows"
+        )
+    rows = global_batch // dp
+    if pins.micro_batch is not None:
+        if rows % pins.micro_batch:
+            raise PlanError(
+                f"micro_batch={pins.micro_batch} does not divide the {rows} rows of a "
+                f"data-parallel rank (global batch {global_batch} over dp={dp})"
+            )
+        return pins.micro_batch, rows // pins.micro_batch
+    wanted = max(1, rows // (4 * mesh.size("pp"))) if mesh.size("pp") > 1 else min(rows, 8)
+    size = max(n for n in range(1, wanted + 1) if rows % n == 0)
+    return size, rows // size
+
+
+def _forward_flops(graph: Graph, seq: int) -> float:
+    sizes = {"B": 1, "S": seq}
+    return float(sum(evaluate(flops(op, graph), sizes) for op in forward_ops(graph)))
+
+
+def _instance_flops(traced: Traced, seq: int) -> list[float]:
+    each = {name: _forward_flops(graph, seq) for name, graph in traced.joints.items()}
+    return [each[i.segment] for i in traced.segmented.instances]
+
+
+def flops_per_token(traced: Traced, seq: int) -> float:
+    """Model flops of forward and backward per token: 3 x the forward's matmuls and attention.
+
+    Equals 6 x matmul parameters + 6 L D S for causal attention (half of 12 L D S); the embedding
+    lookup counts nothing.
+    """
+    return 3.0 * sum(_instance_flops(traced, seq)) / seq
+
+
+def _params(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
+    found: dict[str, Param] = {}
+    inits = {i.ref: i.init for i in traced.graph.inputs_of("param")}
+    for instance, piece in zip(traced.segmented.instances, sharded.instances, strict=True):
+        low = sharded.lowered[piece]
+        for item, name in zip(low.graph.inputs_of("param"), instance.params, strict=True):
+            value = item.value
+            placement = low.placements.get(value.name, replicated(len(value.shape)))
+            placement = only_axis(placement, "tp")
+            param = Param(name, value.dtype, value.shape, placement, inits[name])
+            if found.setdefault(name, param).placement != placement:
+                raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")
+    return tuple(found.values())
+
+
+_LAYER = re.compile(r"^(.*?\d+\.)")
+
+
+def _instances(traced, sharded, stages, params, pieces, mesh):  # type: ignore[no-untyped-def]
+    uses = Counter(name for i in traced.segmented.instances for name in set(i.params))
+    tied = {name for name, count in uses.items() if count > 1}
+    names: Counter[str] = Counter()
+    instances = []
+    for item, piece, stage in zip(
+        traced.segmented.instances, sharded.instances, stages, strict=True
+    ):
+        match = next((_LAYER.match(p) for p in item.params if _LAYER.match(p)), None)
+        name = f"{match[1]}{item.segment}" if match else item.segment
+        names[name] += 1
+        name = name if names[name] == 1 else f"{name}_{names[name]}"
+        own = tuple(p for p in item.params if p not in tied)
+        buckets = ((name,) if own else ()) + tuple(f"tied.{p}" for p in item.params if p in tied)
+        instances.append(InstancePlan(name, piece, stage, item.params, buckets))
+    return tuple(instances), make_buckets(tuple(instances), pieces, params, mesh)

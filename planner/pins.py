@@ -1,0 +1,57 @@
+"""Pins: the decisions a user fixes, and defaults for those left open."""
+
+import difflib
+from dataclasses import dataclass, fields
+
+from ..ir.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Fixed decisions; None leaves the choice to the planner.
+
+    pp, dp, tp: mesh axis sizes. micro_batch: rows of one data-parallel rank in a micro-batch.
+    zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over dp.
+    recompute: cheap, all, none, or names of values. cuts: first instance of every stage but the
+    first, e.g. "5,9". price: value of a resident byte in us (None: from the cluster).
+    shard_weights: 1 forces matmul weights to be sharded over tp.
+    """
+
+    pp: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    micro_batch: int | None = None
+    zero: int | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+    cuts: str | None = None
+    price: float | None = None
+    shard_weights: int | None = None
+
+
+def parse_pins(texts: list[str]) -> Pins:
+    """Pins from `KEY=VALUE` texts; raises PlanError naming the nearest key or the bad value."""
+    kinds = {f.name: f.type for f in fields(Pins)}
+    given: dict[str, object] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, 1)
+            hint = f"; did you mean {near[0]}" if near else ""
+            raise PlanError(f"pin {text!r}: unknown key {key!r}{hint}; keys: {', '.join(kinds)}")
+        given[key] = _convert(key, value, str(kinds[key]))
+    return Pins(**given)  # type: ignore[arg-type]
+
+
+def _convert(key: str, value: str, kind: str) -> object:
+    if kind.startswith("str"):
+        return value
+    try:
+        number = float(value) if kind.startswith("float") else int(value)
+    except ValueError:
+        raise PlanError(f"pin {key}={value}: expected a number, got {value!r}") from None
+    least = 0 if key in ("zero", "price", "shard_weights") else 1
+    if number < least or (key == "zero" and number > 3):
+        limit = "0 to 3" if key == "zero" else f"at least {least}"
+        raise PlanError(f"pin {key}={value}: expected {limit}, got {value}")
+    return number

@@ -1,0 +1,182 @@
+"""Parameters and gradients in flat buckets.
+
+Note. Four tensors per bucket look alike: `full` holds every local parameter of the bucket, [numel];
+`shard` is this data-parallel rank's cut of it, [numel / dp]; `grad` and `grad_shard` are the same
+for gradients. Which exist when is the ZeRO level:
+
+    zero  full              shard           grad                     grad_shard
+    0     always            = full          always                   = grad
+    1     always            view of full    always                   view of grad
+    2     always            view of full    during one backward      always
+    3     while gathered    always          during one backward      always
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import mesh
+from .initial import initial_value
+from .layout import Bucket, Layout
+
+
+class FlatBucket:
+    """One bucket on one rank."""
+
+    def __init__(self, bucket: Bucket, layout: Layout, seed: int, device: torch.device) -> None:
+        self.bucket, self.zero, self.device = bucket, layout.zero, device
+        self.dtype = getattr(torch, layout.dtype)
+        self.group, self.tp = mesh.group("dp"), mesh.group("tp")
+        self.tp_replicated = {p.name for p in layout.params if not p.shards}
+        self.cuts = mesh.size("dp") if layout.zero else 1
+        self.index = mesh.coordinate("dp") if layout.zero else 0
+        self.shard_numel = bucket.numel // self.cuts
+        self.partial_numel = self._region(lambda e: e.partial)
+        self.full: Tensor | None = self._initial(layout, seed)
+        self.shard = self._cut(self.full).clone() if layout.zero == 3 else self._cut(self.full)
+        if layout.zero == 3:
+            self.full = None
+        self.grad: Tensor | None = self._empty(bucket.numel).zero_() if layout.zero < 2 else None
+        self.grad_shard = (
+            self._cut(self.grad) if self.grad is not None else self._empty(self.shard_numel).zero_()
+        )
+        self._gather: dist.Work | None = None
+        self._reduce: list[tuple[dist.Work | None, Tensor | None, Tensor]] = []
+
+    def _region(self, chosen) -> int:  # type: ignore[no-untyped-def]
+        """End of the leading run of entries that `chosen` accepts, in elements."""
+        entries = self.bucket.entries
+        later = [e.offset for e in entries if not chosen(e)]
+        return min(later, default=self.bucket.numel) if any(map(chosen, entries)) else 0
+
+    def _empty(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self.dtype, device=self.device)
+
+    def _cut(self, full: Tensor) -> Tensor:
+        return full[self.index * self.shard_numel : (self.index + 1) * self.shard_numel]
+
+    def _initial(self, layout: Layout, seed: int) -> Tensor:
+        full = self._empty(self.bucket.numel).zero_()
+        for entry in self.bucket.entries:
+            param = layout.param(entry.param)
+            cuts = [(d, o, mesh.coordinate(a), mesh.size(a)) for d, o, a in param.shards]
+            value = initial_value(
+                param.name, param.shape, param.init, seed=seed, dtype=self.dtype,
+                device=self.device, shards=tuple(cuts),
+            )  # fmt: skip
+            full[entry.offset : entry.offset + value.numel()] = value.reshape(-1)
+        return full
+
+    # Parameters
+
+    def gather(self) -> None:
+        """Start gathering the parameters; does nothing when they are here."""
+        if self.full is None:
+            self.full = self._empty(self.bucket.numel)
+            if self.group is None:
+                self.full.copy_(self.shard)
+            else:
+                self._gather = dist.all_gather_into_tensor(
+                    self.full, self.shard, group=self.group, async_op=True
+                )
+
+    def params(self) -> dict[str, Tensor]:
+        """Views by parameter name, gathered."""
+        self.gather()
+        if self._gather is not None:
+            self._gather.wait()
+            self._gather = None
+        assert self.full is not None
+        return self._views(self.full)
+
+    def release(self) -> None:
+        """Free what was gathered."""
+        if self.zero == 3:
+            self.full = None
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        views = {}
+        for entry in self.bucket.entries:
+            numel = 1
+            for size in entry.shape:
+                numel *= size
+            views[entry.param] = flat[entry.offset : entry.offset + numel].view(entry.shape)
+        return views
+
+    # Gradients
+
+    def grads(self) -> dict[str, Tensor]:
+        """Views to add gradients into."""
+        if self.grad is None:
+            self.grad = self._empty(self.bucket.numel).zero_()
+        return self._views(self.grad)
+
+    def reduce(self, last: bool) -> None:
+        """After the bucket's last gradient of a micro-batch: sum over ranks where it is due.
+
+        Levels 2 and 3 reduce every micro-batch, 0 and 1 the last one only; asynchronously.
+        """
+        if self.zero < 2 and not last:
+            return
+        grad = self.grad
+        assert grad is not None
+        if self.partial_numel and self.tp is not None:
+            dist.all_reduce(grad[: self.partial_numel], group=self.tp)
+        if self.zero == 0:
+            if self.group is not None:
+                work = dist.all_reduce(grad, group=self.group, async_op=True)
+                self._reduce.append((work, None, grad))
+            return
+        target = self._empty(self.shard_numel)
+        work = None
+        if self.group is None:
+            target.copy_(grad)
+        else:
+            work = dist.reduce_scatter_tensor(target, grad, group=self.group, async_op=True)
+        self._reduce.append((work, target, grad))
+        if self.zero >= 2:
+            self.grad = None
+
+    def finish_reductions(self, keep: int = 0) -> None:
+        """Wait for all but the `keep` newest reductions and add what they brought."""
+        while len(self._reduce) > keep:
+            work, target, _ = self._reduce.pop(0)
+            if work is not None:
+                work.wait()
+            if target is None:
+                continue
+            if self.zero == 1:
+                self.grad_shard.copy_(target)
+            else:
+                self.grad_shard.add_(target)
+
+    def zero_grads(self) -> None:
+        """Clear what the next step accumulates into."""
+        (self.grad if self.grad is not None and self.zero < 2 else self.grad_shard).zero_()
+
+    # The optimizer's side
+
+    def updated(self) -> None:
+        """After the optimizer changed `shard`: bring `full` up to date where it persists."""
+        if self.zero in (1, 2) and self.group is not None:
+            assert self.full is not None
+            dist.all_gather_into_tensor(self.full, self.shard.clone(), group=self.group)
+
+    def runs(self) -> list[tuple[int, int, bool, bool]]:
+        """(start, stop, decay, tp-replicated) runs of this rank's shard, in shard elements.
+
+        Padding belongs to the run before it; its gradients and values are 0 and stay 0.
+        """
+        entries = self.bucket.entries
+        stops = [e.offset for e in entries[1:]] + [self.bucket.numel]
+        low, high = self.index * self.shard_numel, (self.index + 1) * self.shard_numel
+        runs: list[tuple[int, int, bool, bool]] = []
+        for entry, stop in zip(entries, stops, strict=True):
+            start, stop = max(entry.offset, low) - low, min(stop, high) - low
+            if start >= stop:
+                continue
+            kind = (entry.decay, entry.param in self.tp_replicated)
+            if runs and runs[-1][2:] == kind:
+                start = runs.pop()[0]
+            runs.append((start, stop, *kind))
+        return runs

@@ -1,0 +1,95 @@
+"""Collectives on tensors, by dim and factor. A group of None is one rank: nothing to do.
+
+Note. A dim of size outer * n * inner is cut over n ranks: `outer` is 1 for the ordinary contiguous
+shard; otherwise each rank holds a stride of the dim. All functions return a new tensor.
+"""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+
+# torch 2.13 renames these two; 2.11 has only the old names.
+warnings.filterwarnings("ignore", message=".*is deprecated. Please use.*_single")
+
+
+def all_reduce(x: Tensor, op: str, group: Group) -> Tensor:
+    """The sum, max or log-sum-exp over ranks, on every rank; same shape."""
+    if group is None:
+        return x
+    if op == "lse":
+        top = all_reduce(x, "max", group)
+        return top + torch.log(all_reduce(torch.exp(x - top), "sum", group))
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=group)
+    return y
+
+
+def all_gather(x: Tensor, dim: int, outer: int, group: Group) -> Tensor:
+    """Shards along `dim` put together: [.., outer * m, ..] -> [.., outer * n * m, ..]."""
+    if group is None:
+        return x
+    n = group.size()
+    parts = x.new_empty((n * x.shape[0], *x.shape[1:])) if x.dim() else x.new_empty((n,))
+    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    return _join(parts.view(n, *x.shape), dim, outer)
+
+
+def reduce_scatter(x: Tensor, dim: int, outer: int, group: Group) -> Tensor:
+    """The sum over ranks, each keeping its shard along `dim`."""
+    if group is None:
+        return x
+    parts = _split(x, dim, outer, group.size()).contiguous()
+    y = parts.new_empty(parts.shape[1:])
+    dist.reduce_scatter_tensor(y, parts.view(-1, *parts.shape[2:]), group=group)
+    return y
+
+
+def all_to_all(
+    x: Tensor, dim: int, outer: int, src_dim: int, src_outer: int, group: Group
+) -> Tensor:
+    """Sharded along `src_dim` becomes sharded along `dim`."""
+    if group is None:
+        return x
+    parts = _split(x, dim, outer, group.size()).contiguous()
+    y = torch.empty_like(parts)
+    dist.all_to_all_single(y, parts, group=group)
+    return _join(y, src_dim, src_outer)
+
+
+def shard(x: Tensor, dim: int, outer: int, index: int, n: int) -> Tensor:
+    """Shard `index` of n along `dim`."""
+    return _split(x, dim, outer, n)[index].contiguous()
+
+
+def _split(x: Tensor, dim: int, outer: int, n: int) -> Tensor:
+    """[.., outer * n * m, ..] -> [n, .., outer * m, ..]."""
+    pre, post = x.shape[:dim], x.shape[dim + 1 :]
+    m = x.shape[dim] // (outer * n)
+    parts = x.reshape(*pre, outer, n, m, *post).movedim(dim + 1, 0)
+    return parts.reshape(n, *pre, outer * m, *post)
+
+
+def _join(parts: Tensor, dim: int, outer: int) -> Tensor:
+    """[n, .., outer * m, ..] -> [.., outer * n * m, ..]."""
+    n, shape = parts.shape[0], parts.shape[1:]
+    pre, post = shape[:dim], shape[dim + 1 :]
+    m = shape[dim] // outer
+    whole = parts.reshape(n, *pre, outer, m, *post).movedim(0, dim + 1)
+    return whole.reshape(*pre, outer * n * m, *post)
+
+
+def send(x: Tensor, to: int, group: Group) -> dist.Work | None:
+    """Start sending; keep the tensor until the returned work is done."""
+    return dist.isend(x, to, group=group)
+
+
+def receive(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, source: int, group: Group
+) -> Tensor:
+    x = torch.empty(shape, dtype=dtype, device=device)
+    dist.recv(x, source, group=group)
+    return x

@@ -1,0 +1,76 @@
+"""The program's data as the runtime reads it: emitted programs state these as literals."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Param:
+    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box."""
+
+    name: str
+    shape: tuple[int, ...]
+    shards: tuple[tuple[int, int, str], ...]
+    init: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter's local box in a bucket, from element `offset` on."""
+
+    param: str
+    offset: int
+    shape: tuple[int, ...]
+    partial: bool
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Bucket:
+    name: str
+    numel: int
+    stages: tuple[int, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all stages share."""
+
+    model: str
+    dtype: str
+    mesh: dict[str, int]
+    micro_batch: int
+    num_microbatches: int
+    seq: int
+    vocab_size: int
+    zero: int
+    flops_per_token: float
+    params: tuple[Param, ...]
+    buckets: tuple[Bucket, ...]
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Functions of a unique segment, and what they read besides parameters."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    takes_x: bool
+    context: tuple[str, ...]
+    data: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One use of a piece. reduces: buckets whose last gradient this instance's backward adds."""
+
+    name: str
+    piece: str
+    params: tuple[str, ...]
+    buckets: tuple[str, ...]
+    reduces: tuple[str, ...]

@@ -1,0 +1,94 @@
+"""AdamW over bucket shards, and the gradient norm of the whole model.
+
+The norm counts every logical element once: tp-replicated parameters on tp rank 0 only, dp-replicated
+shards on dp rank 0 only, tied parameters at their first home only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import mesh
+from .buckets import FlatBucket
+
+
+@dataclass(frozen=True)
+class AdamWOptions:
+    """beta1, beta2, eps, weight decay (matrices only), and the global-norm clip (0: none)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+
+class Optimizer:
+    """AdamW (Loshchilov & Hutter 2019) by torch.optim, on flat runs of equal weight decay."""
+
+    def __init__(self, buckets: list[FlatBucket], options: AdamWOptions, stage: int) -> None:
+        self.buckets, self.options, self.stage = buckets, options, stage
+        decayed: list[Tensor] = []
+        plain: list[Tensor] = []
+        for bucket in buckets:
+            for start, stop, decay, _ in bucket.runs():
+                param = bucket.shard[start:stop].detach()
+                param.grad = bucket.grad_shard[start:stop]
+                (decayed if decay else plain).append(param)
+        groups = [
+            {"params": decayed, "weight_decay": options.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+        betas = (options.beta1, options.beta2)
+        self.adamw = (
+            torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=options.eps, fused=True)
+            if groups
+            else None
+        )
+
+    def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
+        """Clip and update; returns (loss of the global batch, gradient norm before clipping).
+
+        loss: this rank's share, already divided by the global label count; float64 scalar.
+        """
+        totals = torch.stack([loss.double(), self._squares()])
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(totals)
+        loss_value, squares = totals.tolist()
+        norm = squares**0.5
+        clip = self.options.clip
+        if clip and norm > clip:
+            for bucket in self.buckets:
+                bucket.grad_shard.mul_(clip / norm)
+        if self.adamw is not None:
+            for group in self.adamw.param_groups:
+                group["lr"] = lr
+            self.adamw.step()
+        for bucket in self.buckets:
+            bucket.updated()
+            bucket.zero_grads()
+        return loss_value, norm
+
+    def _squares(self) -> Tensor:
+        """Sum of squares of the gradient elements that this rank counts; float64 scalar."""
+        device = mesh.device()
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for bucket in self.buckets:
+            if bucket.bucket.stages[0] != self.stage:
+                continue
+            if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
+                continue
+            for start, stop, _, replicated in bucket.runs():
+                if replicated and mesh.coordinate("tp") != 0:
+                    continue
+                total += _square_sum(bucket.grad_shard[start:stop])
+        return total
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    """In float64 for float64 gradients, else in float32 by a fused norm."""
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(x, dtype=kind).double() ** 2

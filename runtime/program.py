@@ -1,0 +1,60 @@
+"""Load an emitted program's folder and build its executor."""
+
+import base64
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import mesh
+from .executor import Executor
+from .layout import Layout
+from .optimizer import AdamWOptions
+
+
+class ProgramError(ValueError):
+    """A folder that is no program of this version."""
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import one emitted file under a name of its own."""
+    if not path.is_file():
+        raise ProgramError(f"{path} is missing: {path.parent} is no program; run compile again")
+    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_layout(folder: Path) -> Layout:
+    return load_module(folder / "layout.py").LAYOUT
+
+
+def load_constants(folder: Path, device: torch.device) -> dict[str, Tensor]:
+    """Constants of the graph by hash."""
+    rows = json.loads((folder / "constants.json").read_text())
+    return {digest: _decode(*row).to(device) for digest, row in rows.items()}
+
+
+def _decode(dtype: str, shape: list[int], data: str) -> Tensor:
+    raw = bytearray(base64.b64decode(data))
+    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+def build_executor(
+    folder: Path,
+    layout: Layout,
+    options: AdamWOptions,
+    *,
+    seed: int,
+    compiler: Callable[[Callable], Callable] | None = None,
+) -> Executor:
+    """The executor of this rank's stage; the mesh must be started."""
+    stage = load_module(folder / f"stage_{mesh.coordinate('pp'):02d}.py")
+    constants = load_constants(folder, mesh.device())
+    return Executor(stage, layout, constants, options, seed=seed, compiler=compiler)
