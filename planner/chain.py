@@ -17,6 +17,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.optable import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
+
 from .cluster import Cluster
 from .cost import Costs, GraphWork, number
 from .lower import lower
@@ -64,18 +65,19 @@ class ShardedModel:
 
 
 def default_price(
-    joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, tp: int, sizes: dict[str, int]
+    joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, sizes: dict[str, int]
 ) -> float:
-    """What a resident byte is worth, in us: time of a micro-batch's matmuls / device memory.
+    """What a resident byte is worth, in us: matmul time of one micro-batch on one device / memory.
 
-    A plan that frees a share of the memory is worth that same share of the compute time: memory is
-    what larger micro-batches and less recompute are bought with. On an H200 and a Llama of 8
-    billion parameters at 4096 tokens and tp=2 it is about 1e-6 us: sharding a block's weights
-    (1.7 GB with gradient and moments) is then worth 0.9 ms, and its collectives cost less.
+    To free a share of every rank's memory is worth that same share of the time the micro-batch
+    takes a device alone: memory is what larger micro-batches, less recompute and a smaller tp are
+    bought with. Both sides grow with B and S alike. For a Llama of 8 billion parameters and one
+    row of 4096 tokens on an H200 it is 2e-6 us: halving a block's resident weights (1.7 GB with
+    gradient and moments) is then worth 1.8 ms, more than its collectives cost.
     """
     each = {name: _matmul_us(graph, cluster, sizes) for name, graph in joints.items()}
     total = sum(each[i.segment] for i in segmented.instances)
-    return total / tp / cluster.device.memory_bytes
+    return total / cluster.device.memory_bytes
 
 
 def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
@@ -110,7 +112,7 @@ def shard_model(
     """
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
-        price = default_price(joints, segmented, cluster, tp, sizes)
+        price = default_price(joints, segmented, cluster, sizes)
     costs = Costs(cluster, tp, sizes)
     search = _Chain(
         segmented, joints, costs, price, num_microbatches, shard_matmul_weights, progress

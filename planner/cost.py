@@ -14,6 +14,7 @@ from meshwright.ir.graph import Graph, Op, Value
 from meshwright.ir.optable import FREE, POINTWISE, SOURCES, flops
 from meshwright.ir.placement import Placement, Shard
 from meshwright.ir.sizes import SYMBOLS, Size, num_elements
+
 from .cluster import Cluster, collective_us
 from .recompute import forward_ops
 
@@ -120,6 +121,14 @@ def redistribution(src: Placement, dst: Placement, axis: str) -> str | None:
     if src.shard(axis) is None:
         return "slice"
     return "all_to_all" if dst.shard(axis) else "all_gather"
+
+
+def held_copy(src: Placement, dst: Placement, axis: str) -> Placement:
+    """The copy that stays resident for backward to read a value made in `src` as `dst`.
+
+    The one it reads, but a slice is taken from the whole when backward comes.
+    """
+    return src if redistribution(src, dst, axis) == "slice" else dst
 
 
 @dataclass(frozen=True)

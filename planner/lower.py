@@ -8,6 +8,7 @@ Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reductio
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
 from meshwright.ir.placement import Placement, replicated
+
 from .cost import redistribution
 from .sharding import Sharding
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Input, Value
 from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
+
 from .cluster import collective_us
 from .cost import Costs, GraphWork, shard_on
 from .strategies import Axis, Strategy, strategies_of, strides_of
@@ -124,7 +125,7 @@ def _param(
     costs: Costs,
     demands: Demands,
 ) -> Node:
-    """Choices of a parameter with its gradient: equal shards, or whole with a whole or partial one."""
+    """A parameter with its gradient: equal shards, or whole with a whole or partial one."""
     value = item.value
     whole = replicated(len(value.shape))
     pin, grad_pin = (

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.placement import Placement
-from .cost import Costs, GraphWork
+
+from .cost import Costs, GraphWork, held_copy
 from .lower import TARGET
 from .nodes import grad_us, param_bytes
 
@@ -94,8 +95,10 @@ def _held(
     found = {}
     for name in _read_in_backward(graph, work):
         root = _root(name, origin)
-        if root in work.held or (root in params and name != root):
-            found[name] = costs.local_bytes(graph.values[name], placements[name])
+        copy = held_copy(placements[root], placements[name], costs.axis)
+        kept = name if copy == placements[name] else root
+        if root in work.held or (root in params and kept != root):
+            found[kept] = costs.local_bytes(graph.values[kept], copy)
     return found
 
 

@@ -19,8 +19,10 @@ Constraints
     enter[r,b]     sum_a e[r,a,b] = sum of x[n,k] of the reader over k that read v in b
     once[r,a,b]    m[v,a,b] >= e[r,a,b]                         where a is not b
     via[r,a,b]     m[v,a,whole] >= e[r,a,b]                     a partial max or lse, b a shard
-    held[r,b]      s[v,b] >= sum_a e[r,a,b]                     r in backward, v in H
-    gathered[r,b]  s[v,b] >= sum_{a not b} e[r,a,b]             r in backward, v in P
+    held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
+    gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
+
+A read from a to b needs copy b resident, a slice the whole a that it is taken from.
 
 The e of one read are a transport problem, so the relaxation is tight and nearly always integral.
 Resident activations are the copies of forward values that backward reads, as if none were
@@ -32,8 +34,9 @@ from dataclasses import dataclass
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import Placement, format_placement, replicated
+
 from . import solver
-from .cost import Costs, GraphWork, redistribution
+from .cost import Costs, GraphWork, held_copy, redistribution
 from .nodes import Choice, Demands, Node, nodes_of
 from .solver import Problem
 
@@ -201,13 +204,14 @@ class _Builder:
         if self.price == 0 or value not in self.held | self.params:
             return
         gathered = value in self.params
-        for b in dict.fromkeys(b for _, b in edges):
-            terms = [
-                (e, -1.0) for (a, y), e in edges.items() if y == b and not (gathered and a == b)
-            ]
-            if terms:
-                name = f"{'gathered' if gathered else 'held'}[{where},{format_placement(b)}]"
-                self.problem.at_least(name, [(self._copy(value, b), 1.0), *terms], 0.0)
+        needed: dict[Placement, list[tuple[int, float]]] = {}
+        for (a, b), edge in edges.items():
+            copy = held_copy(a, b, self.costs.axis)
+            if not (gathered and copy == a):
+                needed.setdefault(copy, []).append((edge, -1.0))
+        for copy, terms in needed.items():
+            name = f"{'gathered' if gathered else 'held'}[{where},{format_placement(copy)}]"
+            self.problem.at_least(name, [(self._copy(value, copy), 1.0), *terms], 0.0)
 
     def _copy(self, value: str, b: Placement) -> int:
         if (value, b) not in self.copies:

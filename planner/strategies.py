@@ -12,6 +12,8 @@ A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import sympy
+
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.optable import Dims, Rule, rule_of
 from meshwright.ir.placement import Placement, Shard, replicated, with_partial
@@ -169,10 +171,14 @@ def _answers(op: Op, rule: Rule, axis: Axis, asked: dict) -> list[tuple[str, int
         for dim, factors in enumerate(dims):
             for outer in asked.get((name, dim), ()):
                 for factor in factors:
-                    blocks = simplify_size(outer / _outer(factors, rule, factor))
-                    if isinstance(blocks, float) or factor in rule.fixed:
-                        blocks = int(blocks) if blocks == int(blocks) else 0
-                    if isinstance(blocks, int) and blocks > 1:
-                        if axis.divides(rule.sizes[factor], blocks):
-                            found.append((factor, blocks))
+                    blocks = _quotient(outer, _outer(factors, rule, factor))
+                    free = factor not in rule.fixed and blocks > 1
+                    if free and axis.divides(rule.sizes[factor], blocks):
+                        found.append((factor, blocks))
     return found
+
+
+def _quotient(outer: Size, inner: Size) -> int:
+    """outer / inner where that is a number of blocks, else 0."""
+    quotient = simplify_size(sympy.sympify(outer) / inner)
+    return quotient if isinstance(quotient, int) else 0
