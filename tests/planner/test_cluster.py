@@ -1,0 +1,77 @@
+"""Clusters: the text that parses back, names, counts, collective times."""
+
+import pytest
+
+from meshwright.planner.catalogue import CATALOGUE
+from meshwright.planner.cluster import (
+    ClusterError,
+    collective_us,
+    format_cluster,
+    parse_cluster,
+    parse_cluster_text,
+)
+
+
+@pytest.mark.parametrize("spec", [*CATALOGUE, "cpu:4", "h200:8", "h100:8x16", "a100:2x2"])
+def test_the_text_parses_back_byte_equal(spec: str) -> None:
+    cluster = parse_cluster(spec)
+    text = format_cluster(cluster)
+    assert text.startswith("# meshwright cluster v1\n")
+    assert parse_cluster_text(text) == cluster
+    assert format_cluster(parse_cluster_text(text)) == text
+
+
+def test_counts(tmp_path) -> None:
+    assert parse_cluster("cpu").num_devices == 1
+    assert parse_cluster("h100:8x16").num_devices == 128
+    path = tmp_path / "mine.toml"
+    path.write_text(format_cluster(parse_cluster("h200:4")))
+    assert parse_cluster(str(path)) == parse_cluster("h200:4")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("h20:8", "did you mean 'h200'?"),
+        ("mystery:8", "the catalogue holds cpu, h200, h100, a100"),
+        ("h200:0", "h200:DEVICES"),
+        ("h200:", "h200:DEVICES"),
+        ("h200:8x", "h200:DEVICES"),
+        ("h200:16", "holds 8 devices, asked for 16"),
+        ("nowhere.toml", "cannot be read"),
+    ],
+)
+def test_a_bad_name_says_the_way_out(spec: str, words: str) -> None:
+    with pytest.raises(ClusterError, match=words.replace("?", r"\?")):
+        parse_cluster(spec)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("cluster v1", "cluster v2", "first line must be"),
+        ("memory_bytes = 8589934592", "memory_bytes = 0", "device.memory_bytes is 0"),
+        ("launch_us = 5.0\n", "", "'launch_us' is missing"),
+        ("span = 4", "span = [", "not TOML"),
+        ("launch_us = 5.0", 'launch_us = "soon"', "wrong form"),
+    ],
+)
+def test_a_bad_text_names_the_entry(old: str, new: str, words: str) -> None:
+    text = format_cluster(parse_cluster("cpu:4"))
+    assert old in text
+    with pytest.raises(ClusterError, match=words):
+        parse_cluster_text(text.replace(old, new))
+
+
+def test_measured_collectives_are_met_at_their_readings() -> None:
+    h200 = parse_cluster("h200:8")
+    assert collective_us(h200, "all_reduce", 2**29, 8) == 2747
+    assert collective_us(h200, "all_gather", 2**20, 2) == 33
+    assert collective_us(h200, "all_gather", 2**30, 2) == pytest.approx(2 * 1060, rel=0.03)
+    assert collective_us(h200, "all_reduce", 2**40, 1) == 0
+
+
+def test_a_group_beyond_the_node_pays_the_slower_link() -> None:
+    h100 = parse_cluster("h100:8x2")
+    inside, outside = (collective_us(h100, "all_gather", 2**29, n) for n in (8, 16))
+    assert outside > 5 * inside

@@ -1,0 +1,146 @@
+"""The sharding ILP against brute force over every assignment of strategies."""
+
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from meshwright.ir.graph import Graph, verify
+from meshwright.ir.placement import Placement, replicated
+from meshwright.ir.text import format_graph, parse_graph, parse_placed_graph
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.cost import Costs, GraphWork
+from meshwright.planner.lower import lower
+from meshwright.planner.nodes import Choice, Demands, Node, nodes_of
+from meshwright.planner.objective import objective_us
+from meshwright.planner.sharding import shard
+
+BIG = {"B": 2, "S": 4096}
+D = 512
+
+
+def objective_of(
+    graph: Graph, nodes: tuple[Node, ...], picked: tuple[Choice, ...], costs: Costs, price: float
+) -> float | None:
+    """The stated objective of one assignment, summed plainly; None where no collective leads."""
+    pairs = list(zip(nodes, picked, strict=True))
+    made = {v: p for n, c in pairs for v, p in zip(n.makes, c.strategy.outputs, strict=True)}
+    work, params = GraphWork(graph), {i.value.name for i in graph.inputs_of("param")}
+    moves: dict[tuple[str, Placement], float] = {}
+    copies: set[tuple[str, Placement]] = set()
+    for node, choice in pairs:
+        for name, want in zip(node.reads, choice.strategy.inputs, strict=True):
+            have, value = made[name], graph.values[name]
+            source = have
+            if have != want and have.partial_op("tp") == "lse" and want.shard("tp"):
+                source = replicated(len(value.shape))
+                moves[name, source] = costs.redistribute_us(value, have, source) or 0.0
+            us = costs.redistribute_us(value, source, want)
+            if us is None:
+                return None
+            if source != want:
+                moves[name, want] = us
+            sliced = have != want and have.is_replicated("tp")
+            copy = have if sliced else want
+            if node.backward and (name in work.held or (name in params and copy != have)):
+                copies.add((name, copy))
+    resident = sum(c.bytes for c in picked)
+    resident += sum(costs.local_bytes(graph.values[name], p) for name, p in copies)
+    return sum(c.us for c in picked) + sum(moves.values()) + price * resident
+
+
+def brute_force(graph: Graph, costs: Costs, price: float, demands: Demands) -> float:
+    nodes, _ = nodes_of(graph, costs, demands)
+    totals = (
+        objective_of(graph, nodes, picked, costs, price)
+        for picked in product(*(n.choices for n in nodes))
+    )
+    return min(total for total in totals if total is not None)
+
+
+@st.composite
+def joints(draw: st.DrawFn) -> Graph:
+    """x -> one to three ops -> y, and one to three backward ops: gradients of w and x."""
+    lines = [
+        "graph g",
+        f'%x : bf16[B, S, {D}] = input activation "x"',
+        f'%w : bf16[{D}, {D}] = input param "w"',
+        f'%dy : bf16[B, S, {D}] = input grad "dy"',
+    ]
+    shape, now, before = f"bf16[B, S, {D}]", "x", "x"
+    kinds = draw(
+        st.lists(st.sampled_from(["linear", "silu", "add", "neg"]), min_size=1, max_size=3)
+    )
+    for k, kind in enumerate(kinds):
+        call = {
+            "linear": f"mw.linear(%{now}, %w)",
+            "silu": f"silu(%{now})",
+            "add": f"add.Tensor(%{now}, %{before})",
+            "neg": f"neg(%{now})",
+        }[kind]
+        lines.append(f"%h{k} : {shape} = {call}")
+        now, before = f"h{k}", now
+    lines.append(f"%g : {shape} = mul.Tensor(%dy, %{before})")
+    lines.append(f"%dw : bf16[{D}, {D}] = mw.linear_weight_grad(%g, %{now})")
+    grad_x = draw(st.sampled_from(["dy", "g", "dx"]))
+    if grad_x == "dx":
+        lines.append(f"%dx : {shape} = mw.linear_input_grad(%g, %w)")
+    lines.append(f"return %{now}, %{grad_x}, %dw")
+    return verify(parse_graph("\n".join(lines)))
+
+
+def check(graph: Graph, costs: Costs, price: float, demands: Demands) -> None:
+    best = brute_force(graph, costs, price, demands)
+    found = shard(graph, costs, price, demands)
+    assert found.objective_us == pytest.approx(best, rel=1e-6)
+    assert found.bound_us <= best * (1 + 1e-9)
+    lowered, placements = lower(graph, found)
+    text = format_graph(lowered, placements)
+    again = parse_placed_graph(text)
+    assert again == (lowered, placements) and format_graph(*again) == text
+    recomputed = objective_us(*again, costs, price, demands.num_microbatches)
+    assert recomputed == pytest.approx(found.objective_us, rel=1e-9)
+
+
+SIDES = st.sampled_from(["replicated", "sequence"])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    graph=joints(),
+    sides=st.tuples(SIDES, SIDES),
+    price=st.sampled_from([0.0, 1e-6, 1e-4]),
+    spec=st.sampled_from(["h200:8", "cpu:4"]),
+    num_microbatches=st.sampled_from([1, 8]),
+)
+def test_the_ilp_is_brute_force(graph, sides, price, spec, num_microbatches) -> None:
+    costs = Costs(parse_cluster(spec), 2, BIG)
+    demands = Demands(*sides, num_microbatches=num_microbatches)
+    assume(prod(len(n.choices) for n in nodes_of(graph, costs, demands)[0]) <= 20_000)
+    check(graph, costs, price, demands)
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-5])
+@pytest.mark.parametrize("side", ["replicated", "sequence"])
+def test_a_partial_log_sum_exp_costs_what_its_way_costs(side: str, price: float) -> None:
+    graph = parse_graph(
+        "\n".join(
+            [
+                "graph g",
+                '%x : bf16[B, S, 64] = input activation "x"',
+                '%labels : i64[B, S] = input data "labels"',
+                '%w : bf16[32000, 64] = input param "w"',
+                "%lse : f32[B, S]; %picked : f32[B, S] = "
+                "mw.linear_cross_entropy(%x, %w, %labels, softcap=0.0)",
+                "%nll : f32[B, S] = sub.Tensor(%lse, %picked)",
+                "%e : f32[B, S] = exp(%lse)",
+                "%both : f32[B, S] = mul.Tensor(%nll, %e)",
+                "%loss : f32[] = sum(%both)",
+                "return %loss, -, -",
+            ]
+        )
+    )
+    costs = Costs(parse_cluster("h200:8"), 2, BIG)
+    check(graph, costs, price, Demands(side, "replicated"))

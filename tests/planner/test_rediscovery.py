@@ -1,0 +1,179 @@
+"""Known placements come out of the search, asserted on placements alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.ir.graph import verify
+from meshwright.ir.placement import Placement
+from meshwright.ir.text import format_graph, parse_placed_graph
+from meshwright.planner.chain import Lowered, ShardedModel, shard_model
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.cost import Costs
+from meshwright.planner.objective import objective_us
+
+AXIS = "tp"
+
+
+def plan(traced, **changes) -> ShardedModel:
+    given = dict(tp=2, cluster=parse_cluster("h200:8"), micro_batch=1, seq=4096)
+    given |= dict(num_microbatches=8, price=None)
+    return shard_model(traced.segmented, traced.joints, **(given | changes))
+
+
+def params(piece: Lowered) -> dict[str, int | None]:
+    """The sharded dim of each parameter, by logical name."""
+    return {
+        i.ref: piece.placements[i.value.name].shard_dim(AXIS)
+        for i in piece.graph.inputs_of("param")
+    }
+
+
+def moved(piece: Lowered) -> list[tuple[str, Placement]]:
+    """(kind, placement before) of each redistribution."""
+    return [
+        (str(op.attr("kind")), piece.placements[op.inputs[0]])
+        for op in piece.graph.ops
+        if op.target == "redistribute"
+    ]
+
+
+def activation(piece: Lowered) -> Placement:
+    (x,) = piece.graph.inputs_of("activation")
+    return piece.placements[x.value.name]
+
+
+MEGATRON = {
+    "attention.q.weight": 0,
+    "attention.k.weight": 0,
+    "attention.v.weight": 0,
+    "attention.o.weight": 1,
+    "ffn.gate.weight": 0,
+    "ffn.up.weight": 0,
+    "ffn.down.weight": 1,
+    "lm_head.weight": 0,
+}
+
+
+def assert_megatron(model: ShardedModel) -> None:
+    found = {k: v for piece in model.lowered.values() for k, v in params(piece).items()}
+    assert {k: found[k] for k in MEGATRON} == MEGATRON
+    for piece in model.lowered.values():
+        weights = {i.value.name for i in piece.graph.inputs_of("param")}
+        reads = {op.inputs[0] for op in piece.graph.ops if op.target == "redistribute"}
+        assert not weights & reads, "a weight is gathered"
+    head = model.lowered[model.instances[-1]]
+    assert [p.partial_op(AXIS) for kind, p in moved(head) if kind == "all_reduce"].count("lse") == 1
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_priced_bytes_give_column_and_row_sharding_and_a_vocabulary_parallel_loss(
+    llama, tp
+) -> None:
+    assert_megatron(plan(llama, tp=tp))
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_pinned_weights_give_the_same_without_a_price(llama, tp) -> None:
+    assert_megatron(plan(llama, tp=tp, price=0.0, shard_matmul_weights=True))
+
+
+def test_the_sequence_is_sharded_between_blocks_when_that_is_cheaper(llama) -> None:
+    model = plan(llama, tp=4)
+    block = model.lowered["ffn"]
+    assert activation(block).shard_dim(AXIS) == 1
+    kinds = sorted(kind for kind, _ in moved(block))
+    assert kinds == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
+def slow_scatter():
+    """An H200 host whose halves of an all_reduce cost as much as the whole."""
+    cluster = parse_cluster("h200:8")
+    curves = tuple(
+        replace(c, points=tuple((b, us * 4) for b, us in c.points))
+        if c.collective in ("all_gather", "reduce_scatter")
+        else c
+        for c in cluster.levels[0].curves
+    )
+    return replace(cluster, levels=(replace(cluster.levels[0], curves=curves),))
+
+
+def test_the_sequence_stays_whole_between_blocks_when_that_is_cheaper(llama) -> None:
+    model = plan(llama, tp=2, cluster=slow_scatter(), price=0.0, shard_matmul_weights=True)
+    block = model.lowered["ffn"]
+    assert activation(block).shard_dim(AXIS) is None
+    assert "all_reduce" in {kind for kind, _ in moved(block)}
+
+
+def test_free_bytes_give_sequence_sharding_with_replicated_weights(llama) -> None:
+    block = plan(llama, tp=4, price=0.0).lowered["ffn"]
+    assert set(params(block).values()) == {None}
+    assert activation(block).shard_dim(AXIS) == 1
+    assert not moved(block)
+    grads = [block.placements[g].partial_op(AXIS) for g in block.graph.outputs[2:]]
+    assert set(grads) == {"sum"}
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}, {"price": 0.0}])
+def test_every_piece_verifies_round_trips_and_costs_what_it_says(tiny, tp, changes) -> None:
+    given = dict(tp=tp, cluster=parse_cluster("cpu:4"), micro_batch=2, seq=64, num_microbatches=2)
+    model = plan(tiny, **(given | changes))
+    costs = Costs(parse_cluster("cpu:4"), tp, {"B": 2, "S": 64})
+    for piece in model.lowered.values():
+        verify(piece.graph)
+        text = format_graph(piece.graph, piece.placements)
+        graph, placements = parse_placed_graph(text)
+        assert (graph, placements) == (piece.graph, piece.placements)
+        assert set(placements) == set(graph.values)
+        cost = objective_us(graph, placements, costs, model.price, 2)
+        assert cost == pytest.approx(piece.objective_us, rel=1e-9)
+    total = sum(model.lowered[name].objective_us for name in model.instances)
+    assert model.objective_us == pytest.approx(total)
+    assert 0 <= model.objective_us - model.bound_us < 1e-4 * model.objective_us
+
+
+def test_layouts_agree_at_every_cut(llama) -> None:
+    model = plan(llama, tp=8)
+    pieces = [model.lowered[name] for name in model.instances]
+    for left, right in zip(pieces, pieces[1:], strict=False):
+        assert left.boundary_out == right.boundary_in
+        assert left.placements[left.graph.outputs[0]] == activation(right)
+        (dy,) = left.graph.inputs_of("grad")
+        assert right.placements[right.graph.outputs[1]] == left.placements[dy.value.name]
+    loss = pieces[-1]
+    assert loss.placements[loss.graph.outputs[0]].is_replicated(AXIS)
+
+
+@pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}])
+def test_a_tied_table_lies_the_same_in_all_its_homes(tied, changes) -> None:
+    given = dict(tp=2, cluster=parse_cluster("cpu:4"), micro_batch=2, seq=64, num_microbatches=2)
+    model = plan(tied, **(given | changes))
+    homes = {}
+    for instance, name in zip(tied.segmented.instances, model.instances, strict=True):
+        piece = model.lowered[name]
+        inputs = piece.graph.inputs_of("param")
+        for param, item, grad in zip(instance.params, inputs, piece.graph.outputs[2:], strict=True):
+            pair = (piece.placements[item.value.name], piece.placements[grad])
+            homes.setdefault(param, []).append(pair)
+    shared = [found for found in homes.values() if len(found) > 1]
+    assert shared and all(len(set(found)) == 1 for found in shared)
+
+
+def test_the_same_question_gives_the_same_answer(tiny) -> None:
+    first, second = (plan(tiny, tp=2, seq=64, shard_matmul_weights=True) for _ in range(2))
+    assert first == second
+
+
+def test_one_device_on_the_axis_needs_no_solver(llama, monkeypatch) -> None:
+    monkeypatch.setattr("meshwright.planner.solver._ortools", None)
+    model = plan(llama, tp=1)
+    assert model.instances == tuple(i.segment for i in llama.segmented.instances)
+    for piece in model.lowered.values():
+        assert all(p.is_replicated(AXIS) for p in piece.placements.values())
+        assert piece.graph == llama.joints[piece.segment]
+
+
+def test_a_sequence_that_does_not_divide_stays_whole(tiny) -> None:
+    model = plan(tiny, tp=2, seq=33, shard_matmul_weights=True)
+    assert {p.boundary_in for p in model.lowered.values()} == {"replicated"}
