@@ -128,7 +128,8 @@ class _PieceText:
             given = "dy is the loss's own 1. " if is_loss else ""
             writer.line(f'"""{given}Adds to grads; returns {result}."""')
             self._unpack(writer, self.params, "params")
-            writer.wrapped("(", [identifier(n) for n in self.saved], ",) = saved")
+            if self.saved:
+                writer.wrapped("(", [identifier(n) for n in self.saved], ",) = saved")
             grads = [f"grad_{identifier(i.value.name)}" for i in self.params]
             if grads:
                 writer.wrapped("(", grads, ",) = grads")
