@@ -104,7 +104,9 @@ def _export(module: nn.Module, name: str) -> ExportedProgram:
     tokens = torch.zeros(_HINTS, dtype=torch.int64)
     dims = {0: Dim("B", min=1), 1: Dim("S", min=1)}
     try:
-        return export(module, (tokens,), dynamic_shapes={"tokens": dims}, strict=False)
+        # Without gradients, for a model's own no_grad regions would become graphs within the graph.
+        with torch.no_grad():
+            return export(module, (tokens,), dynamic_shapes={"tokens": dims}, strict=False)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(
