@@ -74,9 +74,16 @@ def main(folder: Path) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.stderr.flush()
         os._exit(2)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    finish()
+
+
+def finish() -> None:
+    """Leave together and at once: tearing gloo's groups down one by one races with its threads."""
+    if dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def start_distributed() -> torch.device:

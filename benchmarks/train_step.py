@@ -1,0 +1,227 @@
+"""One training step: the emitted program against plain PyTorch, in one run on the same cards.
+
+    torchrun --nproc-per-node N benchmarks/train_step.py PROGRAM [PROGRAM ...] --plain MODEL
+
+Each program and the plain model train on one fixed random batch; reported are the median step after
+warm-up, tokens/s over all cards, peak memory of rank 0 and the losses. Plain is the same model under
+autograd with per-block torch.compile, cuDNN attention, cross-entropy in chunks of 2048 tokens,
+fused AdamW and clip 1.0; over several cards it is wrapped in FSDP2 (fully_shard per block).
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", help="emitted folders for this number of ranks")
+    parser.add_argument("--plain", default="", help="model spec of the plain run")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--out", default="", help="append one JSON row a measurement to this file")
+    arguments = parser.parse_args()
+    device = _start()
+    order = [*arguments.programs, *([arguments.plain] if arguments.plain else [])]
+    for name in order:
+        measure = _plain if name == arguments.plain else _program
+        row = measure(name, arguments, device)
+        _report(row, arguments)
+        gc.collect()
+        torch.cuda.empty_cache()
+    if dist.is_initialized():
+        dist.barrier()
+    os._exit(0)
+
+
+def _start() -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    return device
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _report(row: dict, arguments: argparse.Namespace) -> None:
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    print(json.dumps(row), flush=True)
+    if arguments.out:
+        with open(arguments.out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int) -> dict:  # type: ignore[no-untyped-def]
+    """Run warm-up and timed steps; `step()` returns (loss, grad norm)."""
+    losses, norms, times = [], [], []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for index in range(arguments.warmup + arguments.steps):
+        _synchronize(device)
+        started = time.perf_counter()
+        loss, norm = step()
+        _synchronize(device)
+        times.append(time.perf_counter() - started)
+        losses.append(round(loss, 4))
+        norms.append(norm)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"  step {index} loss {loss:.4f} norm {norm:.3f} {times[-1]:.3f} s", flush=True)
+    median = statistics.median(times[arguments.warmup :])
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return {
+        "step_s": round(median, 4),
+        "spread_s": round(max(times[arguments.warmup :]) - min(times[arguments.warmup :]), 4),
+        "tokens_per_s": round(tokens / median),
+        "peak_GiB": round(peak / 2**30, 2),
+        "first_step_s": round(times[0], 1),
+        "losses": losses,
+        "finite": all(n == n and n != float("inf") for n in norms),
+        "cards": _world(),
+        "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
+
+
+def _batch(vocab: int, rows: int, seq: int, device: torch.device, rank: int):  # type: ignore[no-untyped-def]
+    generator = torch.Generator().manual_seed(rank)
+    tokens = torch.randint(0, vocab, (rows, seq + 1), generator=generator).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -> dict:
+    for name in [n for n in sys.modules if n.split(".")[0] == "runtime"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(Path(folder).resolve()))
+    from runtime import mesh  # the program's own copy
+    from runtime.compiling import compiler
+    from runtime.optimizer import AdamWOptions
+    from runtime.program import build_executor, load_layout
+
+    torch._dynamo.reset()
+    layout = load_layout(Path(folder))
+    mesh.start(layout.mesh, device)
+    executor = build_executor(Path(folder), layout, AdamWOptions(), seed=0, compiler=compiler())
+    rows = layout.micro_batch * layout.num_microbatches
+    tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.coordinate("dp"))
+    size = layout.micro_batch
+    batches = list(zip(tokens.split(size), labels.split(size), strict=True))
+    count = rows * mesh.size("dp") * layout.seq
+    row = _time(
+        lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count
+    )
+    sys.path.pop(0)
+    axes = " ".join(f"{k}={v}" for k, v in layout.mesh.items())
+    return {"what": "emitted", "program": Path(folder).name, "mesh": axes, "zero": layout.zero} | row
+
+
+class _PlainLoss(nn.Module):
+    """The model up to its head, and the loss in chunks of tokens, without bringing logits together."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.head = model.lm_head
+        model.lm_head = nn.Identity()
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+        hidden = self.model(tokens).flatten(0, 1)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for h, y in zip(hidden.split(2048), labels.flatten().split(2048), strict=True):
+            total = total + self.chunk(h, y)
+        return total / count
+
+    def chunk(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.head(h).float()
+        return nn.functional.cross_entropy(logits, y, reduction="sum")
+
+
+def _plain(spec: str, arguments: argparse.Namespace, device: torch.device) -> dict:
+    from meshwright.models import load_model
+
+    source = load_model(spec)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with device:
+        model = source.build()
+    torch.set_default_dtype(torch.float32)
+    for part in model.modules():
+        if getattr(part, "semantic_op", "") == "attention":
+            part.forward = _sdpa(part.scale)  # type: ignore[method-assign]
+    model = _PlainLoss(model)
+    for block in model.model.layers:
+        block.compile(dynamic=False)
+    model.chunk = torch.compile(model.chunk, dynamic=False)  # type: ignore[method-assign]
+    if _world() > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.model.layers:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), fused=True)
+    rows = arguments.micro_batch * arguments.accumulate
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    tokens, labels = _batch(source.vocab_size, rows, arguments.seq, device, rank)
+    count = rows * arguments.seq * _world()
+    size = arguments.micro_batch
+
+    def step() -> tuple[float, float]:
+        total = torch.zeros((), device=device)
+        for t, y in zip(tokens.split(size), labels.split(size), strict=True):
+            loss = model(t, y, count)
+            # FSDP averages gradients over ranks; the loss is already divided by the global count.
+            (loss * _world()).backward()
+            total += loss.detach()
+        if _world() > 1:
+            dist.all_reduce(total)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return float(total), float(norm)
+
+    row = _time(step, arguments, device, count)
+    what = "plain FSDP2" if _world() > 1 else "plain PyTorch"
+    return {"what": what, "model": spec, "micro_batch": f"{size}x{arguments.accumulate}"} | row
+
+
+def _sdpa(scale: float):  # type: ignore[no-untyped-def]
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=True
+            )
+
+    return forward
+
+
+if __name__ == "__main__":
+    main()
