@@ -7,7 +7,9 @@ Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+
+import sympy
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
@@ -27,7 +29,12 @@ def number(size: Size, sizes: dict[str, int]) -> float:
     """A size or count as a number for {"B": rows, "S": tokens}; halves stay halves."""
     if isinstance(size, int):
         return float(size)
-    return float(size.subs({SYMBOLS[name]: value for name, value in sizes.items()}))
+    return _number(size, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=65536)
+def _number(size: sympy.Expr, sizes: tuple[tuple[str, int], ...]) -> float:
+    return float(size.subs({SYMBOLS[name]: value for name, value in sizes}))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sympy
 
@@ -43,10 +44,16 @@ class Axis:
         """Whether a factor splits evenly, `blocks` times; rows of the batch are never split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
-        try:
-            return evaluate(size, self.sizes) % (self.size * blocks) == 0
-        except ValueError:
-            return False
+        return _evaluated(size, tuple(self.sizes.items())) % (self.size * blocks) == 0
+
+
+@lru_cache(maxsize=65536)
+def _evaluated(size: Size, sizes: tuple[tuple[str, int], ...]) -> float:
+    """The size as a number; a broken one, which nothing divides, for a split that is uneven."""
+    try:
+        return evaluate(size, dict(sizes))
+    except ValueError:
+        return 0.5
 
 
 def strategies_of(

@@ -107,7 +107,7 @@ def check(graph: Graph, costs: Costs, price: float, demands: Demands) -> None:
 SIDES = st.sampled_from(["replicated", "sequence"])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     graph=joints(),
     sides=st.tuples(SIDES, SIDES),
