@@ -1,0 +1,163 @@
+"""Random cases of the law: a model, a plan's pins and batches, all from one seed."""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+STEPS = 3
+# One rate a step; they differ, so that a rate handed over wrong shows.
+RATES = (0.01, 0.02, 0.01)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
+SEQS = (1, 5, 7, 8, 12, 16)
+
+
+def chosen_seed() -> int:
+    """The seed of this run: MESHWRIGHT_SEED, or 0."""
+    return int(os.environ.get("MESHWRIGHT_SEED", "0"))
+
+
+@dataclass(frozen=True)
+class ModelDraw:
+    """Which random model: its sizes follow from these four. stock: the class of transformers."""
+
+    family: str
+    stock: bool
+    variant: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{'hf-' if self.stock else ''}{self.family}-{self.variant}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case. empty: a micro-batch without labels; tail: the last rows without labels.
+
+    cuts: pin the stage cuts at random, else leave them to the planner. clip: global-norm clip.
+    """
+
+    number: int
+    seed: int
+    model: ModelDraw
+    dtype: str = "f64"
+    pp: int = 1
+    dp: int = 1
+    tp: int = 1
+    micro_batch: int = 1
+    accumulation: int = 1
+    seq: int = 8
+    zero: int = 0
+    recompute: str = "cheap"
+    schedule: str = "1f1b"
+    shard_weights: bool = False
+    cuts: bool = False
+    empty: bool = False
+    tail: bool = False
+    clip: float = 1.0
+    compiled: bool = False
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    @property
+    def rows(self) -> int:
+        """Rows of one data-parallel rank."""
+        return self.micro_batch * self.accumulation
+
+    def __str__(self) -> str:
+        mesh = f"pp{self.pp}dp{self.dp}tp{self.tp}"
+        kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
+        return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{mesh}-zero{self.zero}-{kind}"
+
+
+def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[Case]:
+    """`count` cases: families, stock and own, and meshes come in turn, the rest at random.
+
+    repeats: how many rounds over all families draw the same models, which are traced once.
+    """
+    rng = random.Random(f"cases/{seed}")
+    sources = _endless(rng, [(f, stock) for f in FAMILIES for stock in (False, True)])
+    meshes = _endless(rng, _meshes(max_world))
+    dtypes = _endless(rng, ["f64", "f64", "f64", "f32"])
+    cases = []
+    for number in range(count):
+        family, stock = next(sources)
+        variant = number // (len(FAMILIES) * 2 * repeats)
+        model = ModelDraw(family, stock, variant, seed)
+        cases.append(_case(rng, number, model, next(dtypes), next(meshes)))
+    return cases
+
+
+def _endless(rng: random.Random, items: list) -> Iterator:
+    """Every item once per round, each round in an order of its own."""
+    while True:
+        yield from rng.sample(items, len(items))
+
+
+def _meshes(max_world: int) -> list[tuple[int, int, int]]:
+    sizes = range(1, max_world + 1)
+    triples = [(pp, dp, tp) for pp in sizes for dp in sizes for tp in sizes]
+    return [m for m in triples if m[0] * m[1] * m[2] <= max_world and m[0] <= 4]
+
+
+def _case(
+    rng: random.Random, number: int, model: ModelDraw, dtype: str, mesh: tuple[int, int, int]
+) -> Case:
+    pp, dp, tp = mesh
+    return Case(
+        number=number,
+        seed=model.seed,
+        model=model,
+        dtype=dtype,
+        pp=pp,
+        dp=dp,
+        tp=tp,
+        micro_batch=rng.choice((1, 1, 2, 2, 3)),
+        accumulation=rng.choice((1, 2, 3)),
+        seq=rng.choice(SEQS),
+        zero=rng.choice((0, 1, 2, 3)),
+        recompute=rng.choice(("cheap", "all", "none")),
+        schedule=rng.choice(("1f1b", "gpipe")),
+        shard_weights=tp > 1 and rng.random() < 0.5,
+        cuts=pp > 1 and rng.random() < 0.5,
+        empty=rng.random() < 0.4,
+        tail=rng.random() < 0.4,
+        clip=rng.choice((1.0, 0.1)),
+    )
+
+
+def batches(case: Case, vocab: int) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and labels [global batch, seq] of every step."""
+    generator = torch.Generator().manual_seed(case.seed * 100_003 + case.number)
+    return [_batch(case, vocab, generator) for _ in range(STEPS)]
+
+
+def _batch(case: Case, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    rows = case.rows * case.dp
+    tokens = torch.randint(vocab, (rows, case.seq), generator=generator)
+    labels = torch.randint(vocab, (rows, case.seq), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORED
+    if case.tail:
+        labels[-max(1, rows // 4) :] = IGNORED
+    if case.empty:
+        first = case.micro_batch * int(
+            torch.randint(rows // case.micro_batch, (), generator=generator)
+        )
+        labels[first : first + case.micro_batch] = IGNORED
+    if bool((labels == IGNORED).all()):
+        labels[0, 0] = 0
+    return tokens, labels
+
+
+def random_cuts(case: Case, num_instances: int) -> str:
+    """First instances of the later stages, as the pin `cuts` takes them."""
+    rng = random.Random(f"cuts/{case.seed}/{case.number}")
+    starts = rng.sample(range(1, num_instances), case.pp - 1)
+    return ",".join(map(str, sorted(starts)))

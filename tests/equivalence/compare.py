@@ -1,0 +1,91 @@
+"""How near a program's outcome must be to the plain model's, and the message when it is not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from equivalence.cases import RATES, Case
+from equivalence.oracle import Outcome
+from torch import Tensor
+
+
+class LawError(AssertionError):
+    """A program that does not compute what the plain model computes."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """loss: relative. grad: see _grad_error. param: see _param_error."""
+
+    loss: float
+    grad: float
+    param: float
+
+
+TOLERANCES = {
+    "f64": Tolerance(loss=1e-12, grad=1e-9, param=1e-7),
+    # Half a learning rate.
+    "f32": Tolerance(loss=1e-6, grad=1e-5, param=min(RATES) / 2),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One error measured: kind is loss, norm, grad or param."""
+
+    kind: str
+    name: str
+    error: float
+    limit: float
+
+
+def check(case: Case, found: Outcome, expected: Outcome) -> list[Reading]:
+    """All readings. Raises LawError, worst first, when one is past its limit."""
+    readings = list(_readings(case.dtype, found, expected))
+    # Written so that a NaN counts as past the limit.
+    past = [r for r in readings if not r.error <= r.limit]
+    if past:
+        past.sort(key=lambda r: -r.error / r.limit)
+        lines = [f"  {r.kind} {r.name}: off by {r.error:.3g}, limit {r.limit:g}" for r in past[:12]]
+        head = f"{case} (MESHWRIGHT_SEED={case.seed}): {len(past)} of {len(readings)} differ"
+        raise LawError("\n".join([head, *lines, repr(case)]))
+    return readings
+
+
+def _readings(dtype: str, found: Outcome, expected: Outcome) -> Iterator[Reading]:
+    limit = TOLERANCES[dtype]
+    for step, (a, b) in enumerate(zip(found.losses, expected.losses, strict=True)):
+        yield Reading("loss", f"of step {step}", abs(a - b) / abs(b), limit.loss)
+    for step, (a, b) in enumerate(zip(found.norms, expected.norms, strict=True)):
+        yield Reading("norm", f"of step {step}", abs(a - b) / abs(b), limit.grad)
+    assert found.grads.keys() == expected.grads.keys() == found.params.keys()
+    for name, grad in expected.grads.items():
+        error = _grad_error(dtype, found.grads[name], grad, expected.norms[0])
+        yield Reading("grad", name, error, limit.grad)
+    for name, param in expected.params.items():
+        yield Reading("param", name, _param_error(dtype, found.params[name], param), limit.param)
+
+
+def _grad_error(dtype: str, found: Tensor, expected: Tensor, whole: float) -> float:
+    """Norm of the difference over the norm; `whole` is the norm of all gradients.
+
+    A gradient that is 0 but for rounding (a bias of keys without rotation) has no relative error.
+    In float64 one below 1e-12 is compared absolutely; in float32 none is taken for smaller than a
+    thousandth of the whole.
+    """
+    norm = expected.double().norm().item()
+    error = (found.double() - expected.double()).norm().item()
+    if dtype == "f32":
+        return error / max(norm, whole / 1000)
+    return error if norm < 1e-12 else error / norm
+
+
+def _param_error(dtype: str, found: Tensor, expected: Tensor) -> float:
+    """float64: relative to the norm. float32: the largest difference of an element.
+
+    A parameter whose gradient is 0 but for rounding (a bias of keys without rotation) starts at 0
+    and stays far below one step; its error is taken relative to a step.
+    """
+    difference = (found - expected).abs()
+    if dtype == "f32":
+        return difference.max().item()
+    return difference.norm().item() / max(expected.norm().item(), min(RATES))

@@ -1,0 +1,105 @@
+"""One case from model to comparison: trace, plan, emit, run on the pool, compare with plain."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from equivalence.boxes import assemble
+from equivalence.cases import RATES, Case, ModelDraw, batches, random_cuts
+from equivalence.compare import Reading, check
+from equivalence.draws import DrawnModel, draw_model
+from equivalence.oracle import Outcome, plain_run
+from equivalence.pool import Pool
+from equivalence.worker import Job, RankResult
+
+from meshwright.cli import write_program
+from meshwright.ir.capture import trace
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.driver import make_plan
+from meshwright.planner.pins import Pins
+
+TIMEOUT_S = 60.0
+COMPILED_TIMEOUT_S = 300.0
+Edit = Callable[[Path], None]
+
+
+class Court:
+    """Runs cases; holds the pool, and the traces by model and dtype."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pool = folder, Pool()
+        self.models: dict[ModelDraw, DrawnModel] = {}
+        self.traces: dict[tuple[ModelDraw, str], Traced] = {}
+        self.worst: dict[tuple[str, str], tuple[float, str]] = {}
+
+    def try_case(self, case: Case, edit: Edit | None = None) -> list[Reading]:
+        """Compare one case; `edit` may change the program's folder before it runs.
+
+        Raises LawError, ReplicaError or PoolError.
+        """
+        model, plan = self.model(case.model), self.plan(case)
+        folder = self.folder / f"{case}{'-edited' if edit else ''}"
+        write_program(plan, folder)
+        if edit is not None:
+            edit(folder)
+        data = batches(case, model.vocab)
+        found = self._found(case, plan, folder, data)
+        expected = plain_run(model.plain, plan, data, seed=case.seed, clip=case.clip)
+        readings = check(case, found, expected)
+        for reading in readings if edit is None else ():
+            self._remember(case, reading)
+        return readings
+
+    def model(self, draw: ModelDraw) -> DrawnModel:
+        if draw not in self.models:
+            self.models[draw] = draw_model(draw, self.folder / "models")
+        return self.models[draw]
+
+    def traced(self, case: Case) -> Traced:
+        key = (case.model, case.dtype)
+        if key not in self.traces:
+            model = self.model(case.model)
+            self.traces[key] = trace(model.build, model.name, case.dtype, model.vocab)
+        return self.traces[key]
+
+    def plan(self, case: Case) -> Plan:
+        traced = self.traced(case)
+        pins = Pins(
+            pp=case.pp,
+            dp=case.dp,
+            tp=case.tp,
+            micro_batch=case.micro_batch,
+            zero=case.zero,
+            recompute=case.recompute,
+            schedule=case.schedule,
+            cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
+            shard_weights=1 if case.shard_weights else None,
+        )
+        cluster = parse_cluster(f"cpu:{case.world}")
+        return make_plan(traced, cluster, seq=case.seq, global_batch=case.rows * case.dp, pins=pins)
+
+    def _found(self, case: Case, plan: Plan, folder: Path, data: list) -> Outcome:
+        steps = [(t.numpy(), x.numpy(), rate) for (t, x), rate in zip(data, RATES, strict=True)]
+        limit = COMPILED_TIMEOUT_S if case.compiled else TIMEOUT_S
+        job = Job(folder, case.world, steps, case.seed, case.clip, case.compiled, limit)
+        ranks = self.pool.run(job)
+        first = ranks[0]
+        for rank in ranks:
+            assert (rank.losses, rank.norms) == (first.losses, first.norms), "ranks log differently"
+        pick = partial(assemble, plan, ranks)
+        return Outcome(first.losses, first.norms, pick(_grads), pick(_params))
+
+    def _remember(self, case: Case, reading: Reading) -> None:
+        key = (case.dtype, reading.kind)
+        if reading.error >= self.worst.get(key, (0.0, ""))[0]:
+            self.worst[key] = (reading.error, f"{case}: {reading.name}")
+
+
+def _grads(rank: RankResult):  # type: ignore[no-untyped-def]
+    return rank.grads
+
+
+def _params(rank: RankResult):  # type: ignore[no-untyped-def]
+    return rank.params

@@ -1,0 +1,131 @@
+"""The plain model, eager on one device on the whole global batch: what every plan must equal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from equivalence.cases import IGNORED, RATES
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from meshwright.ir.dtypes import TORCH_NAMES
+from meshwright.ir.plan import Plan
+from meshwright.ir.sizes import evaluate
+from meshwright.runtime.initial import initial_value
+from meshwright.runtime.optimizer import AdamWOptions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """losses, norms: one a step. grads: of the first step, before clipping. params: at the end."""
+
+    losses: list[float]
+    norms: list[float]
+    grads: dict[str, Tensor]
+    params: dict[str, Tensor]
+
+
+class Widened(TorchFunctionMode):
+    """Casts to float32 become casts to float64, as capture has it for models in float64."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_wide, args), **wide)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def plain_run(
+    build: Callable[[], nn.Module],
+    plan: Plan,
+    data: list[tuple[Tensor, Tensor]],
+    *,
+    seed: int,
+    clip: float,
+) -> Outcome:
+    """Train for one step a batch from the weights that the plan's recipes and `seed` give."""
+    dtype = getattr(torch, TORCH_NAMES[plan.dtype])
+    module = _built(build, dtype)
+    params = dict(module.named_parameters())
+    _initialise(params, plan, seed, dtype)
+    optimizer = _adamw(params)
+    losses, norms, grads = [], [], {}
+    for (tokens, labels), rate in zip(data, RATES, strict=True):
+        optimizer.zero_grad()
+        loss = _loss(module, tokens, labels)
+        loss.backward()
+        grads = grads or {n: _grad(p).clone() for n, p in params.items()}
+        losses.append(loss.item())
+        norms.append(_clip(list(params.values()), clip))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items()})
+
+
+def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return build().eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int, dtype: torch.dtype) -> None:
+    planned = {p.name for p in plan.params}
+    assert planned == set(params), f"plan and model differ in {planned ^ set(params)}"
+    for param in plan.params:
+        shape = tuple(evaluate(size, {}) for size in param.shape)
+        value = initial_value(
+            param.name, shape, param.init, seed=seed, dtype=dtype, device=torch.device("cpu")
+        )
+        params[param.name].data.copy_(value)
+
+
+def _adamw(params: dict[str, nn.Parameter]) -> torch.optim.AdamW:
+    options = AdamWOptions()
+    groups = [
+        {"params": [p for p in params.values() if p.ndim >= 2]},
+        {"params": [p for p in params.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        betas=(options.beta1, options.beta2),
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+    )
+
+
+def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the unignored labels of the global batch."""
+    wide = next(module.parameters()).dtype is torch.float64
+    if wide:
+        with Widened():
+            out = module(tokens)
+    else:
+        out = module(tokens)
+    logits = out if isinstance(out, Tensor) else out.logits
+    total = nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (labels != IGNORED).sum()
+
+
+def _grad(param: nn.Parameter) -> Tensor:
+    return torch.zeros_like(param) if param.grad is None else param.grad
+
+
+def _clip(params: list[nn.Parameter], clip: float) -> float:
+    """Scale all gradients to the norm `clip` if theirs is larger; returns the norm before."""
+    norm = float(sum(_grad(p).double().square().sum() for p in params)) ** 0.5
+    if norm > clip:
+        for param in params:
+            _grad(param).mul_(clip / norm)
+    return norm

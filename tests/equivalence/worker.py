@@ -1,0 +1,145 @@
+"""One process of the pool: runs its rank of a program and returns what the rank holds.
+
+The emitted folder is imported afresh for every job, its copy of `runtime` under that name.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Job:
+    """steps: per step the global batch (tokens, labels) and the learning rate."""
+
+    folder: Path
+    world: int
+    steps: list[tuple[np.ndarray, np.ndarray, float]]
+    seed: int
+    clip: float
+    compiled: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """coordinates: by mesh axis. grads, params: this rank's shard of each bucket, flat."""
+
+    coordinates: dict[str, int]
+    losses: list[float]
+    norms: list[float]
+    grads: dict[str, np.ndarray]
+    params: dict[str, np.ndarray]
+
+
+def serve(connection: Connection) -> None:
+    """Answer (rank, job) with (result, "") or (None, traceback), until None comes."""
+    torch.set_num_threads(1)
+    sys.dont_write_bytecode = True
+    while (task := connection.recv()) is not None:
+        try:
+            answer = run_rank(*task), ""
+        except Exception:
+            answer = None, traceback.format_exc()
+        connection.send(answer)
+
+
+def run_rank(rank: int, job: Job) -> RankResult:
+    """Run one rank of a job."""
+    with _process_group(rank, job), _imported(job.folder):
+        return _train(job)
+
+
+@contextmanager
+def _process_group(rank: int, job: Job) -> Iterator[None]:
+    if job.world == 1:
+        yield
+        return
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{job.folder}/rendezvous",
+        rank=rank,
+        world_size=job.world,
+        timeout=timedelta(seconds=job.timeout_s),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _imported(folder: Path) -> Iterator[None]:
+    _forget()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        _forget()
+        torch._dynamo.reset()
+
+
+def _forget() -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "runtime" or n[:8] == "program_"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _train(job: Job) -> RankResult:
+    runtime = {n: importlib.import_module(f"runtime.{n}") for n in ("mesh", "program", "optimizer")}
+    mesh, program = runtime["mesh"], runtime["program"]
+    layout = program.load_layout(job.folder)
+    mesh.start(layout.mesh, torch.device("cpu"))
+    options = runtime["optimizer"].AdamWOptions(clip=job.clip)
+    executor = program.build_executor(
+        job.folder, layout, options, seed=job.seed, compiler=_compiler(job)
+    )
+    grads = _record_first_grads(executor)
+    losses, norms = [], []
+    for tokens, labels, rate in job.steps:
+        pairs = _micro_batches(layout, mesh.coordinate("dp"), tokens, labels)
+        loss, norm = executor.train_step(pairs, int((labels >= 0).sum()), rate)
+        losses.append(loss)
+        norms.append(norm)
+    coordinates = {axis: mesh.coordinate(axis) for axis in layout.mesh}
+    params = {name: bucket.shard.numpy().copy() for name, bucket in executor.buckets.items()}
+    return RankResult(coordinates, losses, norms, grads, params)
+
+
+def _compiler(job: Job) -> Callable | None:
+    return importlib.import_module("runtime.compiling").compiler() if job.compiled else None
+
+
+def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
+    """Filled at the first optimizer step with what it is handed, before clipping."""
+    grads: dict[str, np.ndarray] = {}
+    step = executor.optimizer.step
+
+    def recorded(*args: Any) -> Any:
+        for name, bucket in executor.buckets.items():
+            grads.setdefault(name, bucket.grad_shard.numpy().copy())
+        return step(*args)
+
+    executor.optimizer.step = recorded
+    return grads
+
+
+def _micro_batches(
+    layout: Any, index: int, tokens: np.ndarray, labels: np.ndarray
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's rows of the global batch, cut into micro-batches."""
+    rows = layout.micro_batch * layout.num_microbatches
+    own = [torch.from_numpy(x[index * rows : (index + 1) * rows].copy()) for x in (tokens, labels)]
+    return list(zip(*(x.split(layout.micro_batch) for x in own), strict=True))
