@@ -129,7 +129,7 @@ def _train_command(commands) -> None:
         "train",
         _train,
         "Plan, compile and run from one job file. The job file (TOML) has the tables [plan] and "
-        "[run] with the options of those commands by name, and model = \"...\" at the top.",
+        '[run] with the options of those commands by name, and model = "..." at the top.',
     )
     parser.add_argument("job", help="a job's TOML file")
     parser.add_argument("--out", default=None, help="the run folder (overrides the file's)")

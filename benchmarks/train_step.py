@@ -133,12 +133,15 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     size = layout.micro_batch
     batches = list(zip(tokens.split(size), labels.split(size), strict=True))
     count = rows * mesh.size("dp") * layout.seq
-    row = _time(
-        lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count
-    )
+    row = _time(lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count)
     sys.path.pop(0)
     axes = " ".join(f"{k}={v}" for k, v in layout.mesh.items())
-    return {"what": "emitted", "program": Path(folder).name, "mesh": axes, "zero": layout.zero} | row
+    return {
+        "what": "emitted",
+        "program": Path(folder).name,
+        "mesh": axes,
+        "zero": layout.zero,
+    } | row
 
 
 class _PlainLoss(nn.Module):
@@ -184,7 +187,9 @@ def _plain(spec: str, arguments: argparse.Namespace, device: torch.device) -> di
         for block in model.model.layers:
             fully_shard(block)
         fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), fused=True
+    )
     rows = arguments.micro_batch * arguments.accumulate
     rank = dist.get_rank() if dist.is_initialized() else 0
     tokens, labels = _batch(source.vocab_size, rows, arguments.seq, device, rank)

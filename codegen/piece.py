@@ -34,9 +34,7 @@ class _PieceText:
         read = {n for op in self.backward_ops for n in op.inputs} | grads
         kept = [i.value.name for i in (*self.x, *self.operands)]
         self.saved = [n for n in kept if n in read] + list(piece.saved)
-        self.recomputed = [
-            op for op in self.backward_ops if op.output.name in made
-        ]
+        self.recomputed = [op for op in self.backward_ops if op.output.name in made]
 
     def _needed(self, wanted: set[str], given: set[str]) -> list[Op]:
         """Ops that make `wanted` from `given`, in the graph's order."""

@@ -65,7 +65,7 @@ def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan])
         f"Mesh {plan.mesh}; micro-batches: {plan.num_microbatches} of {plan.micro_batch} rows a",
         f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
         "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.",
-        'Shapes are local. A name `d_v` is the gradient of `v`.',
+        "Shapes are local. A name `d_v` is the gradient of `v`.",
         '"""',
         "",
         "import torch",
@@ -88,7 +88,9 @@ def _context(writer: Writer, plan: Plan, pieces: list[Piece]) -> None:
     local = Locals(graph, {}, plan)
     writer.lines("", "")
     with writer.block("def context(constants):"):
-        writer.line('"""Values that depend on no parameter and no token, by name; computed once."""')
+        writer.line(
+            '"""Values that depend on no parameter and no token, by name; computed once."""'
+        )
         for item in graph.inputs:
             writer.line(f'{identifier(item.value.name)} = constants["{item.ref}"]')
         for op in graph.ops:

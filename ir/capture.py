@@ -66,9 +66,7 @@ def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
     """
     module, recipes, tied = build_fake(build, torch_dtype(dtype))
     program = _export(_Logits(module), name)
-    reader = _Reader(
-        program=program, name=name, recipes=recipes, tied=tied, promote=dtype == "f64"
-    )
+    reader = _Reader(program=program, name=name, recipes=recipes, tied=tied, promote=dtype == "f64")
     return reader.read()
 
 
@@ -209,10 +207,30 @@ class _Reader(FxReader):
         self.inputs.append(Input(Value("denominator", stats, ()), "data", "denominator"))
         lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
         source = op.source
-        self._emit("mw.linear_cross_entropy", (*op.inputs, "labels"), (lse, picked), source, softcap=softcap)
-        self._emit("sub.Tensor", ("loss.lse", "loss.picked"), (Value("loss.nll", stats, (B, S)),), source)
-        self._emit("ne.Scalar", ("labels",), (Value("loss.valid", "bool", (B, S)),), source, other=semantic.IGNORED_LABEL)
-        self._emit("where.ScalarOther", ("loss.valid", "loss.nll"), (Value("loss.masked", stats, (B, S)),), source, other=0.0)
+        self._emit(
+            "mw.linear_cross_entropy",
+            (*op.inputs, "labels"),
+            (lse, picked),
+            source,
+            softcap=softcap,
+        )
+        self._emit(
+            "sub.Tensor", ("loss.lse", "loss.picked"), (Value("loss.nll", stats, (B, S)),), source
+        )
+        self._emit(
+            "ne.Scalar",
+            ("labels",),
+            (Value("loss.valid", "bool", (B, S)),),
+            source,
+            other=semantic.IGNORED_LABEL,
+        )
+        self._emit(
+            "where.ScalarOther",
+            ("loss.valid", "loss.nll"),
+            (Value("loss.masked", stats, (B, S)),),
+            source,
+            other=0.0,
+        )
         self._emit("sum", ("loss.masked",), (Value("loss.sum", stats, ()),), source)
         self._emit("div.Tensor", ("loss.sum", "denominator"), (Value("loss", stats, ()),), source)
 

@@ -134,7 +134,16 @@ class FxReader:
 
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
-_ALIASES = ("contiguous", "clone", "detach", "alias", "lift_fresh_copy", "detach_", "dropout", "feature_dropout")
+_ALIASES = (
+    "contiguous",
+    "clone",
+    "detach",
+    "alias",
+    "lift_fresh_copy",
+    "detach_",
+    "dropout",
+    "feature_dropout",
+)
 _OUTPUTS = {
     "mw.attention": ("o", "lse"),
     "mw.attention_backward": ("dq", "dk", "dv"),
@@ -164,7 +173,9 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
     if not isinstance(before, Tensor):
         return None
     if base in ("dropout", "feature_dropout") and node.args[1] and node.args[2]:
-        raise CaptureError(f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, it is not supported above 0")
+        raise CaptureError(
+            f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, it is not supported above 0"
+        )
     if base in _ALIASES:
         return source
     same_shape = before.shape == after.shape

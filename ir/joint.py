@@ -70,7 +70,9 @@ class _FakeInputs:
         with self.mode:
             shape = [self.size(s) for s in value.shape]
             return torch.empty(
-                shape, dtype=torch_dtype(value.dtype), requires_grad=requires_grad  # type: ignore[arg-type]
+                shape,
+                dtype=torch_dtype(value.dtype),
+                requires_grad=requires_grad,  # type: ignore[arg-type]
             )
 
 

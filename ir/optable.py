@@ -213,9 +213,13 @@ def _blocks(whole: Size, part: Size) -> int | None:
 def _sliced(op: Op, inputs: list[Value]) -> Rule:
     """slice and select-free backward: the sliced dim is blocks x length when it divides."""
     backward = op.target == "slice_backward"
-    large, small = (op.output.shape, inputs[0].shape) if backward else (
-        inputs[0].shape,
-        op.output.shape,
+    large, small = (
+        (op.output.shape, inputs[0].shape)
+        if backward
+        else (
+            inputs[0].shape,
+            op.output.shape,
+        )
     )
     rank = len(large)
     dim = int(op.attr("dim", 0)) % rank  # type: ignore[arg-type]
@@ -337,9 +341,7 @@ def _attention(op: Op, inputs: list[Value]) -> Rule:
 def _attention_backward(op: Op, inputs: list[Value]) -> Rule:
     q, k, v, o, sizes = _attention_dims(inputs[1:4])
     shared = {"g": "sum"}
-    return Rule(
-        (o, q, k, v, o, o[:3]), (q, k, v), sizes, ({}, shared, shared), _ATTENTION_FIXED
-    )
+    return Rule((o, q, k, v, o, o[:3]), (q, k, v), sizes, ({}, shared, shared), _ATTENTION_FIXED)
 
 
 def _cross_entropy(op: Op, inputs: list[Value]) -> Rule:

@@ -119,8 +119,10 @@ def local_shape(shape: Shape, placement: Placement, mesh: Mesh) -> Shape:
     local = []
     for size, shards in zip(shape, placement.dims, strict=True):
         for shard in shards:
-            size = size // mesh.size(shard.axis) if isinstance(size, int) else size / mesh.size(
-                shard.axis
+            size = (
+                size // mesh.size(shard.axis)
+                if isinstance(size, int)
+                else size / mesh.size(shard.axis)
             )
         local.append(size)
     return tuple(local)

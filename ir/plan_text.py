@@ -78,7 +78,11 @@ def parse_plan(text: str) -> Plan:
     if not lines or lines[0] != HEADER:
         found = lines[0] if lines else "an empty file"
         raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
-    keys = dict(line.split(": ", 1) if ": " in line else (line.rstrip(":"), "") for line in lines[1:] if line)
+    keys = dict(
+        line.split(": ", 1) if ": " in line else (line.rstrip(":"), "")
+        for line in lines[1:]
+        if line
+    )
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2])}
     try:
         return _build(keys, sections)
@@ -160,7 +164,9 @@ def _parse_buckets(lines: list[str]) -> tuple[Bucket, ...]:
 
 def _parse_piece(name: str, body: str) -> Piece:
     first, _, text = body.partition("\n")
-    saved = tuple(n.strip().removeprefix("%") for n in first.removeprefix("saved:").split(",") if n.strip())
+    saved = tuple(
+        n.strip().removeprefix("%") for n in first.removeprefix("saved:").split(",") if n.strip()
+    )
     graph, placements = parse_placed_graph(text)
     return Piece(name, graph, placements, saved)
 

@@ -172,8 +172,7 @@ def _with_token_ops(graph: Graph, ops: list[Op]) -> list[Op]:
 
 def _reads_data(graph: Graph, op: Op, data: set[str]) -> bool:
     return any(
-        name in data
-        or (name in graph.producer and _reads_data(graph, graph.producer[name], data))
+        name in data or (name in graph.producer and _reads_data(graph, graph.producer[name], data))
         for name in op.inputs
     )
 
@@ -234,7 +233,9 @@ def _renamed(piece: Graph, name: str) -> Graph:
 
     def short(old: str, kind: str) -> str:
         text = "x" if kind == "activation" else relative_name(old).removeprefix("model.")
-        text = _identifier(text.removesuffix(".weight") + ("_w" if text.endswith(".weight") else ""))
+        text = _identifier(
+            text.removesuffix(".weight") + ("_w" if text.endswith(".weight") else "")
+        )
         candidate, count = text, 1
         while candidate in taken:
             count += 1

@@ -134,8 +134,10 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
     readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
     forward = {v.name for op in forward_ops(graph) for v in op.outputs}
-    kept = "saved for backward" if name in piece.saved else (
-        "forward only, or computed again in backward" if name in forward else "not saved"
+    kept = (
+        "saved for backward"
+        if name in piece.saved
+        else ("forward only, or computed again in backward" if name in forward else "not saved")
     )
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",

@@ -46,7 +46,9 @@ class Executor:
             for b in layout.buckets
             if b.name in names
         }
-        self.tied = {b.name: mesh.stages_group(b.stages) for b in layout.buckets if len(b.stages) > 1}
+        self.tied = {
+            b.name: mesh.stages_group(b.stages) for b in layout.buckets if len(b.stages) > 1
+        }
         self.optimizer = Optimizer(list(self.buckets.values()), options, self.index)
         self.forward_group = mesh.axis_group_again("pp")
         self.backward_group = mesh.axis_group_again("pp")
@@ -104,7 +106,9 @@ class Executor:
             "labels": self._batches[microbatch][1],
             "denominator": self._denominator,
         }
-        return tuple(data[n] for n in piece.data) + tuple(self.context_values[n] for n in piece.context)
+        return tuple(data[n] for n in piece.data) + tuple(
+            self.context_values[n] for n in piece.context
+        )
 
     def keep(self, index: int, microbatch: int, saved: tuple[Tensor, ...]) -> None:
         if self.training:

@@ -97,7 +97,9 @@ def _check_keys(path: Path, prefix: str, table: dict, known: set[str]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {prefix}{near[0]}" if near else ""
-            raise JobError(f"{path}: unknown key {prefix}{key}{hint}; keys: {', '.join(sorted(known))}")
+            raise JobError(
+                f"{path}: unknown key {prefix}{key}{hint}; keys: {', '.join(sorted(known))}"
+            )
 
 
 def _toml(data: dict) -> str:

@@ -262,9 +262,7 @@ class _Log:
         self, out: Path, layout: Layout, peak: float | None, say: Callable[[str], None]
     ) -> None:
         self.log = (
-            StepLog(
-                out / "metrics.jsonl", flops_per_token=layout.flops_per_token, peak_flops=peak
-            )
+            StepLog(out / "metrics.jsonl", flops_per_token=layout.flops_per_token, peak_flops=peak)
             if say is _say
             else None
         )

@@ -22,10 +22,19 @@ def start_program(folder: Path, options: dict[str, object], port: int = 0) -> in
     command = [sys.executable, "main.py", *_arguments(options)]
     if ranks > 1:
         address = ["--master-addr", "127.0.0.1", "--master-port", str(_port(port))]
-        command[1:2] = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *address, "main.py"]
+        command[1:2] = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            *address,
+            "main.py",
+        ]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     environment.pop("PYTHONPATH", None)
-    finished = subprocess.run(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    finished = subprocess.run(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    )
     return _report(finished)
 
 
