@@ -39,7 +39,8 @@ class ModelDraw:
 class Case:
     """One case. empty: a micro-batch without labels; tail: the last rows without labels.
 
-    cuts: pin the stage cuts at random, else leave them to the planner. clip: global-norm clip.
+    cuts: pin the stage cuts at random, else leave them to the planner. random_costs: plan for a
+    cluster of random costs. price: of a resident byte, in us. clip: global-norm clip.
     """
 
     number: int
@@ -57,6 +58,8 @@ class Case:
     schedule: str = "1f1b"
     shard_weights: bool = False
     cuts: bool = False
+    random_costs: bool = False
+    price: float | None = None
     empty: bool = False
     tail: bool = False
     clip: float = 1.0
@@ -127,6 +130,8 @@ def _case(
         schedule=rng.choice(("1f1b", "gpipe")),
         shard_weights=tp > 1 and rng.random() < 0.5,
         cuts=pp > 1 and rng.random() < 0.5,
+        random_costs=tp > 1 and rng.random() < 0.7,
+        price=rng.choice((None, 0.0, 1e-4, 1e-2)),
         empty=rng.random() < 0.4,
         tail=rng.random() < 0.4,
         clip=rng.choice((1.0, 0.1)),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from equivalence.boxes import assemble
 from equivalence.cases import RATES, Case, ModelDraw, batches, random_cuts
+from equivalence.clusters import cluster_of
 from equivalence.compare import Reading, check
 from equivalence.draws import DrawnModel, draw_model
 from equivalence.oracle import Outcome, plain_run
@@ -16,7 +17,6 @@ from meshwright.cli import write_program
 from meshwright.ir.capture import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.driver import make_plan
 from meshwright.planner.pins import Pins
 
@@ -75,9 +75,10 @@ class Court:
             recompute=case.recompute,
             schedule=case.schedule,
             cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
+            price=case.price,
             shard_weights=1 if case.shard_weights else None,
         )
-        cluster = parse_cluster(f"cpu:{case.world}")
+        cluster = cluster_of(case)
         return make_plan(traced, cluster, seq=case.seq, global_batch=case.rows * case.dp, pins=pins)
 
     def _found(self, case: Case, plan: Plan, folder: Path, data: list) -> Outcome:
