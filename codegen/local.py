@@ -2,10 +2,10 @@
 
 import keyword
 
-from ..ir.graph import Graph, Value
-from ..ir.placement import Mesh, Placement, local_shape, replicated
-from ..ir.plan import Piece, Plan
-from ..ir.sizes import Shape, Size, evaluate
+from meshwright.ir.graph import Graph, Value
+from meshwright.ir.placement import Mesh, Placement, local_shape, replicated
+from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.sizes import Shape, Size, evaluate
 
 # Names that emitted functions use and values must not hide.
 _RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "TP", "TP_RANK", "DEVICE"}

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from ..ir.dtypes import TORCH_NAMES
-from ..ir.graph import Attr, Op
-from ..ir.optable import VIEWS
+from meshwright.ir.dtypes import TORCH_NAMES
+from meshwright.ir.graph import Attr, Op
+from meshwright.ir.optable import VIEWS
+
 from .local import Locals, identifier
 
 Emit = Callable[[Op, list[str], Locals], str]

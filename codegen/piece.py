@@ -1,7 +1,8 @@
 """The two functions of a unique segment: forward and backward, as text."""
 
-from ..ir.graph import Input, Op
-from ..ir.plan import Piece, Plan
+from meshwright.ir.graph import Input, Op
+from meshwright.ir.plan import Piece, Plan
+
 from .local import Locals, identifier
 from .ops import op_text
 from .writer import Writer

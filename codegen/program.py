@@ -1,9 +1,10 @@
 """The folder of a program: file names and texts. Emission is deterministic."""
 
-from ..ir.dtypes import TORCH_NAMES
-from ..ir.plan import Bucket, Param, Plan
-from ..ir.plan_text import format_plan, plan_hash
-from ..ir.sizes import evaluate
+from meshwright.ir.dtypes import TORCH_NAMES
+from meshwright.ir.plan import Bucket, Param, Plan
+from meshwright.ir.plan_text import format_plan, plan_hash
+from meshwright.ir.sizes import evaluate
+
 from .stage import stage_source
 from .writer import Writer
 

@@ -1,8 +1,9 @@
 """The file of one stage: pieces, instances, the loops over them, the schedule."""
 
-from ..ir.dtypes import TORCH_NAMES
-from ..ir.graph import Graph
-from ..ir.plan import InstancePlan, Piece, Plan
+from meshwright.ir.dtypes import TORCH_NAMES
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import InstancePlan, Piece, Plan
+
 from .local import Locals, identifier
 from .ops import op_text
 from .piece import operand_inputs, piece_functions

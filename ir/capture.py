@@ -16,9 +16,9 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node
 
 from . import semantic
+from .capture_fx import FxReader, short_dtype, torch_dtype
 from .capture_init import build_fake
 from .errors import CaptureError
-from .capture_fx import FxReader, short_dtype, torch_dtype
 from .graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
 from .joint import joint
 from .segment import segment

@@ -5,9 +5,9 @@ is all-reduced), then the other replicated ones, then the tp-sharded ones (their
 every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
 """
 
-from ..ir.placement import Mesh
-from ..ir.plan import Bucket, Entry, InstancePlan, Param, Piece
-from ..ir.sizes import evaluate, num_elements
+from meshwright.ir.placement import Mesh
+from meshwright.ir.plan import Bucket, Entry, InstancePlan, Param, Piece
+from meshwright.ir.sizes import evaluate, num_elements
 
 # Elements; keeps each view aligned to 128 bytes in bf16, as vectorised kernels want.
 ALIGNMENT = 64

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from ..ir.errors import PlanError
+from meshwright.ir.errors import PlanError
 
 
 def cut_stages(costs: list[float], num_stages: int, pinned: str | None) -> list[int]:

@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
-from ..ir.errors import PlanError
-from ..ir.graph import Graph
-from ..ir.optable import flops
-from ..ir.placement import Mesh, only_axis, replicated
-from ..ir.plan import InstancePlan, Param, Piece, Plan
-from ..ir.sizes import evaluate
-from ..ir.traced import Traced
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.optable import flops
+from meshwright.ir.placement import Mesh, only_axis, replicated
+from meshwright.ir.plan import InstancePlan, Param, Piece, Plan
+from meshwright.ir.sizes import evaluate
+from meshwright.ir.traced import Traced
+
 from .buckets import make_buckets
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster

@@ -1,11 +1,12 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
-from ..ir.dtypes import ITEM_BYTES
-from ..ir.errors import PlanError
-from ..ir.placement import format_placement
-from ..ir.plan import Piece, Plan
-from ..ir.plan_text import plan_hash
-from ..ir.sizes import evaluate, num_elements
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.errors import PlanError
+from meshwright.ir.placement import format_placement
+from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.plan_text import plan_hash
+from meshwright.ir.sizes import evaluate, num_elements
+
 from .recompute import forward_ops
 from .schedules import in_flight
 

@@ -3,7 +3,7 @@
 import difflib
 from dataclasses import dataclass, fields
 
-from ..ir.errors import PlanError
+from meshwright.ir.errors import PlanError
 
 
 @dataclass(frozen=True)

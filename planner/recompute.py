@@ -8,8 +8,8 @@ those that match (shell wildcards allowed) and saves the rest.
 
 from fnmatch import fnmatchcase
 
-from ..ir.errors import PlanError
-from ..ir.graph import Graph, Op
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph, Op
 
 RULES = ("cheap", "all", "none")
 

@@ -5,8 +5,8 @@ PipeDream-flush): warm-up of min(m, p - stage - 1) forwards, then one forward an
 turn, so that at most p - stage micro-batches are in flight.
 """
 
-from ..ir.errors import PlanError
-from ..ir.schedule import Action, Schedule
+from meshwright.ir.errors import PlanError
+from meshwright.ir.schedule import Action, Schedule
 
 GENERATORS = ("1f1b", "gpipe")
 
