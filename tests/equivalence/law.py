@@ -1,10 +1,12 @@
 """One case from model to comparison: trace, plan, emit, run on the pool, compare with plain."""
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from equivalence.boxes import assemble
+import numpy as np
+from equivalence.boxes import ReplicaError, assemble
 from equivalence.cases import RATES, Case, ModelDraw, batches, random_cuts
 from equivalence.clusters import cluster_of
 from equivalence.compare import Reading, check
@@ -12,6 +14,7 @@ from equivalence.draws import DrawnModel, draw_model
 from equivalence.oracle import Outcome, plain_run
 from equivalence.pool import Pool
 from equivalence.worker import Job, RankResult
+from torch import Tensor
 
 from meshwright.cli import write_program
 from meshwright.ir.capture import trace
@@ -23,6 +26,7 @@ from meshwright.planner.pins import Pins
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
 Edit = Callable[[Path], None]
+Data = list[tuple[Tensor, Tensor]]
 
 
 class Court:
@@ -40,7 +44,7 @@ class Court:
         Raises LawError, ReplicaError or PoolError.
         """
         model, plan = self.model(case.model), self.plan(case)
-        folder = self.folder / f"{case}{'-edited' if edit else ''}"
+        folder = Path(tempfile.mkdtemp(prefix=f"{case}-", dir=self.folder))
         write_program(plan, folder)
         if edit is not None:
             edit(folder)
@@ -81,14 +85,15 @@ class Court:
         cluster = cluster_of(case)
         return make_plan(traced, cluster, seq=case.seq, global_batch=case.rows * case.dp, pins=pins)
 
-    def _found(self, case: Case, plan: Plan, folder: Path, data: list) -> Outcome:
+    def _found(self, case: Case, plan: Plan, folder: Path, data: Data) -> Outcome:
         steps = [(t.numpy(), x.numpy(), rate) for (t, x), rate in zip(data, RATES, strict=True)]
         limit = COMPILED_TIMEOUT_S if case.compiled else TIMEOUT_S
         job = Job(folder, case.world, steps, case.seed, case.clip, case.compiled, limit)
         ranks = self.pool.run(job)
         first = ranks[0]
         for rank in ranks:
-            assert (rank.losses, rank.norms) == (first.losses, first.norms), "ranks log differently"
+            if (rank.losses, rank.norms) != (first.losses, first.norms):
+                raise ReplicaError(f"{case}: ranks log different losses or norms")
         pick = partial(assemble, plan, ranks)
         return Outcome(first.losses, first.norms, pick(_grads), pick(_params))
 
@@ -98,9 +103,9 @@ class Court:
             self.worst[key] = (reading.error, f"{case}: {reading.name}")
 
 
-def _grads(rank: RankResult):  # type: ignore[no-untyped-def]
+def _grads(rank: RankResult) -> dict[str, np.ndarray]:
     return rank.grads
 
 
-def _params(rank: RankResult):  # type: ignore[no-untyped-def]
+def _params(rank: RankResult) -> dict[str, np.ndarray]:
     return rank.params

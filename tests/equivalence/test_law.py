@@ -1,9 +1,10 @@
 """The law of the house: whatever the plan, the program computes what the plain model computes."""
 
 import os
+from dataclasses import replace
 
 import pytest
-from equivalence.cases import Case, chosen_seed, draw_cases
+from equivalence.cases import Case, ModelDraw, chosen_seed, draw_cases
 from equivalence.law import Court
 
 CASES = draw_cases(chosen_seed(), 44, max_world=4)
@@ -11,6 +12,27 @@ CASES = draw_cases(chosen_seed(), 44, max_world=4)
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_plain_model(case: Case, court: Court) -> None:
+    court.try_case(case)
+
+
+# One small model and one local shape, so that what is compiled for one case serves the others.
+_SMALL = ModelDraw("llama", stock=False, variant=0, seed=chosen_seed())
+COMPILED = [
+    replace(case, number=800 + number, compiled=True)
+    for number, case in enumerate(
+        (
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, accumulation=2),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=3, accumulation=2),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, pp=2, zero=1, accumulation=2),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, tp=2, shard_weights=True),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=2, dtype="f32"),
+        )
+    )
+]
+
+
+@pytest.mark.parametrize("case", COMPILED, ids=str)
+def test_compiled_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 
 

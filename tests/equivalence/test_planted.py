@@ -1,0 +1,96 @@
+"""Errors planted in an emitted program, mistakes that frameworks have made: each is caught."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from equivalence.boxes import ReplicaError
+from equivalence.cases import Case, ModelDraw
+from equivalence.compare import LawError
+from equivalence.law import Court
+
+# Fixed draws, whatever the run's seed: the first cuts evenly over tp=2, the second is tied.
+MODEL = ModelDraw("llama", stock=False, variant=0, seed=0)
+TIED = ModelDraw("llama", stock=False, variant=3, seed=0)
+SHARDED = Case(number=900, seed=0, model=MODEL, tp=2, accumulation=2, shard_weights=True)
+DATA = Case(number=901, seed=0, model=MODEL, dp=2, accumulation=2, empty=True)
+DATA_CUT = Case(number=902, seed=0, model=MODEL, dp=2, accumulation=2, zero=1)
+STAGED = Case(number=903, seed=0, model=TIED, pp=2, accumulation=2)
+CASES = (SHARDED, DATA, DATA_CUT, STAGED)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """Replace `pattern`, as often as `count` says (0: everywhere), in `file` of the folder."""
+
+    name: str
+    case: Case
+    file: str
+    pattern: str
+    replacement: str
+    count: int = 1
+
+    def __call__(self, folder: Path) -> None:
+        path = folder / self.file
+        text, found = re.subn(self.pattern, self.replacement, path.read_text(), count=self.count)
+        assert found, f"{self.pattern} is nowhere in {self.file}: plant the error anew"
+        path.write_text(text)
+
+
+STAGE, BUCKETS, EXECUTOR = "stage_00.py", "runtime/buckets.py", "runtime/executor.py"
+PLANTS = (
+    Plant(
+        "a dropped all-reduce in forward",
+        SHARDED, STAGE, r'= collectives.all_reduce\((\w+), "sum", TP\)', r"= \1",
+    ),
+    Plant(
+        "every all-reduce dropped",
+        SHARDED, STAGE, r'= collectives.all_reduce\((\w+), "sum", TP\)', r"= \1", 0,
+    ),
+    Plant("a wrong scale of attention", SHARDED, STAGE, r"scale=[\d.]+", "scale=0.36", 0),
+    Plant(
+        "one gradient too large by a millionth",
+        DATA, STAGE, r"\.add_\((d_\w+)\)", r".add_(\1, alpha=1.000001)",
+    ),
+    Plant("a shard read twice", SHARDED, STAGE, r"TP_RANK = .*", "TP_RANK = 0"),
+    Plant("a shard's weights made twice", SHARDED, BUCKETS, r"mesh\.coordinate\(a\)", "0"),
+    Plant(
+        "gradients not reduced over dp",
+        DATA, BUCKETS, r"dist\.all_reduce\(grad, group=self\.group, async_op=True\)", "None",
+    ),
+    Plant(
+        "gradient shards not reduced over dp",
+        DATA_CUT, BUCKETS, r"dist\.reduce_scatter_tensor\(target, grad, .*\)",
+        "[target.copy_(self._cut(grad)), None][1]",
+    ),
+    Plant(
+        "updated parameters not gathered",
+        DATA_CUT, BUCKETS, r"if self\.zero in \(1, 2\)", "if self.zero == 2",
+    ),
+    Plant(
+        "the loss divided by the local count",
+        DATA, EXECUTOR, r"float\(label_count\)", "float(sum((x >= 0).sum() for _, x in batches))",
+    ),
+    Plant("the last gradient only", DATA, STAGE, r"\.add_\((d_\w+)\)", r".copy_(\1)", 0),
+    Plant(
+        "a tied gradient of one home only",
+        STAGED, EXECUTOR, r"dist\.all_reduce\(bucket\.grad_shard, group=.*\)", "pass",
+    ),
+    Plant(
+        "a tied parameter twice in the norm",
+        STAGED, "runtime/optimizer.py", r"bucket\.bucket\.stages\[0\] != self\.stage", "False",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_without_a_planted_error(case: Case, court: Court) -> None:
+    court.try_case(case)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name.replace(" ", "-"))
+def test_catches(plant: Plant, court: Court) -> None:
+    with pytest.raises((LawError, ReplicaError)) as caught:
+        court.try_case(plant.case, plant)
+    print(caught.value)
