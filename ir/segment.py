@@ -10,12 +10,13 @@ with several instances.
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
 from .text import format_graph
 
 _CASTS = ("to.dtype", "_to_copy")
+_NORMS = ("layer_norm", "rms_norm")  # one op here, but its parts read their input several times
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Segmented:
 
 def segment(graph: Graph) -> Segmented:
     """Cut a captured graph into a chain of segment instances."""
+    graph = _without_repeats(graph)
     dependent = _dependent_on_params(graph)
     context_ops, chain_ops = _split_context(graph, dependent)
     pieces = _cut(graph, chain_ops, dependent)
@@ -71,6 +73,27 @@ def segment(graph: Graph) -> Segmented:
         tuple(segments.values()),
         tuple(instances),
     )
+
+
+def _without_repeats(graph: Graph) -> Graph:
+    """Equal ops on constants alone are one op: each layer of some models makes its own mask or
+    rotary view, which would make its segment differ from the others."""
+    varying = {i.value.name for i in graph.inputs if i.kind != "constant"}
+    first: dict[tuple, Op] = {}
+    names: dict[str, str] = {}
+    kept = []
+    for op in graph.ops:
+        op = replace(op, inputs=tuple(names.get(n, n) for n in op.inputs))
+        if any(n in varying for n in op.inputs):
+            varying.update(v.name for v in op.outputs)
+            kept.append(op)
+            continue
+        same = first.setdefault((op.target, op.inputs, op.attrs), op)
+        if same is op:
+            kept.append(op)
+        names.update((v.name, w.name) for v, w in zip(op.outputs, same.outputs, strict=True))
+    outputs = tuple(names.get(n, n) for n in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(kept), outputs)
 
 
 def _dependent_on_params(graph: Graph) -> set[str]:
@@ -120,7 +143,7 @@ def _forks(graph: Graph, name: str) -> bool:
     readers = graph.users[name]
     while len(readers) == 1 and readers[0].target in _CASTS:
         readers = graph.users[readers[0].output.name]
-    return len(readers) > 1
+    return len(readers) > 1 or (len(readers) == 1 and readers[0].target in _NORMS)
 
 
 def _piece_graph(
@@ -209,7 +232,7 @@ _LAYER = re.compile(r"^(.*?\.)??\d+\.")
 
 
 def relative_name(name: str) -> str:
-    """A name without its path up to the layer number: `layers.3.ffn.up.weight` -> `ffn.up.weight`."""
+    """A name from behind its layer number: `layers.3.ffn.up.weight` -> `ffn.up.weight`."""
     return _LAYER.sub("", name, count=1)
 
 
