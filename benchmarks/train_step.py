@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node N benchmarks/train_step.py PROGRAM [PROGRAM ...] --plain MODEL
 
-Each program and the plain model train on one fixed random batch; reported are the median step after
-warm-up, tokens/s over all cards, peak memory of rank 0 and the losses. Plain is the same model under
-autograd with per-block torch.compile, cuDNN attention, cross-entropy in chunks of 2048 tokens,
-fused AdamW and clip 1.0; over several cards it is wrapped in FSDP2 (fully_shard per block).
+Each program and the plain model train on one fixed random batch; reported are the median step
+after warm-up, tokens/s over all cards, peak memory of rank 0 and the losses. Plain is the same
+model under autograd with per-block torch.compile, cuDNN attention, cross-entropy in chunks of 2048
+tokens, fused AdamW and clip 1.0; over several cards it is wrapped in FSDP2 (fully_shard per
+block).
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -109,7 +111,9 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
     }
 
 
-def _batch(vocab: int, rows: int, seq: int, device: torch.device, rank: int):  # type: ignore[no-untyped-def]
+def _batch(
+    vocab: int, rows: int, seq: int, device: torch.device, rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(0, vocab, (rows, seq + 1), generator=generator).to(device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -119,15 +123,17 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     for name in [n for n in sys.modules if n.split(".")[0] == "runtime"]:
         del sys.modules[name]
     sys.path.insert(0, str(Path(folder).resolve()))
-    from runtime import mesh  # the program's own copy
-    from runtime.compiling import compiler
-    from runtime.optimizer import AdamWOptions
-    from runtime.program import build_executor, load_layout
+    # The program's own copy of the runtime.
+    mesh, compiling, optimizer, program = (
+        import_module(f"runtime.{name}") for name in ("mesh", "compiling", "optimizer", "program")
+    )
 
     torch._dynamo.reset()
-    layout = load_layout(Path(folder))
+    layout = program.load_layout(Path(folder))
     mesh.start(layout.mesh, device)
-    executor = build_executor(Path(folder), layout, AdamWOptions(), seed=0, compiler=compiler())
+    executor = program.build_executor(
+        Path(folder), layout, optimizer.AdamWOptions(), seed=0, compiler=compiling.compiler()
+    )
     rows = layout.micro_batch * layout.num_microbatches
     tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.coordinate("dp"))
     size = layout.micro_batch
@@ -145,7 +151,7 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
 
 
 class _PlainLoss(nn.Module):
-    """The model up to its head, and the loss in chunks of tokens, without bringing logits together."""
+    """The model up to its head, and the loss in chunks of tokens, never all logits at once."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

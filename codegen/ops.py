@@ -129,7 +129,8 @@ def _slice_backward(op: Op, names: list[str], local: Locals) -> str:
         for n in (start, end)
     ]
     step = op.attr("step", 1)
-    return f"torch.ops.aten.slice_backward({names[0]}, {shape}, {dim}, {bounds[0]}, {bounds[1]}, {step})"
+    span = f"{bounds[0]}, {bounds[1]}, {step}"
+    return f"torch.ops.aten.slice_backward({names[0]}, {shape}, {dim}, {span})"
 
 
 def _cat(op: Op, names: list[str], local: Locals) -> str:

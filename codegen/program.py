@@ -89,7 +89,8 @@ def _constants(plan: Plan) -> str:
     return "{\n" + ",\n".join(rows) + "\n}\n" if rows else "{}\n"
 
 
-_MAIN = '''"""Entry of the program: `bash launch.sh --data ... --steps ...`, or torchrun main.py directly."""
+_MAIN = '''\
+"""Entry of the program: `bash launch.sh --data ... --steps ...`, or torchrun main.py directly."""
 
 from pathlib import Path
 

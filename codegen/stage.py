@@ -65,7 +65,8 @@ def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan])
         "",
         f"Mesh {plan.mesh}; micro-batches: {plan.num_microbatches} of {plan.micro_batch} rows a",
         f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
-        "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.",
+        "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets "
+        "hold.",
         "Shapes are local. A name `d_v` is the gradient of `v`.",
         '"""',
         "",

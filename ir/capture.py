@@ -81,7 +81,7 @@ class _Logits(nn.Module):
 
 
 def _swap_semantic(module: nn.Module) -> None:
-    """Modules that declare `semantic_op = "attention"` call the semantic op instead of their body."""
+    """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
     for part in module.modules():
         if getattr(part, "semantic_op", None) == "attention":
             part.forward = _attention_of(part)  # type: ignore[method-assign]
@@ -144,7 +144,9 @@ class _Reader(FxReader):
         buffers.update(signature.inputs_to_lifted_tensor_constants)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         tokens = next(n for n in placeholders if n.name in signature.user_inputs)
-        self.symbols = dict(zip((s.node.expr for s in tokens.meta["val"].shape), (B, S)))
+        self.symbols = dict(
+            zip((s.node.expr for s in tokens.meta["val"].shape), (B, S), strict=True)
+        )
         if len(self.symbols) != 2:
             raise CaptureError(
                 f"model {self.name} binds the batch or sequence size to a number: tokens have "

@@ -83,7 +83,7 @@ class FxReader:
         parts = value if many else (value,)
         target = target_name(node.target)
         names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
-        outputs = tuple(self.value(t, n) for t, n in zip(parts, names))  # type: ignore[call-overload]
+        outputs = tuple(self.value(t, n) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
         inputs, attrs = self._arguments(node)
         if target.startswith("to."):
             target, attrs = "to.dtype", tuple(a for a in attrs if a[0] == "dtype")
@@ -97,7 +97,7 @@ class FxReader:
 
     def _arguments(self, node: Node) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
         schema = node.target._schema  # type: ignore[union-attr]
-        given = dict(zip((a.name for a in schema.arguments), node.args))
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
         given.update(node.kwargs)
         inputs: list[str] = []
         attrs: list[tuple[str, Attr]] = []
@@ -174,7 +174,8 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
         return None
     if base in ("dropout", "feature_dropout") and node.args[1] and node.args[2]:
         raise CaptureError(
-            f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, it is not supported above 0"
+            f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, "
+            "it is not supported above 0"
         )
     if base in _ALIASES:
         return source

@@ -31,7 +31,7 @@ _DY = "dy"
 
 
 def joint(segment: Segment) -> Graph:
-    """Trace forward and backward of a unique segment; raises CaptureError for what torch refuses."""
+    """Trace a unique segment's forward and backward; CaptureError for what torch refuses."""
     graph = segment.graph
     fake = _FakeInputs()
     arguments = [fake.tensor(i.value, i.kind in ("activation", "param")) for i in graph.inputs]
@@ -79,14 +79,14 @@ class _FakeInputs:
 def evaluate(
     graph: Graph, inputs: list[Tensor], made: dict[str, Op] | None = None
 ) -> tuple[Tensor, ...]:
-    """Run a graph's ops with torch on `inputs`; under a trace, `made` maps new nodes to their op."""
-    env = dict(zip((i.value.name for i in graph.inputs), inputs))
+    """Run a graph's ops on `inputs`; under a trace, `made` maps new nodes to their op."""
+    env = dict(zip((i.value.name for i in graph.inputs), inputs, strict=True))
     sizes = _size_values(graph, env)
     for op in graph.ops:
         before = _node_names()
         result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
         results = result if isinstance(result, tuple | list) else (result,)
-        env.update((v.name, r) for v, r in zip(op.outputs, results))
+        env.update((v.name, r) for v, r in zip(op.outputs, results, strict=True))
         if made is not None:
             made.update(dict.fromkeys(_node_names()[len(before) :], op))
     return tuple(env[name] for name in graph.outputs)
@@ -100,7 +100,7 @@ def _node_names() -> list[str]:
 def _size_values(graph: Graph, env: dict[str, Tensor]) -> dict:
     found = {}
     for item in graph.inputs:
-        for size, actual in zip(item.value.shape, env[item.value.name].shape):
+        for size, actual in zip(item.value.shape, env[item.value.name].shape, strict=True):
             if size in (B, S):
                 found[str(size)] = actual
     return found
@@ -201,7 +201,7 @@ def _split(x: Tensor, split_size, dim: int = 0) -> tuple[Tensor, ...]:
     if sizes is None:
         sizes = [split_size] * (x.shape[dim] // split_size)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes))
+    return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
 
 
 def _split_sizes(x: Tensor, split_sizes, dim: int = 0) -> tuple[Tensor, ...]:

@@ -275,7 +275,7 @@ def _rule(
     fixed: str = "",
 ) -> Rule:
     sizes: dict[str, Size] = {}
-    for names, value in [*zip(dims_in, values), *zip(dims_out, outputs)]:
+    for names, value in zip([*dims_in, *dims_out], [*values, *outputs], strict=True):
         sizes.update(zip(names, value.shape, strict=True))
     made = []
     for names in dims_out:

@@ -83,7 +83,7 @@ def parse_plan(text: str) -> Plan:
         for line in lines[1:]
         if line
     )
-    sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2])}
+    sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:
         return _build(keys, sections)
     except KeyError as error:

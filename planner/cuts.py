@@ -1,6 +1,7 @@
 """Pipeline cuts: contiguous stages whose slowest is as fast as can be."""
 
 from functools import cache
+from itertools import pairwise
 
 from meshwright.ir.errors import PlanError
 
@@ -23,7 +24,7 @@ def _pinned(text: str, num_stages: int, count: int) -> list[int]:
         starts = [0, *(int(n) for n in text.split(","))]
     except ValueError:
         raise PlanError(f"cuts={text}: expected instance numbers such as 5,9") from None
-    rising = all(a < b for a, b in zip(starts, starts[1:]))
+    rising = all(a < b for a, b in pairwise(starts))
     if len(starts) != num_stages or not rising or starts[-1] >= count:
         raise PlanError(
             f"cuts={text}: expected {num_stages - 1} rising numbers between 1 and {count - 1}"

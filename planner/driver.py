@@ -108,9 +108,10 @@ def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, 
     """(rows of one rank in a micro-batch, number of micro-batches)."""
     dp = mesh.size("dp")
     if global_batch % dp:
+        below = global_batch - global_batch % dp
+        near = f"{below} or {below + dp}" if below else f"{dp}"
         raise PlanError(
-            f"global batch {global_batch} does not divide over dp={dp}; "
-            f"take {global_batch - global_batch % dp or dp} or {global_batch + dp - global_batch % dp} rows"
+            f"global batch {global_batch} does not divide over dp={dp}; take {near} rows"
         )
     rows = global_batch // dp
     if pins.micro_batch is not None:

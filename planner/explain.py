@@ -2,6 +2,7 @@
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Op
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.plan_text import plan_hash
@@ -109,12 +110,12 @@ def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
     return lines
 
 
-def _moved(plan: Plan, piece: Piece, op) -> int:  # type: ignore[no-untyped-def]
+def _moved(plan: Plan, piece: Piece, op: Op) -> int:
     return max(plan.local_bytes(piece, n) for n in (op.inputs[0], op.output.name))
 
 
 def explain_value(plan: Plan, name: str) -> str:
-    """Where a value lies, whether it is kept, who makes and reads it, in every piece that has it."""
+    """Where a value lies, whether it is kept, who makes and reads it, per piece that has it."""
     name = name.removeprefix("%")
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:
@@ -142,7 +143,8 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     )
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
-        f"  placement {format_placement(piece.placements[name])}, {gib(plan.local_bytes(piece, name))} a rank",
+        f"  placement {format_placement(piece.placements[name])}, "
+        f"{gib(plan.local_bytes(piece, name))} a rank",
         f"  made by {source}; {kept}",
         f"  read by {readers}",
     ]

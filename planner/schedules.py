@@ -66,7 +66,7 @@ def validate(schedule: Schedule) -> None:
                     sent.add((target, action.kind[-1], action.microbatch))
                 position[stage] += 1
                 progress = True
-    if any(p < len(a) for p, a in zip(position, schedule)):
+    if any(p < len(a) for p, a in zip(position, schedule, strict=True)):
         raise PlanError(f"the schedule deadlocks:\n{grid(schedule, position)}")
 
 

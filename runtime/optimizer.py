@@ -1,7 +1,7 @@
 """AdamW over bucket shards, and the gradient norm of the whole model.
 
-The norm counts every logical element once: tp-replicated parameters on tp rank 0 only, dp-replicated
-shards on dp rank 0 only, tied parameters at their first home only.
+The norm counts every logical element once: tp-replicated parameters on tp rank 0 only,
+dp-replicated shards on dp rank 0 only, tied parameters at their first home only.
 """
 
 from dataclasses import dataclass

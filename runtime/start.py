@@ -48,7 +48,9 @@ def num_ranks(layout: str) -> int:
             for size in ast.literal_eval(node.value).values():
                 total *= size
             return total
-    raise ProgramError("layout.py names no mesh; write the program again with compile")
+    raise ProgramError(
+        f"layout.py names no mesh in {len(layout)} characters; write the program again with compile"
+    )
 
 
 def _port(port: int) -> int:
