@@ -62,7 +62,7 @@ def segment(graph: Graph) -> Segmented:
         piece, params, context = _piece_graph(graph, ops, entry)
         key = _structure(piece)
         if key not in segments:
-            name = _segment_name(params)
+            name = _segment_name(piece, params)
             names[name] += 1
             name = name if names[name] == 1 else f"{name}_{names[name]}"
             segments[key] = Segment(name, _renamed(piece, name))
@@ -123,6 +123,7 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[list[Op
     """(ops, entry value name) of each piece, in order; the first entry is ""."""
     last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
     last_use.update((name, len(ops)) for name in graph.outputs)
+    params = {i.value.name for i in graph.inputs_of("param")}
     pieces, current, entry = [], [], ""
     live: set[str] = set()
     for index, op in enumerate(ops):
@@ -131,10 +132,16 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[list[Op
         live = {name for name in live if last_use.get(name, -1) > index}
         if len(live) == 1 and index + 1 < len(ops):
             (name,) = live
-            if any(v.name == name for v in op.outputs) and _forks(graph, name):
+            made_here = any(v.name == name for v in op.outputs)
+            if made_here and _forks(graph, name) and _reads_params(current, params):
                 pieces.append((current, entry))
                 current, entry = [], name
     return [*pieces, (current, entry)]
+
+
+def _reads_params(ops: list[Op], params: set[str]) -> bool:
+    """A piece without parameters is not worth a cut: what follows takes it in."""
+    return any(name in params for op in ops for name in op.inputs)
 
 
 def _forks(graph: Graph, name: str) -> bool:
@@ -236,11 +243,13 @@ def relative_name(name: str) -> str:
     return _LAYER.sub("", name, count=1)
 
 
-def _segment_name(params: tuple[str, ...]) -> str:
-    """The module that holds most of the piece's parameters; norms only when alone."""
-    parts = [relative_name(p).removeprefix("model.").split(".")[0] for p in params]
-    if not parts:
-        return "rest"
+def _segment_name(piece: Graph, params: tuple[str, ...]) -> str:
+    """`embed` from tokens, `head` to the loss; else the module that holds most of the parameters."""
+    if piece.values[piece.outputs[0]].shape == ():
+        return "head"
+    if not piece.inputs_of("activation"):
+        return "embed"
+    parts = [relative_name(p).split(".")[0] for p in params]
     ranked = Counter(p for p in parts if "norm" not in p and not p.startswith("ln_"))
     return _identifier((ranked or Counter(parts)).most_common(1)[0][0])
 
