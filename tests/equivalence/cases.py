@@ -85,7 +85,7 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
 
     repeats: how many rounds over all families draw the same models, which are traced once.
     """
-    rng = random.Random(f"cases/{seed}")
+    rng = random.Random(f"cases/{seed}/{max_world}")
     sources = _endless(rng, [(f, stock) for f in FAMILIES for stock in (False, True)])
     meshes = _endless(rng, _meshes(max_world))
     dtypes = _endless(rng, ["f64", "f64", "f64", "f32"])

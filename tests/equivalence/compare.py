@@ -40,6 +40,7 @@ class Reading:
 
 def check(case: Case, found: Outcome, expected: Outcome) -> list[Reading]:
     """All readings. Raises LawError, worst first, when one is past its limit."""
+    assert len(found.losses) == len(expected.losses), "steps are missing"
     readings = list(_readings(case.dtype, found, expected))
     # Written so that a NaN counts as past the limit.
     past = [r for r in readings if not r.error <= r.limit]
@@ -53,16 +54,27 @@ def check(case: Case, found: Outcome, expected: Outcome) -> list[Reading]:
 
 def _readings(dtype: str, found: Outcome, expected: Outcome) -> Iterator[Reading]:
     limit = TOLERANCES[dtype]
-    for step, (a, b) in enumerate(zip(found.losses, expected.losses, strict=True)):
-        yield Reading("loss", f"of step {step}", abs(a - b) / abs(b), limit.loss)
-    for step, (a, b) in enumerate(zip(found.norms, expected.norms, strict=True)):
-        yield Reading("norm", f"of step {step}", abs(a - b) / abs(b), limit.grad)
+    yield from _scalars("loss", dtype, found.losses, expected.losses, limit.loss)
+    yield from _scalars("norm", dtype, found.norms, expected.norms, limit.grad)
     assert found.grads.keys() == expected.grads.keys() == found.params.keys()
     for name, grad in expected.grads.items():
         error = _grad_error(dtype, found.grads[name], grad, expected.norms[0])
         yield Reading("grad", name, error, limit.grad)
     for name, param in expected.params.items():
         yield Reading("param", name, _param_error(dtype, found.params[name], param), limit.param)
+
+
+def _scalars(
+    kind: str, dtype: str, found: list[float], expected: list[float], limit: float
+) -> Iterator[Reading]:
+    """Relative errors by step. float32: of the first step, where both start from the same weights.
+
+    AdamW's first updates are near the gradient's sign times the rate, so where a gradient is
+    rounding they carry rounding into the weights at the size of a step.
+    """
+    steps = len(expected) if dtype == "f64" else 1
+    for step, (a, b) in enumerate(zip(found[:steps], expected[:steps], strict=True)):
+        yield Reading(kind, f"of step {step}", abs(a - b) / abs(b), limit)
 
 
 def _grad_error(dtype: str, found: Tensor, expected: Tensor, whole: float) -> float:
