@@ -4,9 +4,14 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from meshwright import __version__
+
+if TYPE_CHECKING:  # the rooms load when a command needs them
+    from meshwright.ir.plan import Plan
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, run: Callable, text: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of bad input")
@@ -79,7 +84,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _plan_command(commands) -> None:
+def _plan_command(commands: Any) -> None:
     parser = _command(
         commands,
         "plan",
@@ -94,7 +99,7 @@ def _plan_command(commands) -> None:
     parser.add_argument("-o", "--output", default="plan.txt", help="the plan's file")
 
 
-def _compile_command(commands) -> None:
+def _compile_command(commands: Any) -> None:
     parser = _command(
         commands,
         "compile",
@@ -112,7 +117,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, help="rendezvous port; 0 takes a free one")
 
 
-def _run_command(commands) -> None:
+def _run_command(commands: Any) -> None:
     parser = _command(
         commands,
         "run",
@@ -123,7 +128,7 @@ def _run_command(commands) -> None:
     _run_options(parser)
 
 
-def _train_command(commands) -> None:
+def _train_command(commands: Any) -> None:
     parser = _command(
         commands,
         "train",
@@ -138,7 +143,7 @@ def _train_command(commands) -> None:
     )
 
 
-def _explain_command(commands) -> None:
+def _explain_command(commands: Any) -> None:
     parser = _command(
         commands,
         "explain",
@@ -152,7 +157,7 @@ def _explain_command(commands) -> None:
 # The commands
 
 
-def make_plan_of(model: str, options: argparse.Namespace, say):
+def make_plan_of(model: str, options: argparse.Namespace, say: Callable[[str], None]) -> "Plan":
     """The plan of a model spec under plan options."""
     from meshwright.ir.capture import trace
     from meshwright.models import load_model
@@ -183,7 +188,7 @@ def make_plan_of(model: str, options: argparse.Namespace, say):
     )
 
 
-def _say_to(arguments: argparse.Namespace):
+def _say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
     started = time.perf_counter()
 
     def say(text: str) -> None:
@@ -214,13 +219,13 @@ def _plan(arguments: argparse.Namespace) -> None:
     print(f"plan written to {arguments.output}")
 
 
-def _read_plan(path: str):
+def _read_plan(path: str) -> "Plan":
     from meshwright.ir.plan_text import parse_plan
 
     return parse_plan(Path(path).read_text())
 
 
-def write_program(plan, folder: Path) -> list[str]:
+def write_program(plan: "Plan", folder: Path) -> list[str]:
     """Write the program's files and its copy of the runtime; returns the paths."""
     import shutil
 

@@ -81,14 +81,14 @@ def _where(op: Op, names: list[str], local: Locals) -> str:
 def _full(op: Op, names: list[str], local: Locals) -> str:
     value = {"zeros": 0, "ones": 1, "new_zeros": 0, "new_ones": 1}.get(op.target)
     if value is None:
-        value = op.attr("fill_value", op.attr("s"))  # type: ignore[assignment]
+        value = op.attr("fill_value", op.attr("s"))
     kind = _dtype(op.output.dtype)
     return f"torch.full({local.shape_text(op.output)}, {value}, dtype={kind}, device=DEVICE)"
 
 
 def _arange(op: Op, names: list[str], local: Locals) -> str:
     given = [op.attr(k) for k in ("start", "end", "step")]
-    numbers = ", ".join(local.size_text(g) for g in given if g is not None)  # type: ignore[arg-type]
+    numbers = ", ".join(local.size_text(g) for g in given if g is not None)
     return f"torch.arange({numbers}, dtype={_dtype(op.output.dtype)}, device=DEVICE)"
 
 
@@ -104,7 +104,7 @@ def _reduce(function: str) -> Emit:
 
 def _slice(op: Op, names: list[str], local: Locals) -> str:
     value = local.graph.values[op.inputs[0]]
-    dim = int(op.attr("dim", 0)) % len(value.shape)  # type: ignore[arg-type]
+    dim = int(op.attr("dim", 0)) % len(value.shape)
     cut = local.cut(op.output.name, dim)
     start = op.attr("start", 0) or 0
     length = local.size_text(local.shape(op.output)[dim])
@@ -112,22 +112,19 @@ def _slice(op: Op, names: list[str], local: Locals) -> str:
     if step != 1:
         end = f"{start} + {length} * {step}"
         return f"{names[0]}[{':, ' * dim}{start}:{end}:{step}]"
-    start = start // cut if isinstance(start, int) else local.size_text(start)  # type: ignore[arg-type]
+    start = start // cut if isinstance(start, int) else local.size_text(start)
     return f"{names[0]}.narrow({dim}, {start}, {length})"
 
 
 def _slice_backward(op: Op, names: list[str], local: Locals) -> str:
     rank = len(op.output.shape)
-    dim = int(op.attr("dim", 0)) % rank  # type: ignore[arg-type]
+    dim = int(op.attr("dim", 0)) % rank
     cut = local.cut(op.output.name, dim)
     start, end = op.attr("start", 0) or 0, op.attr("end")
     shape = local.shape_text(op.output)
     if end is None or end == _END:
         end = op.output.shape[dim]
-    bounds = [
-        str(n // cut) if isinstance(n, int) else local.size_text(n)  # type: ignore[arg-type]
-        for n in (start, end)
-    ]
+    bounds = [str(n // cut) if isinstance(n, int) else local.size_text(n) for n in (start, end)]
     step = op.attr("step", 1)
     span = f"{bounds[0]}, {bounds[1]}, {step}"
     return f"torch.ops.aten.slice_backward({names[0]}, {shape}, {dim}, {span})"
@@ -141,7 +138,7 @@ def _transpose(op: Op, names: list[str], local: Locals) -> str:
     if op.target == "t":
         return f"{names[0]}.t()"
     if op.target == "permute":
-        return f"{names[0]}.permute({', '.join(map(str, op.attr('dims')))})"  # type: ignore[arg-type]
+        return f"{names[0]}.permute({', '.join(map(str, op.attr('dims')))})"
     return f"{names[0]}.transpose({op.attr('dim0')}, {op.attr('dim1')})"
 
 
@@ -186,11 +183,11 @@ def _redistribute(op: Op, names: list[str], local: Locals) -> str:
     kind, dim, outer = op.attr("kind"), op.attr("dim"), op.attr("outer", 1)
     if kind == "all_reduce":
         return f'collectives.all_reduce({names[0]}, "{op.attr("op")}", TP)'
-    size = local.size_text(outer)  # type: ignore[arg-type]
+    size = local.size_text(outer)
     if kind == "slice":
         return f"collectives.shard({names[0]}, {dim}, {size}, TP_RANK, {local.mesh.size('tp')})"
     if kind == "all_to_all":
-        source = f"{op.attr('src_dim')}, {local.size_text(op.attr('src_outer', 1))}"  # type: ignore[arg-type]
+        source = f"{op.attr('src_dim')}, {local.size_text(op.attr('src_outer', 1))}"
         return f"collectives.all_to_all({names[0]}, {dim}, {size}, {source}, TP)"
     return f"collectives.{kind}({names[0]}, {dim}, {size}, TP)"
 

@@ -7,7 +7,7 @@ its soft-cap) is joined with the cross-entropy into one semantic op.
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +84,7 @@ def _swap_semantic(module: nn.Module) -> None:
     """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
     for part in module.modules():
         if getattr(part, "semantic_op", None) == "attention":
-            part.forward = _attention_of(part)  # type: ignore[method-assign]
+            part.forward = _attention_of(part)
 
 
 def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -236,7 +236,14 @@ class _Reader(FxReader):
         self._emit("sum", ("loss.masked",), (Value("loss.sum", stats, ()),), source)
         self._emit("div.Tensor", ("loss.sum", "denominator"), (Value("loss", stats, ()),), source)
 
-    def _emit(self, target: str, inputs, outputs, source: str, **attrs: Attr) -> None:
+    def _emit(
+        self,
+        target: str,
+        inputs: Iterable[str],
+        outputs: Iterable[Value],
+        source: str,
+        **attrs: Attr,
+    ) -> None:
         self.ops.append(Op(target, tuple(inputs), tuple(outputs), tuple(attrs.items()), source))
 
     def _value_of(self, name: str) -> Value:
@@ -264,7 +271,7 @@ def _match_softcap(op: Op, chain: dict[str, Op]) -> tuple[float, Op | None]:
     tanh = chain.get(op.inputs[0])
     div = chain.get(tanh.inputs[0]) if tanh is not None and tanh.target == "tanh" else None
     if div is not None and div.target == "div.Tensor" and div.attr("other") == cap:
-        return float(cap), chain.get(div.inputs[0])  # type: ignore[arg-type]
+        return float(cap), chain.get(div.inputs[0])
     return 0.0, op
 
 

@@ -1,6 +1,7 @@
 """From fx nodes to ops: what torch.export and make_fx leave behind, in the words of the IR."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class FxReader:
     symbols: dict = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
-    values: dict[Node, object] = field(default_factory=dict)
+    values: dict[Node, Any] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
     def value_name(self, node: Node) -> str:
@@ -109,9 +110,9 @@ class FxReader:
             inputs.pop()
         return tuple(inputs), tuple(attrs)
 
-    def _argument(self, argument, given, inputs: list[str], attrs: list) -> None:
+    def _argument(self, argument: Any, given: Any, inputs: list[str], attrs: list) -> None:
         if isinstance(given, Node) and isinstance(self.values[given], str):
-            inputs.append(self.values[given])  # type: ignore[arg-type]
+            inputs.append(self.values[given])
         elif given is None and "Tensor" in str(argument.type):
             inputs.append("")
         elif isinstance(given, list | tuple) and "Tensor" in str(argument.type):
@@ -124,13 +125,13 @@ class FxReader:
 
     def _attr(self, given: object) -> Attr:
         if isinstance(given, Node):
-            return self.values[given]  # type: ignore[return-value]
+            return self.values[given]
         if isinstance(given, list | tuple):
             return tuple(self._attr(g) for g in given)
         if isinstance(given, torch.dtype):
             short = short_dtype(given)
             return "f64" if self.promote and short == "f32" else short
-        return given  # type: ignore[return-value]
+        return given
 
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
@@ -153,7 +154,7 @@ _OUTPUTS = {
 _CASTS = ("to", "_to_copy", "type_as")
 
 
-def target_name(target) -> str:
+def target_name(target: Any) -> str:
     """The op table's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
     namespace, _, base = target._schema.name.partition("::")
     overload = target._overloadname

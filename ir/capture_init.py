@@ -7,6 +7,7 @@ real CPU tensors, because their values (rotary tables, scales) lie in no checkpo
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,9 @@ class InitLog(TorchDispatchMode):
         super().__init__()
         self.recipes: dict[int, tuple[str, tuple[float, ...]]] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in _FILLS:
             self._fill(func, args[0], args[1:])
@@ -59,25 +62,25 @@ class InitLog(TorchDispatchMode):
             self._clamp(args[0], *args[1:])
         return out
 
-    def _fill(self, func, tensor: Tensor, given: tuple) -> None:
+    def _fill(self, func: Any, tensor: Tensor, given: tuple) -> None:
         if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
             kind, defaults = _FILLS[func]
             numbers = tuple(float(n) for n in given[: len(defaults)]) + defaults[len(given) :]
             self.recipes[_storage(tensor)] = (kind, numbers)
 
-    def _scale(self, tensor: Tensor, factor) -> None:
+    def _scale(self, tensor: Tensor, factor: object) -> None:
         kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
         if kind and isinstance(factor, int | float):
             scaled = tuple(n * factor for n in numbers)
             self.recipes[_storage(tensor)] = (kind, scaled)
 
-    def _shift(self, tensor: Tensor, offset) -> None:
+    def _shift(self, tensor: Tensor, offset: object) -> None:
         kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
         if kind in ("normal", "trunc_normal") and isinstance(offset, int | float):
             shifted = (numbers[0] + offset, *numbers[1:])
             self.recipes[_storage(tensor)] = (kind, shifted)
 
-    def _clamp(self, tensor: Tensor, low, high) -> None:
+    def _clamp(self, tensor: Tensor, low: float, high: float) -> None:
         kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
         if kind == "trunc_normal":
             self.recipes[_storage(tensor)] = (kind, (*numbers[:2], float(low), float(high)))
@@ -97,7 +100,7 @@ def _fake_parameters(mode: FakeTensorMode, log: InitLog) -> Iterator[None]:
             log.recipes[_storage(fake)] = log.recipes.pop(_storage(param))
         module._parameters[name] = nn.Parameter(fake, param.requires_grad)
 
-    nn.Module.register_parameter = register_fake  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_fake  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

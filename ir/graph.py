@@ -8,13 +8,13 @@ it makes. Text is identity: `parse_graph(format_graph(g)) == g` (see text.py).
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-
-import sympy
+from typing import Any, TypeAlias
 
 from .errors import VerifyError
 from .sizes import Shape
 
-Attr = int | float | bool | str | None | sympy.Expr | tuple["Attr", ...]
+# int, float, bool, str, None, a size, or a tuple of them; whoever reads one knows which.
+Attr: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ Outputs of a joint graph: the segment's output, then the gradient of the activat
 when there is none), then the gradient of each parameter, in input order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -56,12 +57,13 @@ def joint(segment: Segment) -> Graph:
 class _FakeInputs:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
         hint = torch.empty(_HINTS)
-        self.b, self.s = self.mode.from_tensor(hint, symbolic_context=context).shape
+        sizes: tuple[Any, ...] = self.mode.from_tensor(hint, symbolic_context=context).shape
+        self.b, self.s = sizes
         self.symbols = {self.b.node.expr: B, self.s.node.expr: S}
 
-    def size(self, size: Size) -> object:
+    def size(self, size: Size) -> Any:
         if isinstance(size, int):
             return size
         return eval(str(size), {"B": self.b, "S": self.s})
@@ -72,7 +74,7 @@ class _FakeInputs:
             return torch.empty(
                 shape,
                 dtype=torch_dtype(value.dtype),
-                requires_grad=requires_grad,  # type: ignore[arg-type]
+                requires_grad=requires_grad,
             )
 
 
@@ -112,15 +114,17 @@ def _call(op: Op, tensors: list, sizes: dict) -> object:
         return _COMPOSITES[op.target](*tensors, **attrs)
     overload = resolve(op.target)
     remaining, attrs = list(tensors), dict(op.attrs)
-    arguments, keywords = [], {}
+    given: Any
+    arguments: list[object] = []
+    keywords: dict[str, object] = {}
     for argument in overload._schema.arguments:
         kind = str(argument.type)
         if "List[Tensor]" in kind and argument.name in attrs:
-            count = int(attrs.pop(argument.name))  # type: ignore[arg-type]
-            given: object = [remaining.pop(0) for _ in range(count)]
+            count = int(attrs.pop(argument.name))
+            given = [remaining.pop(0) for _ in range(count)]
         elif argument.name in attrs:
             given = _concrete(attrs.pop(argument.name), sizes)
-            given = torch_dtype(given) if _is_dtype(argument, given) else given  # type: ignore[arg-type]
+            given = torch_dtype(given) if _is_dtype(argument, given) else given
         elif "Tensor" in kind and remaining:
             given = remaining.pop(0)
         elif argument.has_default_value():
@@ -134,11 +138,11 @@ def _call(op: Op, tensors: list, sizes: dict) -> object:
     return overload(*arguments, **keywords)
 
 
-def _is_dtype(argument, given: object) -> bool:
+def _is_dtype(argument: Any, given: object) -> bool:
     return isinstance(given, str) and argument.name == "dtype"
 
 
-def _concrete(value: object, sizes: dict) -> object:
+def _concrete(value: Any, sizes: dict) -> Any:
     if isinstance(value, tuple):
         return [_concrete(v, sizes) for v in value]
     if hasattr(value, "free_symbols"):
@@ -146,7 +150,7 @@ def _concrete(value: object, sizes: dict) -> object:
     return value
 
 
-def resolve(target: str):
+def resolve(target: str) -> Any:
     """The torch overload behind an op-table name."""
     if target.startswith("mw."):
         return getattr(torch.ops.meshwright, target[3:]).default
@@ -174,7 +178,12 @@ def _embedding(w: Tensor, ids: Tensor, padding_idx: int = -1, **_: object) -> Te
 
 
 def _layer_norm(
-    x: Tensor, normalized_shape, weight=None, bias=None, eps: float = 1e-5, **_: object
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    normalized_shape: Sequence[int] = (),
+    eps: float = 1e-5,
+    **_: object,
 ) -> Tensor:
     dims = list(range(-len(normalized_shape), 0))
     h = x.to(semantic.statistics_dtype(x.dtype))
@@ -184,11 +193,12 @@ def _layer_norm(
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def _layer_norm_op(x, weight=None, bias=None, normalized_shape=(), eps=1e-5, **_):
-    return _layer_norm(x, normalized_shape, weight, bias, eps)
-
-
-def _rms_norm_op(x, weight=None, normalized_shape=(), eps=None):
+def _rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    normalized_shape: Sequence[int] = (),
+    eps: float | None = None,
+) -> Tensor:
     dims = list(range(-len(normalized_shape), 0))
     h = x.to(semantic.statistics_dtype(x.dtype))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -196,15 +206,16 @@ def _rms_norm_op(x, weight=None, normalized_shape=(), eps=None):
     return (h if weight is None else h * weight).to(x.dtype)
 
 
-def _split(x: Tensor, split_size, dim: int = 0) -> tuple[Tensor, ...]:
-    sizes = split_size if isinstance(split_size, list) else None
-    if sizes is None:
+def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
+    if isinstance(split_size, list):
+        sizes = split_size
+    else:
         sizes = [split_size] * (x.shape[dim] // split_size)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
 
 
-def _split_sizes(x: Tensor, split_sizes, dim: int = 0) -> tuple[Tensor, ...]:
+def _split_sizes(x: Tensor, split_sizes: list[int], dim: int = 0) -> tuple[Tensor, ...]:
     return _split(x, split_sizes, dim)
 
 
@@ -217,7 +228,14 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def _sdpa(
-    q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     assert attn_mask is None and dropout_p == 0.0, "masked attention is refused at capture"
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -228,8 +246,8 @@ _COMPOSITES: dict[str, Callable] = {
     "linear": _linear,
     "addmm": _addmm,
     "embedding": _embedding,
-    "layer_norm": _layer_norm_op,
-    "rms_norm": _rms_norm_op,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "split.Tensor": _split,
     "split.sizes": _split_sizes,
     "split_with_sizes": _split_sizes,
@@ -263,7 +281,9 @@ class _JointReader(FxReader):
         return op.output.name if op else node.target._schema.name.partition("::")[2].strip("_")  # type: ignore[union-attr]
 
 
-def _read(graph: Graph, traced, symbols: dict, made: dict[str, Op], is_loss: bool) -> Graph:
+def _read(
+    graph: Graph, traced: GraphModule, symbols: dict, made: dict[str, Op], is_loss: bool
+) -> Graph:
     reader = _JointReader(symbols=symbols, names=made)
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)

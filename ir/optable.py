@@ -114,7 +114,7 @@ def _reduction(kind: str | None) -> Callable[[Op, list[Value]], Rule]:
 
 def _dims_of(given: object, rank: int) -> list[int]:
     listed = given if isinstance(given, tuple) else (given,)
-    return [int(k) for k in listed] or list(range(rank))  # type: ignore[call-overload]
+    return [int(k) for k in listed] or list(range(rank))
 
 
 def _view(op: Op, inputs: list[Value]) -> Rule:
@@ -171,7 +171,7 @@ def _divides(a: Size, b: Size) -> bool:
     """Whether a divides b for all B and S."""
     if isinstance(a, int) and isinstance(b, int):
         return b % a == 0
-    quotient = b / a  # type: ignore[operator]
+    quotient = b / a
     return getattr(quotient, "is_integer", False) is True or quotient == int_or_none(quotient)
 
 
@@ -182,7 +182,7 @@ def int_or_none(expr: object) -> int | None:
 def _divide(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    quotient = a / b  # type: ignore[operator]
+    quotient = a / b
     return int(quotient) if getattr(quotient, "is_Integer", False) else quotient
 
 
@@ -191,10 +191,10 @@ def _permute(op: Op, inputs: list[Value]) -> Rule:
     rank = len(x.shape)
     order = list(range(rank))
     if op.target == "permute":
-        order = [int(k) % rank for k in op.attr("dims")]  # type: ignore[union-attr, arg-type]
+        order = [int(k) % rank for k in op.attr("dims")]
     else:
-        a = int(op.attr("dim0", 0)) % rank  # type: ignore[arg-type]
-        b = int(op.attr("dim1", rank - 1)) % rank  # type: ignore[arg-type]
+        a = int(op.attr("dim0", 0)) % rank
+        b = int(op.attr("dim1", rank - 1)) % rank
         order[a], order[b] = order[b], order[a]
     dims = tuple((f"d{k}",) for k in range(rank))
     sizes = {f"d{k}": size for k, size in enumerate(x.shape)}
@@ -222,12 +222,12 @@ def _sliced(op: Op, inputs: list[Value]) -> Rule:
         )
     )
     rank = len(large)
-    dim = int(op.attr("dim", 0)) % rank  # type: ignore[arg-type]
+    dim = int(op.attr("dim", 0)) % rank
     start = op.attr("start", 0) or 0
     blocks = _blocks(large[dim], small[dim])
     aligned = blocks is not None and isinstance(start, int) and small[dim] != 0
     if aligned and blocks != 1:
-        aligned = isinstance(small[dim], int) and start % small[dim] == 0  # type: ignore[operator]
+        aligned = isinstance(small[dim], int) and start % small[dim] == 0
     aligned = aligned and op.attr("step", 1) == 1
     sizes: dict[str, Size] = {f"d{k}": size for k, size in enumerate(small)}
     big = [(f"d{k}",) for k in range(rank)]
@@ -246,7 +246,7 @@ def _sliced(op: Op, inputs: list[Value]) -> Rule:
 
 def _cat(op: Op, inputs: list[Value]) -> Rule:
     rank = len(op.output.shape)
-    dim = int(op.attr("dim", 0)) % rank  # type: ignore[arg-type]
+    dim = int(op.attr("dim", 0)) % rank
     equal = all(v.shape == inputs[0].shape for v in inputs)
     sizes: dict[str, Size] = {f"d{k}": size for k, size in enumerate(inputs[0].shape)}
     part: list[tuple[str, ...]] = [(f"d{k}",) for k in range(rank)]
@@ -370,7 +370,7 @@ def _matmul(op: Op, inputs: list[Value]) -> Rule:
 
 def _softmax(op: Op, inputs: list[Value]) -> Rule:
     rank = len(op.output.shape)
-    dim = int(op.attr("dim", -1)) % rank  # type: ignore[arg-type]
+    dim = int(op.attr("dim", -1)) % rank
     rule = _pointwise(op, inputs)
     return Rule(rule.inputs, rule.outputs, rule.sizes, fixed=frozenset({f"d{dim}"}))
 
@@ -441,6 +441,6 @@ def attention_pairs(op: Op, q: Shape) -> Size:
     batch, heads, length, _ = q
     window = op.attr("window", 0)
     if window:
-        return batch * heads * length * window  # type: ignore[operator]
-    pairs = batch * heads * length * length  # type: ignore[operator]
-    return pairs / 2 if op.attr("causal", True) else pairs  # type: ignore[operator]
+        return batch * heads * length * window
+    pairs = batch * heads * length * length
+    return pairs / 2 if op.attr("causal", True) else pairs

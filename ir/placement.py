@@ -149,7 +149,7 @@ def parse_placement(text: str) -> Placement:
         for group in re.findall(r"\{([^}]*)\}", match["dims"])
     )
     partial = tuple(tuple(p.split(":")) for p in (match["partial"] or "").split())
-    return Placement(dims, partial)  # type: ignore[arg-type]
+    return Placement(dims, partial)
 
 
 def _parse_shard(text: str) -> Shard:

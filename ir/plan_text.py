@@ -1,6 +1,7 @@
 """The text form of plans: `key: value` lines, then sections. `parse_plan(format_plan(p)) == p`."""
 
 import re
+from typing import Any
 
 from .dtypes import ITEM_BYTES
 from .errors import ParseError
@@ -78,11 +79,9 @@ def parse_plan(text: str) -> Plan:
     if not lines or lines[0] != HEADER:
         found = lines[0] if lines else "an empty file"
         raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
-    keys = dict(
-        line.split(": ", 1) if ": " in line else (line.rstrip(":"), "")
-        for line in lines[1:]
-        if line
-    )
+    # A value may be empty, and its line may have lost the blank behind the colon.
+    rows = (line.partition(":") for line in lines[1:] if line)
+    keys = {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:
         return _build(keys, sections)
@@ -98,9 +97,10 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         for name, body in sections.items()
         if name.startswith("piece ")
     ]
+    fields: dict[str, Any] = {key: keys[key] for key in _KEYS}
+    fields.update({key: int(keys[key]) for key in _NUMBERS})
     return Plan(
-        **{key: keys[key] for key in _KEYS},
-        **{key: int(keys[key]) for key in _NUMBERS},  # type: ignore[arg-type]
+        **fields,
         flops_per_token=float(keys["flops_per_token"]),
         mesh=parse_mesh(keys["mesh"]),
         coverage=tuple(sections["coverage"].splitlines()),

@@ -39,7 +39,7 @@ def format_schedule(schedule: Schedule) -> str:
 
 
 def parse_schedule(text: str) -> Schedule:
-    stages = []
+    stages: list[tuple[Action, ...]] = []
     for line in text.splitlines():
         head, _, actions = line.partition(": ")
         if head != f"stage {len(stages)}":

@@ -5,11 +5,14 @@ of the same names; a test holds the two lists equal. Shapes: B batch, S sequence
 K key/value heads, D head dim, I/O features, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 IGNORED_LABEL = -100
+Grads = tuple[Tensor | None, ...]
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -28,7 +31,7 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 @linear.register_fake
-def _(x, w):
+def _(x: Tensor, w: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
@@ -39,7 +42,7 @@ def linear_input_grad(dy: Tensor, w: Tensor) -> Tensor:
 
 
 @linear_input_grad.register_fake
-def _(dy, w):
+def _(dy: Tensor, w: Tensor) -> Tensor:
     return dy.new_empty((*dy.shape[:-1], w.shape[1]))
 
 
@@ -50,15 +53,15 @@ def linear_weight_grad(dy: Tensor, x: Tensor) -> Tensor:
 
 
 @linear_weight_grad.register_fake
-def _(dy, x):
+def _(dy: Tensor, x: Tensor) -> Tensor:
     return dy.new_empty((dy.shape[-1], x.shape[-1]))
 
 
-def _linear_setup(ctx, inputs, output):
+def _linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _linear_backward(ctx, dy):
+def _linear_backward(ctx: Any, dy: Tensor) -> Grads:
     x, w = ctx.saved_tensors
     dx = linear_input_grad(dy, w) if ctx.needs_input_grad[0] else None
     return dx, linear_weight_grad(dy, x) if ctx.needs_input_grad[1] else None
@@ -74,7 +77,7 @@ def embedding(ids: Tensor, w: Tensor) -> Tensor:
 
 
 @embedding.register_fake
-def _(ids, w):
+def _(ids: Tensor, w: Tensor) -> Tensor:
     return w.new_empty((*ids.shape, w.shape[1]))
 
 
@@ -85,17 +88,17 @@ def embedding_weight_grad(dy: Tensor, ids: Tensor, num_embeddings: int) -> Tenso
 
 
 @embedding_weight_grad.register_fake
-def _(dy, ids, num_embeddings):
+def _(dy: Tensor, ids: Tensor, num_embeddings: int) -> Tensor:
     return dy.new_empty((num_embeddings, dy.shape[-1]))
 
 
-def _embedding_setup(ctx, inputs, output):
+def _embedding_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ids, w = inputs
     ctx.save_for_backward(ids)
     ctx.num_embeddings = w.shape[0]
 
 
-def _embedding_backward(ctx, dy):
+def _embedding_backward(ctx: Any, dy: Tensor) -> Grads:
     (ids,) = ctx.saved_tensors
     return None, embedding_weight_grad(dy, ids, ctx.num_embeddings)
 
@@ -115,7 +118,7 @@ def attention(
 
 
 @attention.register_fake
-def _(q, k, v, scale, causal, window, softcap):
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     shape = (*q.shape[:-1], v.shape[-1])
     return q.new_empty(shape), q.new_empty(q.shape[:-1], dtype=statistics_dtype(q.dtype))
 
@@ -138,17 +141,17 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(do, q, k, v, o, lse, scale, causal, window, softcap):
+def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _attention_setup(ctx, inputs, output):
+def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, *ctx.options = inputs
     o, lse = output
     ctx.save_for_backward(q, k, v, o, lse)
 
 
-def _attention_backward(ctx, do, dlse):
+def _attention_backward(ctx: Any, do: Tensor, dlse: Tensor) -> Grads:
     q, k, v, o, lse = ctx.saved_tensors
     dq, dk, dv = attention_backward(do, q, k, v, o, lse, *ctx.options)
     return dq, dk, dv, None, None, None, None
@@ -169,7 +172,7 @@ def linear_cross_entropy(
 
 
 @linear_cross_entropy.register_fake
-def _(x, w, labels, softcap):
+def _(x: Tensor, w: Tensor, labels: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
     dtype = statistics_dtype(x.dtype)
     return x.new_empty(labels.shape, dtype=dtype), x.new_empty(labels.shape, dtype=dtype)
 
@@ -183,16 +186,16 @@ def linear_cross_entropy_backward(
 
 
 @linear_cross_entropy_backward.register_fake
-def _(dlse, dpicked, x, w, labels, lse, softcap):
+def _(dlse: Tensor, dpicked: Tensor, x: Tensor, w: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(w)
 
 
-def _cross_entropy_setup(ctx, inputs, output):
+def _cross_entropy_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, w, labels, ctx.softcap = inputs
     ctx.save_for_backward(x, w, labels, output[0])
 
 
-def _cross_entropy_backward(ctx, dlse, dpicked):
+def _cross_entropy_backward(ctx: Any, dlse: Tensor, dpicked: Tensor) -> Grads:
     x, w, labels, lse = ctx.saved_tensors
     dx, dw = linear_cross_entropy_backward(dlse, dpicked, x, w, labels, lse, ctx.softcap)
     return dx, dw, None, None

@@ -1,13 +1,16 @@
 """Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence)."""
 
+from typing import Any, TypeAlias
+
 import sympy
 
 B = sympy.Symbol("B", integer=True, positive=True)
 S = sympy.Symbol("S", integer=True, positive=True)
 SYMBOLS = {"B": B, "S": S}
 
-Size = int | sympy.Expr
-Shape = tuple[Size, ...]
+# int or sympy.Expr; sympy has no types to check, so arithmetic on sizes is unchecked.
+Size: TypeAlias = Any
+Shape: TypeAlias = tuple[Size, ...]
 
 
 def simplify_size(size: object) -> Size:
@@ -42,5 +45,5 @@ def evaluate(size: Size, values: dict[str, int]) -> int:
 def num_elements(shape: Shape) -> Size:
     total: Size = 1
     for size in shape:
-        total = total * size  # type: ignore[operator]
+        total = total * size
     return total

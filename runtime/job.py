@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from .launch import RunOptions
 
@@ -12,7 +13,7 @@ class JobError(ValueError):
     """A job file that cannot be read, or holds what no option is called."""
 
 
-PLAN_OPTIONS = {
+PLAN_OPTIONS: dict[str, Any] = {
     "cluster": "cpu:4",
     "seq": None,
     "global_batch": None,
