@@ -17,7 +17,7 @@ from .data import BatchReader, Corpus, DataError, eval_batches, open_corpus
 from .executor import Batch, Executor
 from .layout import Layout
 from .lr import SCHEDULES, learning_rate
-from .metrics import StepLog
+from .metrics import MFU_FORMULA, StepLog
 from .optimizer import AdamWOptions
 from .program import build_executor, load_layout
 
@@ -29,6 +29,7 @@ class RunOptions:
     data: demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]. lr: peak rate.
     floor: last rate as a share of the peak. warmup: steps. clip: global gradient norm, 0 for none.
     eval_every: steps between evaluations, 0 for one at the end; eval_batches: batches of each.
+    log_every: steps between printed lines; metrics.jsonl has every step.
     """
 
     data: str = "demo"
@@ -45,6 +46,7 @@ class RunOptions:
     clip: float = 1.0
     eval_every: int = 0
     eval_batches: int = 0
+    log_every: int = 1
     out: str = "run"
     no_compile: bool = False
 
@@ -164,7 +166,7 @@ class Session:
         )
         numel = sum(b.bucket.numel for b in executor.buckets.values())
         self.say(
-            f"{self.layout.model}: {numel:,} parameters on this rank, "
+            f"{self.layout.model}: this stage's {numel:,} parameters "
             f"made in {time.perf_counter() - started:.1f} s"
         )
         return executor
@@ -183,13 +185,15 @@ class Session:
         out = Path(self.options.out)
         peak = peak_flops(self.device)
         world = dist.get_world_size() if dist.is_initialized() else 1
-        with _Log(out, self.layout, peak and peak * world, self.say) as log:
+        if peak:
+            self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
+        with _Log(out, self.layout, self.options, peak and peak * world, self.say) as log:
             for step in range(self.options.steps):
                 self._step(step, log)
                 if self._evaluates_after(step):
                     self._evaluate(step, log)
-        if self.options.steps:
-            self._final(out)
+            if self.options.steps:
+                self._final(log)
 
     def _step(self, step: int, log: "_Log") -> None:
         started = time.perf_counter()
@@ -244,27 +248,38 @@ class Session:
             vocab=self.layout.vocab_size,
         )
 
-    def _final(self, out: Path) -> None:
+    def _final(self, log: "_Log") -> None:
         try:
             loss, tokens = self.held_out_loss()
         except DataError as error:
             self.say(f"no held-out loss: {error}")
             return
+        log.evaluation(self.options.steps - 1, eval_loss=loss, tokens=tokens)
         unit = "nats/byte" if self.corpus.vocab == 256 else "nats/token"
         self.say(f"held-out loss: {loss:.3f} {unit} ({tokens:,} tokens)")
-        self.say(f"program log: {out / 'metrics.jsonl'}")
 
 
 class _Log:
     """A StepLog on rank 0, nothing elsewhere."""
 
     def __init__(
-        self, out: Path, layout: Layout, peak: float | None, say: Callable[[str], None]
+        self,
+        out: Path,
+        layout: Layout,
+        options: RunOptions,
+        peak: float | None,
+        say: Callable[[str], None],
     ) -> None:
-        self.log = (
-            StepLog(out / "metrics.jsonl", flops_per_token=layout.flops_per_token, peak_flops=peak)
-            if say is _say
-            else None
+        self.log: StepLog | None = None
+        if say is not _say:
+            return
+        path = out / "metrics.jsonl"
+        path.unlink(missing_ok=True)  # a run starts its own log
+        self.log = StepLog(
+            path,
+            flops_per_token=layout.flops_per_token,
+            peak_flops=peak,
+            print_every=options.log_every,
         )
 
     def step(self, step: int, **values: float) -> None:

@@ -35,6 +35,7 @@ class StepLog:
 
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
     or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
+    print_every: steps between printed lines; the file has every step.
     A resumed run appends; a line that a crash cut short is removed first.
     """
 
@@ -45,7 +46,9 @@ class StepLog:
         flops_per_token: float,
         peak_flops: float | None,
         stream: TextIO | None = sys.stdout,
+        print_every: int = 1,
     ) -> None:
+        self.print_every = max(1, print_every)
         self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         _drop_torn_line(Path(path))
@@ -75,7 +78,7 @@ class StepLog:
             "mfu": self._mfu(tokens_per_s),
             "peak_memory_bytes": peak_memory_bytes,
         }
-        self._write(row, step_text(row))
+        self._write(row, step_text(row) if step % self.print_every == 0 else None)
         return row
 
     def evaluation(self, step: int, *, eval_loss: float, tokens: int) -> dict[str, float | int]:
@@ -103,12 +106,12 @@ class StepLog:
             return None
         return tokens_per_s * self.flops_per_token / self.peak_flops
 
-    def _write(self, row: dict, text: str) -> None:
+    def _write(self, row: dict, text: str | None) -> None:
         # JSON has no NaN: strict readers stop at one. The text line still says nan.
         finite = {name: value if _is_json(value) else None for name, value in row.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
-        if self.stream is not None:
+        if self.stream is not None and text is not None:
             print(text, file=self.stream, flush=True)
 
 
