@@ -244,7 +244,7 @@ def relative_name(name: str) -> str:
 
 
 def _segment_name(piece: Graph, params: tuple[str, ...]) -> str:
-    """`embed` from tokens, `head` to the loss; else the module that holds most of the parameters."""
+    """`embed` from tokens, `head` to the loss; else the module that holds most parameters."""
     if piece.values[piece.outputs[0]].shape == ():
         return "head"
     if not piece.inputs_of("activation"):
