@@ -13,6 +13,7 @@ STEPS = 3
 # One rate a step; they differ, so that a rate handed over wrong shows.
 RATES = (0.01, 0.02, 0.01)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
+SOME = "some"  # recompute values drawn by name
 SEQS = (1, 5, 7, 8, 12, 16)
 
 
@@ -126,7 +127,7 @@ def _case(
         accumulation=rng.choice((1, 2, 3)),
         seq=rng.choice(SEQS),
         zero=rng.choice((0, 1, 2, 3)),
-        recompute=rng.choice(("cheap", "all", "none")),
+        recompute=rng.choice(("cheap", "all", "none", SOME)),
         schedule=rng.choice(("1f1b", "gpipe")),
         shard_weights=tp > 1 and rng.random() < 0.5,
         cuts=pp > 1 and rng.random() < 0.5,
@@ -159,6 +160,12 @@ def _batch(case: Case, vocab: int, generator: torch.Generator) -> tuple[Tensor, 
     if bool((labels == IGNORED).all()):
         labels[0, 0] = 0
     return tokens, labels
+
+
+def random_names(case: Case, names: list[str]) -> str:
+    """A third of the value names, as the pin `recompute` takes them."""
+    rng = random.Random(f"recompute/{case.seed}/{case.number}")
+    return ",".join(rng.sample(names, -(-len(names) // 3)))
 
 
 def random_cuts(case: Case, num_instances: int) -> str:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 from equivalence.boxes import ReplicaError, assemble
-from equivalence.cases import RATES, Case, ModelDraw, batches, random_cuts
+from equivalence.cases import (
+    RATES,
+    SOME,
+    Case,
+    ModelDraw,
+    batches,
+    random_cuts,
+    random_names,
+)
 from equivalence.clusters import cluster_of
 from equivalence.compare import Reading, check
 from equivalence.draws import DrawnModel, draw_model
@@ -76,7 +84,7 @@ class Court:
             tp=case.tp,
             micro_batch=case.micro_batch,
             zero=case.zero,
-            recompute=case.recompute,
+            recompute=_recomputed(traced, case),
             schedule=case.schedule,
             cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
             price=case.price,
@@ -101,6 +109,13 @@ class Court:
         key = (case.dtype, reading.kind)
         if reading.error >= self.worst.get(key, (0.0, ""))[0]:
             self.worst[key] = (reading.error, f"{case}: {reading.name}")
+
+
+def _recomputed(traced: Traced, case: Case) -> str:
+    if case.recompute != SOME:
+        return case.recompute
+    values = {v.name for graph in traced.joints.values() for op in graph.ops for v in op.outputs}
+    return random_names(case, sorted(values))
 
 
 def _grads(rank: RankResult) -> dict[str, np.ndarray]:

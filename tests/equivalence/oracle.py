@@ -55,7 +55,8 @@ def plain_run(
     params = dict(module.named_parameters())
     _initialise(params, plan, seed, dtype)
     optimizer = _adamw(params)
-    losses, norms, grads = [], [], {}
+    losses, norms = [], []
+    grads: dict[str, Tensor] = {}
     for (tokens, labels), rate in zip(data, RATES, strict=True):
         optimizer.zero_grad()
         loss = _loss(module, tokens, labels)
@@ -91,7 +92,7 @@ def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int, dtype: t
 
 def _adamw(params: dict[str, nn.Parameter]) -> torch.optim.AdamW:
     options = AdamWOptions()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in params.values() if p.ndim >= 2]},
         {"params": [p for p in params.values() if p.ndim < 2], "weight_decay": 0.0},
     ]

@@ -48,6 +48,7 @@ def serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     while (task := connection.recv()) is not None:
+        answer: tuple[RankResult | None, str]
         try:
             answer = run_rank(*task), ""
         except Exception:
