@@ -20,6 +20,7 @@ from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cuts import cut_stages
 from .pins import Pins
+from .predict import predict, with_costs
 from .recompute import check_rule, forward_ops, saved_values
 from .schedules import make_schedule
 
@@ -67,7 +68,7 @@ def make_plan(
     name = pins.schedule or "1f1b"
     schedule = make_schedule(name, mesh.size("pp"), num_microbatches)
     progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
-    return Plan(
+    plan = Plan(
         model=traced.model,
         dtype=traced.dtype,
         graph_hash=traced.graph_hash,
@@ -91,6 +92,7 @@ def make_plan(
         buckets=buckets,
         schedule=schedule,
     )
+    return with_costs(plan, predict(plan, cluster), cluster)
 
 
 def choose_mesh(num_devices: int, pins: Pins) -> Mesh:

@@ -1,6 +1,5 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
-from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
 from meshwright.ir.placement import format_placement
@@ -8,50 +7,27 @@ from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.plan_text import plan_hash
 from meshwright.ir.sizes import evaluate, num_elements
 
+from .catalogue import CPU
+from .memory import Peak, plan_peaks
 from .recompute import forward_ops
 from .schedules import in_flight
-
-OPTIMIZER_MOMENTS = 2  # AdamW keeps two tensors of a parameter's size
+from .step import step_model
 
 
 def memory_by_kind(plan: Plan, stage: int) -> dict[str, int]:
-    """Bytes of one rank of a stage at its peak: what the program allocates and keeps.
-
-    Activations are the saved values and piece inputs of the micro-batches in flight; one piece's
-    temporaries are not in it.
-    """
-    dp = plan.mesh.size("dp")
-    numel = sum(b.numel for b in plan.buckets if stage in b.stages)
-    size = ITEM_BYTES[plan.dtype]
-    largest = max((b.numel for b in plan.buckets if stage in b.stages), default=0)
-    cut = [1 if plan.zero < level else dp for level in (3, 2, 1)]
-    held = in_flight(plan.schedule[stage])
-    per_batch = sum(
-        _activation_bytes(plan, plan.piece(i.piece)) for i in plan.instances if i.stage == stage
-    )
-    found = {
-        "parameters": numel * size // cut[0],
-        "gradients": numel * size // cut[1],
-        "optimizer": OPTIMIZER_MOMENTS * numel * size // cut[2],
-        "activations": held * per_batch,
-    }
-    if dp > 1 and plan.zero == 3:
-        found["gathered parameters"] = 2 * largest * size
-    if dp > 1 and plan.zero >= 2:
-        found["gradient buffers"] = 2 * largest * size
-    return found
+    """Bytes of one rank of a stage at its peak, by kind."""
+    return {kind: int(size) for kind, size in peaks(plan)[stage].bytes_by_kind}
 
 
-def _activation_bytes(plan: Plan, piece: Piece) -> int:
-    inputs = piece.graph.inputs_of("activation")
-    names = [*piece.saved, *(i.value.name for i in inputs)]
-    return sum(plan.local_bytes(piece, n) for n in names)
+def peaks(plan: Plan) -> tuple[Peak, ...]:
+    """The fullest moment of one rank of every stage; bytes depend on no cluster's rates."""
+    return plan_peaks(plan, step_model(plan, CPU))
 
 
 def summary(plan: Plan) -> str:
     """The decision in a few lines."""
     mesh = plan.mesh
-    memory = max(sum(memory_by_kind(plan, s).values()) for s in range(plan.num_stages))
+    memory = max(peak.total_bytes for peak in peaks(plan))
     params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
     lines = [
         f"plan {plan_hash(plan)}: {plan.model}, {params:,} parameters, on {plan.cluster}",
@@ -59,7 +35,7 @@ def summary(plan: Plan) -> str:
         f"{plan.num_microbatches} micro-batches of {plan.micro_batch} x dp {mesh.size('dp')}",
         f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
         f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
-        f"  memory of the fullest rank without temporaries: {gib(memory)}",
+        f"  peak memory of the fullest rank: {gib(memory)}",
     ]
     lines += [f"  {name}: {value:,.6g}" for name, value in plan.costs]
     lines += [f"  note: {c}" for c in plan.coverage]
@@ -72,11 +48,11 @@ def gib(size: float) -> str:
 
 def report(plan: Plan) -> str:
     """Summary, memory by stage and kind, and one table row per piece and per stage."""
-    lines = [summary(plan), "", "memory of one rank, without temporaries"]
-    for stage in range(plan.num_stages):
-        kinds = memory_by_kind(plan, stage)
+    lines = [summary(plan), "", "peak memory of one rank"]
+    for stage, peak in enumerate(peaks(plan)):
+        kinds, where = dict(peak.bytes_by_kind), peak.where
         parts = ", ".join(f"{name} {gib(size)}" for name, size in kinds.items())
-        lines.append(f"  stage {stage}: {gib(sum(kinds.values()))} ({parts})")
+        lines.append(f"  stage {stage}: {gib(sum(kinds.values()))} in {where} ({parts})")
     lines += ["", "stages"]
     for stage in range(plan.num_stages):
         mine = [i for i in plan.instances if i.stage == stage]

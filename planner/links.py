@@ -1,0 +1,68 @@
+"""What a collective over a mesh axis costs, given where the axis lies on the machine.
+
+Ranks are row-major over (pp, dp, tp) and nodes hold consecutive ranks, so an axis of `group` ranks
+with `stride` between neighbours spans group * stride of them. Inside a node the cluster's curves
+hold. Across nodes a ring runs through every node once; the members that a node holds share its
+network cards, one each, and the inner links bound what they can use (NCCL rings; hierarchical
+counting as in Calculon, Isaev et al. 2023).
+"""
+
+from dataclasses import dataclass
+
+from meshwright.ir.placement import Mesh
+
+from .cluster import WIRE_SHARE, Cluster, collective_us
+
+# One more node on a ring: latency of NCCL's LL128 protocol over a network (its tuning table).
+HOP_US = 4.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """Times on one cluster under one mesh, in us; sizes as in cluster.Curve."""
+
+    cluster: Cluster
+    mesh: Mesh
+
+    def stride(self, axis: str) -> int:
+        """Ranks between neighbours of an axis."""
+        names = [name for name, _ in self.mesh.axes]
+        total = 1
+        for name in names[names.index(axis) + 1 :]:
+            total *= self.mesh.size(name)
+        return total
+
+    def axis_us(self, collective: str, size_bytes: float, axis: str) -> float:
+        return strided_us(
+            self.cluster, collective, size_bytes, self.mesh.size(axis), self.stride(axis)
+        )
+
+    def transfer_us(self, size_bytes: float, stage: int) -> float:
+        """From a rank of `stage` to its peer on the next; across nodes if any pair crosses."""
+        stride, per_node = self.stride("pp"), self.cluster.devices_per_node
+        first, last = stage * stride, (stage + 1) * stride - 1
+        crosses = any(r // per_node != (r + stride) // per_node for r in (first, last))
+        return strided_us(self.cluster, "send_recv", size_bytes, 2, per_node if crosses else 1)
+
+    def world_us(self) -> float:
+        """An all_reduce of a few bytes over every rank."""
+        return strided_us(self.cluster, "all_reduce", 16.0, self.mesh.num_devices, 1)
+
+
+def strided_us(
+    cluster: Cluster, collective: str, size_bytes: float, group: int, stride: int
+) -> float:
+    """Time of a collective over `group` ranks with `stride` between neighbours, in us."""
+    if group == 1:
+        return 0.0
+    per_node = cluster.devices_per_node
+    if group * stride <= per_node or cluster.nodes == 1:
+        return collective_us(cluster, collective, size_bytes, group)
+    members = max(1, min(group, per_node // stride))
+    nodes = -(-group // members)
+    outer = cluster.level(min(group * stride, cluster.num_devices))
+    inner = cluster.levels[0]
+    rate = min(outer.bytes_per_s * members, inner.bytes_per_s) if members > 1 else outer.bytes_per_s
+    wire = size_bytes * WIRE_SHARE[collective](group)
+    hops = (nodes - 1) * HOP_US * (2 if collective == "all_reduce" else 1)
+    return outer.alpha_us + (hops if collective != "send_recv" else 0) + wire / rate * 1e6

@@ -1,0 +1,107 @@
+"""Memory of one rank at every position of forward and backward, by kind.
+
+A stage holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
+of micro-batch j: what the other micro-batches in flight kept, what this one kept up to k, what k's
+function has alive, and the gathered and reduced buckets around k. The number in flight is the only
+thing a schedule changes, so the peak is the largest over units at the largest number in flight.
+"""
+
+from dataclasses import dataclass
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.plan import Plan
+from meshwright.ir.sizes import evaluate, num_elements
+
+from .cluster import Cluster
+from .schedules import in_flight
+from .step import OPTIMIZER_MOMENTS, StepModel, Unit
+
+# What a plan may not use of a device: the driver's context, communicators' buffers, and blocks the
+# allocator cannot reuse. Assumed; plain runs on an H200 were within 2 GiB of torch's own peak.
+RESERVED_SHARE = 0.05
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Memory of one device that a plan may count on."""
+    return (1 - RESERVED_SHARE) * cluster.device.memory_bytes
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of a stage: total and parts in bytes, and the unit it happens at."""
+
+    bytes_by_kind: tuple[tuple[str, float], ...]
+    where: str
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(size for _, size in self.bytes_by_kind)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes of a stage's buckets, and how the ZeRO level cuts them over dp."""
+
+    bucket_bytes: float
+    largest_bytes: float
+    dp: int
+    zero: int
+
+    def by_kind(self) -> dict[str, float]:
+        cut = [1 if self.zero < level else self.dp for level in (3, 2, 1)]
+        found = {
+            "parameters": self.bucket_bytes / cut[0],
+            "gradients": self.bucket_bytes / cut[1],
+            "optimizer": OPTIMIZER_MOMENTS * self.bucket_bytes / cut[2],
+        }
+        if self.dp > 1 and self.zero == 3:
+            found["gathered parameters"] = 2 * self.largest_bytes
+        if self.zero >= 2:
+            found["gradient buffers"] = 2 * self.largest_bytes
+        return found
+
+
+def stage_peak(units: tuple[Unit, ...], storage: Storage, held: int, context: float) -> Peak:
+    """The peak of a stage that holds `held` micro-batches at once; context: bytes given to all."""
+    fixed = storage.by_kind()
+    whole = sum(u.work.kept_bytes for u in units)
+    kept, best, where = 0.0, (-1.0, 0.0, 0.0), ""
+    for unit in units:
+        forward = kept + unit.work.entry_bytes
+        backward = kept + unit.work.kept_bytes
+        for name, live, passing in (
+            ("forward", forward, unit.work.forward.peak_bytes),
+            ("backward", backward, unit.work.backward.peak_bytes),
+        ):
+            if live + passing > best[0]:
+                best, where = (live + passing, live, passing), f"{name} of {unit.name}"
+        kept += unit.work.kept_bytes
+    fixed["activations"] = (held - 1) * whole + best[1]
+    fixed["temporaries"] = best[2]
+    fixed["context and data"] = context
+    return Peak(tuple(fixed.items()), where)
+
+
+def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
+    """The peak of every stage of a plan; model: the plan on any cluster, bytes know no rates."""
+    context = context_bytes(plan)
+    return tuple(
+        stage_peak(units, storage_of(plan, stage), in_flight(plan.schedule[stage]), context)
+        for stage, units in enumerate(model.stages)
+    )
+
+
+def storage_of(plan: Plan, stage: int) -> Storage:
+    sizes = [b.numel * ITEM_BYTES[b.dtype] for b in plan.buckets if stage in b.stages]
+    return Storage(sum(sizes), max(sizes, default=0), plan.mesh.size("dp"), plan.zero)
+
+
+def context_bytes(plan: Plan) -> float:
+    """Values given to every unit: rotary tables and the like, and a step's tokens and labels."""
+    values = plan.context.values
+    given = sum(
+        evaluate(num_elements(values[n].shape), plan.sizes) * ITEM_BYTES[values[n].dtype]
+        for n in plan.context.outputs
+    )
+    rows = plan.micro_batch * plan.num_microbatches
+    return given + 2 * 8 * rows * plan.seq

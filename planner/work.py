@@ -1,0 +1,181 @@
+"""What one pass of a piece costs a rank: time by kind, memory kept and memory passing.
+
+Everything is read off the piece's two functions under its placements, so a plan's text gives the
+same numbers as the search that wrote it. Sizes are those of one micro-batch on one rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.optable import MATMULS
+from meshwright.ir.placement import Placement
+
+from .cost import Costs
+from .functions import Functions, PhaseWork, functions_of
+from .lower import TARGET
+
+_LOSS = ("mw.linear_cross_entropy", "mw.linear_cross_entropy_backward")
+# Logits of one chunk of the fused cross-entropy (runtime/kernels/cross_entropy.py, CHUNK_ELEMENTS);
+# each lives as the matmul's output and once in at least float32.
+LOGITS_ELEMENTS = 2048 * 131072
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One function of a piece: us by kind, and the most bytes it has alive beside its inputs."""
+
+    matmul_us: float
+    attention_us: float
+    pointwise_us: float
+    collective_us: float
+    peak_bytes: float
+
+    @property
+    def us(self) -> float:
+        return self.matmul_us + self.attention_us + self.pointwise_us + self.collective_us
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """kept_bytes: handed from forward to backward. entry_bytes, exit_bytes: x and y on a rank.
+
+    again_us: the part of the backward that computes forward values again.
+    """
+
+    forward: Phase
+    backward: Phase
+    kept_bytes: float
+    entry_bytes: float
+    exit_bytes: float
+    again_us: float
+
+
+@dataclass
+class WorkTable:
+    """PieceWork by (graph, saved values) at given costs, each computed once."""
+
+    costs: Costs
+    known: dict[tuple[int, tuple[str, ...]], tuple[Graph, PieceWork]] = field(default_factory=dict)
+
+    def of(
+        self, graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...]
+    ) -> PieceWork:
+        key = (id(graph), saved)
+        if key not in self.known:
+            self.known[key] = (graph, piece_work(graph, placements, saved, self.costs))
+        return self.known[key][1]
+
+
+def piece_work(
+    graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...], costs: Costs
+) -> PieceWork:
+    """Times and bytes of a lowered joint graph under its saved values."""
+    functions = functions_of(graph, placements, saved)
+    forward, backward = PhaseWork(functions.forward), PhaseWork(functions.backward)
+    made = {v.name for op in functions.forward.ops for v in op.outputs}
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    x = [i.value.name for i in graph.inputs_of("activation")]
+    again = [op for op in functions.backward.ops if op.output.name in made]
+    return PieceWork(
+        _phase(forward, placements, costs, _forward_peak(forward, size)),
+        _phase(backward, placements, costs, _backward_peak(functions, backward, size)),
+        _kept_bytes(functions, forward, size),
+        sum(size(n) for n in x),
+        size(graph.outputs[0]),
+        sum(_op_us(op, backward, placements, costs) for op in again),
+    )
+
+
+def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:
+    us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
+    for op in work.graph.ops:
+        us[_kind(op)] += _op_us(op, work, placements, costs)
+    return Phase(us["matmul"], us["attention"], us["pointwise"], us["collective"], peak_bytes)
+
+
+def _kind(op: Op) -> str:
+    if op.target == TARGET:
+        return "collective"
+    if op.target in MATMULS or op.target in _LOSS:
+        return "matmul"
+    return "attention" if op.target.startswith("mw.attention") else "pointwise"
+
+
+def _op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
+    ins = tuple(placements[n] for n in op.inputs if n)
+    outs = tuple(placements[v.name] for v in op.outputs)
+    if op.target == TARGET:
+        return costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
+    return costs.op_us(op, ins, outs, work.of[op.output.name])
+
+
+Sizes = Callable[[str], float]
+
+
+def _forward_peak(work: PhaseWork, size: Sizes) -> float:
+    """Most bytes of values that the forward makes, alive at once; outputs live to the end."""
+    return _peak(work, size, held=set(work.graph.outputs), dropped=frozenset())
+
+
+def _backward_peak(functions: Functions, work: PhaseWork, size: Sizes) -> float:
+    """The same for the backward, with the incoming gradient; dx lives on, gradients are added
+    into their bucket as soon as they are made."""
+    dx = [n for n in functions.backward.outputs if n not in functions.gradients]
+    dy = sum(
+        size(i.value.name)
+        for i in functions.backward.inputs
+        if i.kind == "grad" and i.value.name not in functions.kept
+    )
+    return dy + _peak(work, size, held=set(dx), dropped=functions.gradients)
+
+
+def _peak(work: PhaseWork, size: Sizes, held: set[str], dropped: frozenset[str]) -> float:
+    """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
+    ends: dict[str, int] = {}
+    for index, op in enumerate(work.graph.ops):
+        for name in op.inputs:
+            ends[work.storage(name)] = index
+    last = len(work.graph.ops)
+    ends |= {work.storage(name): last for name in held}
+    live = peak = 0.0
+    leaving: dict[int, float] = {}
+    for index, op in enumerate(work.graph.ops):
+        made = 0.0
+        for value in op.outputs:
+            if value.name not in work.materialised:
+                continue
+            bytes_ = size(value.name)
+            made += bytes_
+            end = index if value.name in dropped else ends.get(value.name, index)
+            leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
+        live += made
+        peak = max(peak, live + _workspace_bytes(op, work.graph, size))
+        live -= leaving.pop(index, 0.0)
+    return peak
+
+
+def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
+    """Memory that a kernel takes for itself: a chunk of logits and, backward, a second dw."""
+    if op.target not in _LOSS:
+        return 0.0
+    backward = op.target == _LOSS[1]
+    names = [n for n in op.inputs if n]
+    x, w = (names[2], names[3]) if backward else (names[0], names[1])
+    features = graph.values[x].shape[-1]
+    item = ITEM_BYTES[graph.values[x].dtype]
+    assert isinstance(features, int)
+    tokens, rows = (size(name) / item / features for name in (x, w))
+    logits = min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+    return logits + (size(w) if backward else 0.0)
+
+
+def _kept_bytes(functions: Functions, forward: PhaseWork, size: Sizes) -> float:
+    """Bytes handed to backward, each storage once; parameters and given values are not counted."""
+    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
+    storages = {forward.storage(name) for name in functions.kept} - given
+    return sum(size(name) for name in storages)
