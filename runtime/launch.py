@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import mesh
+from .checkpoint import Checkpointer, CheckpointError, State, newest_good
 from .compiling import compiler, missing_toolchain
 from .data import BatchReader, Corpus, DataError, eval_batches, open_corpus
 from .executor import Batch, Executor
@@ -21,6 +23,8 @@ from .metrics import MFU_FORMULA, StepLog
 from .optimizer import AdamWOptions
 from .program import build_executor, load_layout
 
+STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -29,7 +33,9 @@ class RunOptions:
     data: demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]. lr: peak rate.
     floor: last rate as a share of the peak. warmup: steps. clip: global gradient norm, 0 for none.
     eval_every: steps between evaluations, 0 for one at the end; eval_batches: batches of each.
-    log_every: steps between printed lines; metrics.jsonl has every step.
+    log_every: steps between printed lines; metrics.jsonl has every step. save_every: steps between
+    checkpoints in OUT/checkpoints, 0 for none; keep: newest ones kept, 0 for all. resume: a
+    checkpoint's folder, or "auto" for the newest good one of OUT (from the start if there is none).
     """
 
     data: str = "demo"
@@ -48,6 +54,9 @@ class RunOptions:
     eval_batches: int = 0
     log_every: int = 1
     out: str = "run"
+    save_every: int = 0
+    keep: int = 0
+    resume: str = ""
     no_compile: bool = False
 
 
@@ -70,22 +79,22 @@ def main(folder: Path) -> None:
     options = RunOptions(**vars(parser.parse_args()))
     try:
         device = start_distributed()
-        run(folder, options, device)
+        code = run(folder, options, device)
     except ValueError as error:
         if int(os.environ.get("RANK", "0")) == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.stderr.flush()
         os._exit(2)
-    finish()
+    finish(code)
 
 
-def finish() -> None:
+def finish(code: int) -> None:
     """Leave together and at once: tearing gloo's groups down one by one races with its threads."""
     if dist.is_initialized():
         dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def start_distributed() -> torch.device:
@@ -106,14 +115,16 @@ def start_distributed() -> torch.device:
     return device
 
 
-def run(folder: Path, options: RunOptions, device: torch.device) -> None:
-    """Build the executor and train; rank 0 writes the log and prints."""
+def run(folder: Path, options: RunOptions, device: torch.device) -> int:
+    """Build the executor and train; rank 0 writes the log and prints. Returns the exit code."""
     layout = load_layout(folder)
     mesh.start(layout.mesh, device)
     loud = not dist.is_initialized() or dist.get_rank() == 0
     say: Callable[[str], None] = _say if loud else _silent
     session = Session(folder, layout, options, device, say)
-    session.train()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, session.on_signal)
+    return session.train()
 
 
 def _say(text: str) -> None:
@@ -150,6 +161,10 @@ class Session:
         learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
         self.executor = self._executor(folder)
 
+    def on_signal(self, *_: object) -> None:
+        """Finish the step under way on all ranks, save, exit with STOPPED."""
+        self.executor.optimizer.stop_wanted = True
+
     def _executor(self, folder: Path) -> Executor:
         options = self.options
         adamw = AdamWOptions(
@@ -181,19 +196,74 @@ class Session:
             "floor": o.floor * o.lr,
         }
 
-    def train(self) -> None:
+    def train(self) -> int:
+        """All steps; returns the exit code, 0 or STOPPED."""
         out = Path(self.options.out)
         peak = peak_flops(self.device)
         world = dist.get_world_size() if dist.is_initialized() else 1
+        first = self._resume(out / "checkpoints")
         if peak:
             self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
-        with _Log(out, self.layout, self.options, peak and peak * world, self.say) as log:
-            for step in range(self.options.steps):
+        with _Log(out, self.layout, self.options, peak and peak * world, self.say, first) as log:
+            for step in range(first, self.options.steps):
                 self._step(step, log)
                 if self._evaluates_after(step):
                     self._evaluate(step, log)
+                self._save_after(step)
+                if self.executor.optimizer.stop_agreed:
+                    return self._preempted(step)
+            self.checkpoints.wait()
             if self.options.steps:
                 self._final(log)
+        return 0
+
+    def _resume(self, folder: Path) -> int:
+        """Load what `resume` asks for; returns the first step to run."""
+        self.checkpoints = Checkpointer(folder, self.executor, self.options.keep)
+        wanted = self.options.resume
+        if not wanted:
+            return 0
+        path: Path | None = Path(wanted)
+        if wanted == "auto":
+            path, complaints = newest_good(folder)
+            for complaint in complaints:
+                self.say(f"passed over a checkpoint: {complaint}")
+            if path is None:
+                self.say(f"no checkpoint in {folder}: starting from step 0")
+                return 0
+        assert path is not None
+        state = self.checkpoints.load(path)
+        self._check_state(state, path)
+        self.say(f"resumed {path} after {state.step} steps")
+        return state.step
+
+    def _check_state(self, state: State, path: Path) -> None:
+        """The same run goes on: its rows, seed and data."""
+        samples = state.step * self.global_batch
+        if state.samples != samples:
+            raise CheckpointError(
+                f"{path} has seen {state.samples} rows in {state.step} steps; this plan's global "
+                f"batch of {self.global_batch} would make it {samples}: plan with the same one"
+            )
+        for name in ("seed", "data"):
+            then, now = getattr(state, name), getattr(self.options, name)
+            if then != now:
+                raise CheckpointError(f"{path} was made with {name} {then}, this run has {now}")
+
+    def _save_after(self, step: int) -> None:
+        every = self.options.save_every
+        due = bool(every) and (step + 1) % every == 0
+        if due or self.executor.optimizer.stop_agreed:
+            o = self.options
+            state = State(
+                step + 1, (step + 1) * self.global_batch, o.seed, o.data, self.layout.model
+            )
+            self.checkpoints.save(state)
+
+    def _preempted(self, step: int) -> int:
+        self.checkpoints.wait()
+        self.say(f"stopped by a signal after step {step}, saved; go on with --resume auto")
+        return STOPPED
 
     def _step(self, step: int, log: "_Log") -> None:
         started = time.perf_counter()
@@ -269,12 +339,14 @@ class _Log:
         options: RunOptions,
         peak: float | None,
         say: Callable[[str], None],
+        first: int,
     ) -> None:
         self.log: StepLog | None = None
         if say is not _say:
             return
         path = out / "metrics.jsonl"
-        path.unlink(missing_ok=True)  # a run starts its own log
+        if first == 0:
+            path.unlink(missing_ok=True)  # a run from the start has a log of its own
         self.log = StepLog(
             path,
             flops_per_token=layout.flops_per_token,

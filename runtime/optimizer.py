@@ -25,18 +25,29 @@ class AdamWOptions:
     clip: float = 1.0
 
 
+class _Moments:
+    """AdamW's moments of a bucket's shard, and its runs as (parameter, decays, state)."""
+
+    def __init__(self, bucket: FlatBucket) -> None:
+        self.first = torch.zeros_like(bucket.shard)
+        self.second = torch.zeros_like(bucket.shard)
+        self.runs = []
+        for start, stop, decay, _ in bucket.runs():
+            param = bucket.shard[start:stop].detach()
+            param.grad = bucket.grad_shard[start:stop]
+            state = {"exp_avg": self.first[start:stop], "exp_avg_sq": self.second[start:stop]}
+            self.runs.append((param, decay, state))
+
+
 class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) by torch.optim, on flat runs of equal weight decay."""
 
     def __init__(self, buckets: list[FlatBucket], options: AdamWOptions, stage: int) -> None:
         self.buckets, self.options, self.stage = buckets, options, stage
-        decayed: list[Tensor] = []
-        plain: list[Tensor] = []
-        for bucket in buckets:
-            for start, stop, decay, _ in bucket.runs():
-                param = bucket.shard[start:stop].detach()
-                param.grad = bucket.grad_shard[start:stop]
-                (decayed if decay else plain).append(param)
+        self.moments = {b.bucket.name: _Moments(b) for b in buckets}
+        runs = [run for b in buckets for run in self.moments[b.bucket.name].runs]
+        decayed = [param for param, decay, _ in runs if decay]
+        plain = [param for param, decay, _ in runs if not decay]
         groups = [
             {"params": decayed, "weight_decay": options.weight_decay},
             {"params": plain, "weight_decay": 0.0},
@@ -48,16 +59,35 @@ class Optimizer:
             if groups
             else None
         )
+        self.set_step(0)
+        # A signal on any rank asks for a stop; all ranks learn of it in the same step.
+        self.stop_wanted = self.stop_agreed = False
+
+    def set_step(self, step: int) -> None:
+        """Moments as they stand, after `step` optimizer steps."""
+        if self.adamw is None:
+            return
+        for moments in self.moments.values():
+            for param, _, state in moments.runs:
+                count = torch.full((), float(step), dtype=torch.float32, device=param.device)
+                self.adamw.state[param] = {"step": count, **state}
+
+    def tensors(self, bucket: FlatBucket) -> dict[str, Tensor]:
+        """This rank's shard of a bucket: parameters and both moments, flat."""
+        moments = self.moments[bucket.bucket.name]
+        return {"param": bucket.shard, "exp_avg": moments.first, "exp_avg_sq": moments.second}
 
     def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
         """Clip and update; returns (loss of the global batch, gradient norm before clipping).
 
         loss: this rank's share, already divided by the global label count; float64 scalar.
         """
-        totals = torch.stack([loss.double(), self._squares()])
+        stop = torch.full((), float(self.stop_wanted), dtype=torch.float64, device=loss.device)
+        totals = torch.stack([loss.double(), self._squares(), stop])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(totals)
-        loss_value, squares = totals.tolist()
+        loss_value, squares, stops = totals.tolist()
+        self.stop_agreed = stops > 0
         norm = squares**0.5
         clip = self.options.clip
         if clip and norm > clip:

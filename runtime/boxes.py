@@ -1,0 +1,123 @@
+"""Geometry of checkpoints: which logical boxes a range of a flat bucket holds.
+
+Note. A rank's shard cuts parameters at any element, so it holds a flat range of a parameter's local
+tensor; a tp cut maps local indices to logical ones. A *box* is (offsets, sizes) in the logical
+tensor; any plan's shard is a list of boxes, and any two plans' boxes can be intersected.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """offsets and sizes per dim of the logical tensor."""
+
+    offsets: Index
+    sizes: Index
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+    def overlap(self, other: "Box") -> "Box | None":
+        offsets, sizes = [], []
+        for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+            start, stop = max(a, b), min(a + n, b + m)
+            if start >= stop:
+                return None
+            offsets.append(start)
+            sizes.append(stop - start)
+        return Box(tuple(offsets), tuple(sizes))
+
+    def slices_of(self, whole: "Box") -> tuple[slice, ...]:
+        """Where this box lies in a tensor that holds `whole`."""
+        starts = [a - b for a, b in zip(self.offsets, whole.offsets, strict=True)]
+        return tuple(slice(a, a + n) for a, n in zip(starts, self.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A dim of size outer * n * m, of which a rank holds part `index` of n."""
+
+    dim: int
+    outer: int
+    index: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A logical box and where it lies in a local flat range: view `sizes` from `start`, then narrow.
+
+    local: sizes of the contiguous rectangle that starts at element `start` of the range; slices
+    select the box in it.
+    """
+
+    box: Box
+    start: int
+    local: Index
+    slices: tuple[slice, ...]
+
+
+def pieces_of(shape: Index, cuts: tuple[Cut, ...], first: int, last: int) -> Iterator[Piece]:
+    """Boxes of elements first..last of a parameter's local tensor of `shape`, flat."""
+    for offsets, sizes, start in rectangles(shape, first, last):
+        yield from _logical(Box(offsets, sizes), start - first, cuts, shape)
+
+
+def rectangles(shape: Index, first: int, last: int) -> Iterator[tuple[Index, Index, int]]:
+    """(offsets, sizes, first element) of the fewest contiguous rectangles of a flat range."""
+    if first >= last:
+        return
+    if not shape:
+        yield (), (), first
+        return
+    row = math.prod(shape[1:])
+    top, bottom = -(-first // row), last // row
+    if top > bottom:  # the range lies within one row
+        yield from _within(shape, bottom, first, last, row)
+        return
+    if first < top * row:
+        yield from _within(shape, top - 1, first, top * row, row)
+    if top < bottom:
+        yield (top, *(0,) * (len(shape) - 1)), (bottom - top, *shape[1:]), top * row
+    if bottom * row < last:
+        yield from _within(shape, bottom, bottom * row, last, row)
+
+
+def _within(
+    shape: Index, index: int, first: int, last: int, row: int
+) -> Iterator[tuple[Index, Index, int]]:
+    base = index * row
+    for offsets, sizes, start in rectangles(shape[1:], first - base, last - base):
+        yield (index, *offsets), (1, *sizes), start + base
+
+
+def _logical(local: Box, start: int, cuts: tuple[Cut, ...], shape: Index) -> Iterator[Piece]:
+    """The rectangle split where a strided cut makes its logical indices jump."""
+    parts = [Box(local.offsets, local.sizes)]
+    for cut in cuts:
+        m = shape[cut.dim] // cut.outer
+        parts = [p for part in parts for p in _split(part, cut.dim, m)]
+    for part in parts:
+        offsets = list(part.offsets)
+        for cut in cuts:
+            m = shape[cut.dim] // cut.outer
+            o, j = divmod(part.offsets[cut.dim], m)
+            offsets[cut.dim] = (o * cut.n + cut.index) * m + j
+        box = Box(tuple(offsets), part.sizes)
+        yield Piece(box, start, local.sizes, part.slices_of(local))
+
+
+def _split(box: Box, dim: int, m: int) -> Iterator[Box]:
+    """Cut a box at the multiples of m along a dim."""
+    start, stop = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+    while start < stop:
+        end = min(stop, (start // m + 1) * m)
+        offsets = (*box.offsets[:dim], start, *box.offsets[dim + 1 :])
+        yield Box(offsets, (*box.sizes[:dim], end - start, *box.sizes[dim + 1 :]))
+        start = end

@@ -1,0 +1,101 @@
+"""Checkpoints: any plan resumes any other's; damage and bombs are refused; nothing is unpickled."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from meshwright.cli import main
+
+PLANS = {
+    "zero3": ["--cluster", "cpu:2", "--pin", "dp=2", "--pin", "zero=3", "--pin", "micro_batch=2"],
+    "tp2": ["--cluster", "cpu:2", "--pin", "tp=2", "--pin", "shard_weights=1"],
+    "one": ["--cluster", "cpu:1", "--pin", "zero=0"],
+    "pp2": ["--cluster", "cpu:2", "--pin", "pp=2", "--pin", "micro_batch=4"],
+}
+RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--schedule", "constant"]
+
+
+def _losses(run: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of every plan, and a run of zero3 with checkpoints after steps 2 and 4."""
+    top = tmp_path_factory.mktemp("checkpoints")
+    for name, options in PLANS.items():
+        sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64"]
+        plan = str(top / f"{name}.txt")
+        assert main(["plan", "tiny-gemma2", *sizes, *options, "-o", plan]) == 0
+        assert main(["compile", plan, "-o", str(top / name)]) == 0
+    run = ["run", str(top / "zero3"), *RUN, "--steps", "4", "--save-every", "2"]
+    assert main([*run, "--out", str(top / "first")]) == 0
+    return top
+
+
+@pytest.mark.parametrize("plan", ["one", "tp2", "pp2", "zero3"])
+def test_any_plan_resumes_with_the_same_losses(folder: Path, plan: str) -> None:
+    start = folder / "first" / "checkpoints" / "step_00000002"
+    out = folder / f"from_{plan}"
+    run = ["run", str(folder / plan), *RUN, "--steps", "4", "--resume", str(start.resolve())]
+    assert main([*run, "--out", str(out)]) == 0
+    whole, resumed = _losses(folder / "first"), _losses(out)
+    assert sorted(resumed) == [2, 3]
+    for step, loss in resumed.items():
+        assert abs(loss - whole[step]) <= 1e-12 * abs(whole[step])
+    if plan == "zero3":  # the same plan: the same bits
+        assert resumed == {step: whole[step] for step in (2, 3)}
+
+
+def test_auto_passes_over_a_damaged_newest_checkpoint(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "first", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step_00000004" / "rank_00000.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-3] ^= 0xFF
+    newest.write_bytes(data)
+    run = ["run", str(folder / "one"), *RUN, "--steps", "3", "--resume", "auto"]
+    assert main([*run, "--out", str(tmp_path / "run")]) == 0
+    said = capfd.readouterr().out
+    assert "passed over a checkpoint" in said and "SHA-256" in said
+    assert "step_00000002 after 2 steps" in said
+
+
+class _Bomb:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("where", ["manifest.json", "rank_00000.safetensors"])
+def test_a_pickle_bomb_is_refused_and_not_run(
+    folder: Path, tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad, mark = tmp_path / "step_00000002", tmp_path / "exploded"
+    shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", bad)
+    (bad / where).write_bytes(pickle.dumps(_Bomb(mark)))
+    run = ["run", str(folder / "one"), *RUN, "--steps", "3", "--resume", str(bad)]
+    assert main([*run, "--out", str(tmp_path / "run")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ") and str(bad) in error and "Traceback" not in error
+    assert not mark.exists()
+
+
+def test_another_models_checkpoint_is_refused(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "other.txt")
+    sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--cluster", "cpu:1"]
+    assert main(["plan", "tiny-llama", *sizes, "-o", plan]) == 0
+    assert main(["compile", plan, "-o", str(tmp_path / "other")]) == 0
+    start = (folder / "first" / "checkpoints" / "step_00000002").resolve()
+    run = ["run", str(tmp_path / "other"), *RUN, "--steps", "3", "--resume", str(start)]
+    capfd.readouterr()
+    assert main([*run, "--out", str(tmp_path / "run")]) == 2
+    assert "of another model" in capfd.readouterr().err
