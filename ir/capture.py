@@ -106,11 +106,17 @@ def _export(module: nn.Module, name: str) -> ExportedProgram:
         with torch.no_grad():
             return export(module, (tokens,), dynamic_shapes={"tokens": dims}, strict=False)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(
-            f"model {name} cannot be traced for every batch and sequence size: {first}; "
+            f"model {name} cannot be traced for every batch and sequence size: {_reason(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first violated constraint where torch lists them, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    listed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return next(iter(listed + lines), type(error).__name__).rstrip(".")
 
 
 @dataclass(kw_only=True)

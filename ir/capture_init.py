@@ -54,18 +54,17 @@ class InitLog(TorchDispatchMode):
             self.recipes[_storage(out)] = ("constant", (float(args[1]),))
         elif func is aten.mul_.Tensor or func is aten.mul_.Scalar:
             self._scale(args[0], args[1])
-        elif func is aten.erfinv_.default:
-            self.recipes[_storage(args[0])] = ("trunc_normal", (0.0, 1.0))
         elif func is aten.add_.Tensor or func is aten.add_.Scalar:
             self._shift(args[0], args[1])
-        elif func is aten.clamp_.default:
-            self._clamp(args[0], *args[1:])
         return out
 
     def _fill(self, func: Any, tensor: Tensor, given: tuple) -> None:
+        kind, defaults = _FILLS[func]
+        self.fill(tensor, kind, (*map(float, given[: len(defaults)]), *defaults[len(given) :]))
+
+    def fill(self, tensor: Tensor, kind: str, numbers: tuple[float, ...]) -> None:
+        """Log a fill, unless it is of a part of the tensor."""
         if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
-            kind, defaults = _FILLS[func]
-            numbers = tuple(float(n) for n in given[: len(defaults)]) + defaults[len(given) :]
             self.recipes[_storage(tensor)] = (kind, numbers)
 
     def _scale(self, tensor: Tensor, factor: object) -> None:
@@ -77,13 +76,31 @@ class InitLog(TorchDispatchMode):
     def _shift(self, tensor: Tensor, offset: object) -> None:
         kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
         if kind in ("normal", "trunc_normal") and isinstance(offset, int | float):
-            shifted = (numbers[0] + offset, *numbers[1:])
+            mean, std, *limits = numbers
+            shifted = (mean + offset, std, *(limit + offset for limit in limits))
             self.recipes[_storage(tensor)] = (kind, shifted)
 
-    def _clamp(self, tensor: Tensor, low: float, high: float) -> None:
-        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
-        if kind == "trunc_normal":
-            self.recipes[_storage(tensor)] = (kind, (*numbers[:2], float(low), float(high)))
+
+@contextmanager
+def _logged_trunc_normal(log: InitLog) -> Iterator[None]:
+    """torch draws again until no value lies outside, which fake values cannot answer.
+
+    `_no_grad_trunc_normal_` is private, and where every spelling of trunc_normal_ ends.
+    """
+    draw: Callable = nn.init._no_grad_trunc_normal_
+
+    def logged(
+        tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> Tensor:
+        out = tensor if isinstance(tensor, FakeTensor) else draw(tensor, mean, std, a, b, generator)
+        log.fill(tensor, "trunc_normal", (mean, std, a, b))
+        return out
+
+    nn.init._no_grad_trunc_normal_ = logged
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = draw
 
 
 @contextmanager
@@ -120,7 +137,7 @@ def build_fake(
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with _fake_parameters(mode, log), log:
+        with _fake_parameters(mode, log), _logged_trunc_normal(log), log:
             module = build()
     finally:
         torch.set_default_dtype(before)

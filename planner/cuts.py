@@ -1,13 +1,21 @@
-"""Pipeline cuts: contiguous stages whose slowest is as fast as can be."""
+"""Pipeline cuts: contiguous stages whose slowest is as fast as can be.
 
-from functools import cache
-from itertools import pairwise
+For stage times t and m micro-batches a step takes sum t + (m - 1) max t (1F1B and GPipe, transfers
+aside), so the slowest stage decides. A limit v on it is feasible when filling stages greedily, each
+as far as v and memory allow, uses all units: a stage that ends later leaves less for those after.
+"""
+
+from collections.abc import Callable, Sequence
+from math import nextafter
 
 from meshwright.ir.errors import PlanError
 
+# Of a stage: a function that takes its units' indices in order and says whether each still fits.
+Room = Callable[[int], Callable[[int], bool]]
 
-def cut_stages(costs: list[float], num_stages: int, pinned: str | None) -> list[int]:
-    """The stage of each instance, by dynamic programming over cuts; ties cut earliest.
+
+def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> list[int]:
+    """The stage of each instance; ties cut earliest.
 
     costs: per instance, any unit. pinned: first instance of stages 1.., e.g. "5,9".
     """
@@ -15,8 +23,18 @@ def cut_stages(costs: list[float], num_stages: int, pinned: str | None) -> list[
         raise PlanError(
             f"pp={num_stages} stages, but the model has {len(costs)} segments; lower pp"
         )
-    starts = _pinned(pinned, num_stages, len(costs)) if pinned else _balanced(costs, num_stages)
-    return [sum(index >= start for start in starts[1:]) for index in range(len(costs))]
+    if pinned:
+        starts = _pinned(pinned, num_stages, len(costs))
+    else:
+        found = balanced(costs, num_stages)
+        assert found is not None
+        starts = found
+    return stages_of(starts, len(costs))
+
+
+def stages_of(starts: Sequence[int], count: int) -> list[int]:
+    """The stage of each of `count` units, from the first unit of every stage."""
+    return [sum(index >= start for start in starts[1:]) for index in range(count)]
 
 
 def _pinned(text: str, num_stages: int, count: int) -> list[int]:
@@ -24,7 +42,7 @@ def _pinned(text: str, num_stages: int, count: int) -> list[int]:
         starts = [0, *(int(n) for n in text.split(","))]
     except ValueError:
         raise PlanError(f"cuts={text}: expected instance numbers such as 5,9") from None
-    rising = all(a < b for a, b in pairwise(starts))
+    rising = all(a < b for a, b in zip(starts, starts[1:], strict=False))
     if len(starts) != num_stages or not rising or starts[-1] >= count:
         raise PlanError(
             f"cuts={text}: expected {num_stages - 1} rising numbers between 1 and {count - 1}"
@@ -32,19 +50,110 @@ def _pinned(text: str, num_stages: int, count: int) -> list[int]:
     return starts
 
 
-def _balanced(costs: list[float], num_stages: int) -> list[int]:
-    prefix = [0.0]
+def balanced(costs: Sequence[float], num_stages: int, room: Room | None = None) -> list[int] | None:
+    """First unit of every stage of the best cuts; None where none fits.
+
+    Earliest among equals, unless those do not fit.
+    """
+    found = _fill(costs, num_stages, float("inf"), room) if num_stages <= len(costs) else None
+    if found is None or num_stages == 1:
+        return found
+    low, limit = 0.0, _slowest(costs, found)
+    while limit - low > 1e-6 * limit:
+        middle = (low + limit) / 2
+        tried = _fill(costs, num_stages, middle, room)
+        low = middle if tried is None else low
+        found, limit = (found, limit) if tried is None else (tried, _slowest(costs, tried))
+    while (tried := _fill(costs, num_stages, nextafter(limit, 0.0), room)) is not None:
+        found, limit = tried, _slowest(costs, tried)
+    earliest = _earliest(costs, num_stages, limit)
+    return earliest if room is None or _has_room(earliest, len(costs), room) else found
+
+
+def _fill(
+    costs: Sequence[float], num_stages: int, limit: float, room: Room | None
+) -> list[int] | None:
+    """Stages filled in order, each as far as it may; None when units are left over."""
+    starts, start = [], 0
+    for stage in range(num_stages):
+        starts.append(start)
+        stop, total = start, 0.0
+        takes = room(stage) if room is not None else None
+        while stop < len(costs) - (num_stages - stage - 1):
+            total += costs[stop]
+            if total > limit or (takes is not None and not takes(stop)):
+                break
+            stop += 1
+        if stop == start:
+            return None
+        start = stop
+    return starts if start == len(costs) else None
+
+
+def _slowest(costs: Sequence[float], starts: Sequence[int]) -> float:
+    stops = [*starts[1:], len(costs)]
+    return max(_total(costs[a:b]) for a, b in zip(starts, stops, strict=True))
+
+
+def _total(costs: Sequence[float]) -> float:
+    total = 0.0  # in the order of _fill, to the last bit; sum() rounds otherwise
     for cost in costs:
-        prefix.append(prefix[-1] + cost)
+        total += cost
+    return total
 
-    @cache
-    def best(start: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        if stages == 1:
-            return prefix[-1] - prefix[start], (start,)
-        options = []
-        for stop in range(start + 1, len(costs) - stages + 2):
-            rest, starts = best(stop, stages - 1)
-            options.append((max(prefix[stop] - prefix[start], rest), (start, *starts)))
-        return min(options)
 
-    return list(best(0, num_stages)[1])
+def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int]:
+    """The lexicographically first cuts within a limit that can be met.
+
+    From the back: each stage starts at the first unit from which it can take all that the stages
+    after it do not.
+    """
+    floors, stop = [len(costs)], len(costs)
+    for stage in reversed(range(num_stages)):
+        start = stop
+        while start > stage and _total(costs[start - 1 : stop]) <= limit:
+            start -= 1
+        floors.append(start)
+        stop = start
+    starts = [0]
+    for floor in floors[-2:0:-1]:
+        starts.append(max(starts[-1] + 1, floor))
+    return starts
+
+
+def _has_room(starts: Sequence[int], count: int, room: Room) -> bool:
+    stops = [*starts[1:], count]
+    for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        takes = room(stage)
+        if not all(takes(index) for index in range(start, stop)):
+            return False
+    return True
+
+
+def shortest_pipeline(costs: Sequence[float], num_stages: int, num_microbatches: int) -> float:
+    """What no cuts into contiguous stages and no order of actions can beat, in the unit of costs.
+
+    Stage s computes m t_s, and not before the first micro-batch has passed the stages ahead of it
+    forward, nor after the last has yet to pass them backward: m t_s + sum of t before s.
+    """
+    m, low, high = num_microbatches, 0.0, num_microbatches * sum(costs)
+    while high - low > 1e-9 * high:
+        limit = (low + high) / 2
+        if _passes(costs, num_stages, m, limit):
+            high = limit
+        else:
+            low = limit
+    return low
+
+
+def _passes(costs: Sequence[float], num_stages: int, m: int, limit: float) -> bool:
+    before, index = 0.0, 0
+    for _ in range(num_stages):
+        mine = 0.0
+        while index < len(costs) and m * (mine + costs[index]) + before <= limit:
+            mine += costs[index]
+            index += 1
+        before += mine
+        if index == len(costs):
+            return True
+    return False

@@ -60,26 +60,60 @@ class Storage:
             found["gradient buffers"] = 2 * self.largest_bytes
         return found
 
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.by_kind().values())
+
+
+@dataclass
+class Filling:
+    """A stage as units are added to it in order, and its peak so far.
+
+    held: micro-batches in flight. context: bytes given to every unit.
+    """
+
+    dp: int
+    zero: int
+    held: int
+    context: float
+    bucket_bytes: float = 0.0
+    largest_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    live_bytes: float = 0.0  # at the peak: of the micro-batch that is running
+    passing_bytes: float = 0.0  # at the peak: of the function that is running
+    where: str = ""
+
+    def add(self, unit: Unit) -> None:
+        work = unit.work
+        for name, live, passing in (
+            ("forward", self.kept_bytes + work.entry_bytes, work.forward.peak_bytes),
+            ("backward", self.kept_bytes + work.kept_bytes, work.backward.peak_bytes),
+        ):
+            if live + passing > self.live_bytes + self.passing_bytes or not self.where:
+                self.live_bytes, self.passing_bytes = live, passing
+                self.where = f"{name} of {unit.name}"
+        self.kept_bytes += work.kept_bytes
+        self.bucket_bytes += unit.bucket_bytes
+        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+
+    @property
+    def total_bytes(self) -> float:
+        fixed = Storage(self.bucket_bytes, self.largest_bytes, self.dp, self.zero).total_bytes
+        running = self.live_bytes + self.passing_bytes
+        return fixed + (self.held - 1) * self.kept_bytes + running + self.context
+
 
 def stage_peak(units: tuple[Unit, ...], storage: Storage, held: int, context: float) -> Peak:
     """The peak of a stage that holds `held` micro-batches at once; context: bytes given to all."""
-    fixed = storage.by_kind()
-    whole = sum(u.work.kept_bytes for u in units)
-    kept, best, where = 0.0, (-1.0, 0.0, 0.0), ""
+    filled = Filling(storage.dp, storage.zero, held, context)
     for unit in units:
-        forward = kept + unit.work.entry_bytes
-        backward = kept + unit.work.kept_bytes
-        for name, live, passing in (
-            ("forward", forward, unit.work.forward.peak_bytes),
-            ("backward", backward, unit.work.backward.peak_bytes),
-        ):
-            if live + passing > best[0]:
-                best, where = (live + passing, live, passing), f"{name} of {unit.name}"
-        kept += unit.work.kept_bytes
-    fixed["activations"] = (held - 1) * whole + best[1]
-    fixed["temporaries"] = best[2]
-    fixed["context and data"] = context
-    return Peak(tuple(fixed.items()), where)
+        filled.add(unit)
+    kinds = storage.by_kind() | {
+        "activations": (held - 1) * filled.kept_bytes + filled.live_bytes,
+        "temporaries": filled.passing_bytes,
+        "context and data": context,
+    }
+    return Peak(tuple(kinds.items()), filled.where)
 
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:

@@ -68,12 +68,23 @@ class _Rank:
     ready: dict[int, float] = field(default_factory=dict)  # gathered units
     out: dict[str, float] = field(default_factory=lambda: {"F": 0.0, "B": 0.0})
 
+    def __post_init__(self) -> None:
+        self.gathers = any(u.gather_us for u in self.units)
+        self.forward_us = sum(u.work.forward.us for u in self.units)
+        self.backward_us = sum(u.work.backward.us + u.accumulate_us for u in self.units)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its units run back to back, with no collective beside them."""
+        return not self.gathers and self.comm <= self.compute
+
     def collective(self, us: float) -> float:
         """Issue a collective now; its end."""
+        if not us:
+            return self.comm
         start = max(self.comm, self.compute)
         self.comm = start + us
-        if us:
-            self.traffic.append((start, self.comm))
+        self.traffic.append((start, self.comm))
         return self.comm
 
     def run(self, us: float, price: float) -> None:
@@ -156,6 +167,9 @@ def _act(
 
 
 def _forward(rank: _Rank, price: float) -> None:
+    if rank.quiet:
+        rank.run(rank.forward_us, price)
+        return
     for index, unit in enumerate(rank.units):
         rank.gather(index)
         rank.gather(index + 1)
@@ -165,6 +179,9 @@ def _forward(rank: _Rank, price: float) -> None:
 
 def _backward(rank: _Rank, model: StepModel, last: bool, price: float) -> None:
     reduces = model.reduces_every_microbatch or last
+    if rank.quiet and not reduces:
+        rank.run(rank.backward_us, price)
+        return
     for index in reversed(range(len(rank.units))):
         unit = rank.units[index]
         rank.gather(index)

@@ -4,10 +4,11 @@ A *unit* is a segment instance on its stage: one piece, its buckets, and the col
 ZeRO level makes of them. Built from the plan and the cluster alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.plan import Bucket, Plan
+from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
 from .cluster import Cluster
@@ -68,53 +69,102 @@ def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
 def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
     """The step of a plan on a cluster."""
     table = table or work_table(plan, cluster)
-    pieces = {p.name: table.of(p.graph, p.placements, p.saved) for p in plan.pieces}
-    links = Links(cluster, plan.mesh)
-    buckets = {b.name: b for b in plan.buckets}
-    stages = []
-    for stage in range(plan.num_stages):
+    works = {p.name: table.of(p.graph, p.placements, p.saved) for p in plan.pieces}
+    units = UnitTable(works, plan.zero, Links(cluster, plan.mesh))
+    return units.step(plan.instances, plan.buckets, plan.schedule, plan.num_microbatches)
+
+
+@dataclass
+class UnitTable:
+    """Units and steps under one mesh and ZeRO level. works: by piece name."""
+
+    works: dict[str, PieceWork]
+    zero: int
+    links: Links
+    known: dict[tuple, Unit] = field(default_factory=dict)
+
+    def step(
+        self,
+        instances: tuple[InstancePlan, ...],
+        buckets: tuple[Bucket, ...],
+        schedule: Schedule,
+        num_microbatches: int,
+    ) -> StepModel:
+        pp = self.links.mesh.size("pp")
+        stages = tuple(
+            self.units([i for i in instances if i.stage == s], buckets) for s in range(pp)
+        )
+        held = [[b for b in buckets if s in b.stages] for s in range(pp)]
+        sends = [self.links.transfer_us(u[-1].work.exit_bytes, s) for s, u in enumerate(stages)]
+        return StepModel(
+            stages,
+            schedule,
+            self.zero,
+            self.zero >= 2,
+            num_microbatches,
+            tuple(sends),
+            tuple(sum(self.optimizer_us(b) for b in found) for found in held),
+            tuple(sum(self.refresh_us(b) for b in found) for found in held),
+            tuple(sum(self._tied_us(b) for b in found) for found in held),
+            self.links.world_us(),
+        )
+
+    def units(
+        self, instances: Iterable[InstancePlan], buckets: tuple[Bucket, ...]
+    ) -> tuple[Unit, ...]:
+        """The units of one stage; a bucket that several share is completed by the first."""
+        by_name = {b.name: b for b in buckets}
         seen: set[str] = set()
-        units = []
-        for item in (i for i in plan.instances if i.stage == stage):
-            mine = [buckets[name] for name in item.buckets]
+        found = []
+        for item in instances:
+            mine = [by_name[name] for name in item.buckets]
             fresh = [b for b in mine if b.name not in seen]
             seen.update(item.buckets)
-            units.append(_unit(item.name, pieces[item.piece], mine, fresh, plan, links))
-        stages.append(tuple(units))
-    held = [[b for b in plan.buckets if s in b.stages] for s in range(plan.num_stages)]
-    return StepModel(
-        tuple(stages),
-        plan.schedule,
-        plan.zero,
-        plan.zero >= 2,
-        plan.num_microbatches,
-        tuple(links.transfer_us(u[-1].work.exit_bytes, s) for s, u in enumerate(stages)),
-        tuple(sum(_optimizer_us(b, plan, links) for b in found) for found in held),
-        tuple(sum(_refresh_us(b, plan, links) for b in found) for found in held),
-        tuple(sum(_tied_us(b, plan, links) for b in found) for found in held),
-        links.world_us(),
-    )
+            sizes = tuple((b.numel, _partial_bytes(b), b in fresh) for b in mine)
+            key = (item.piece, sizes)
+            if key not in self.known:
+                self.known[key] = self._unit(self.works[item.piece], mine, fresh)
+            found.append(replace(self.known[key], name=item.name))
+        return tuple(found)
+
+    def _unit(self, work: PieceWork, mine: list[Bucket], fresh: list[Bucket]) -> Unit:
+        """mine: buckets it reads. fresh: those whose gradients its backward completes."""
+        links, dp = self.links, self.links.mesh.size("dp")
+        hbm = links.cluster.device.hbm_bytes_per_s / 1e6
+        whole, owned = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
+        accumulate = ACCUMULATE_PASSES * whole / hbm
+        if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
+            accumulate += owned / hbm + ACCUMULATE_PASSES * owned / dp / hbm
+        gather = 0.0
+        if self.zero == 3:
+            gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
+        kind = "all_reduce" if self.zero == 0 else "reduce_scatter"
+        reduce = sum(links.axis_us(kind, bucket_bytes(b), "dp") for b in fresh)
+        partial = sum(
+            links.axis_us("all_reduce", _partial_bytes(b), "tp") for b in fresh if _partial_bytes(b)
+        )
+        return Unit("", work, accumulate, gather, reduce, partial, whole)
+
+    def optimizer_us(self, bucket: Bucket) -> float:
+        """Memory traffic of the norm, the clip and the update."""
+        cuts = self.links.mesh.size("dp") if self.zero else 1
+        moved = OPTIMIZER_PASSES * bucket_bytes(bucket) / cuts
+        return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
+
+    def refresh_us(self, bucket: Bucket) -> float:
+        """Gathering the updated parameters, where all of them are kept."""
+        if self.zero not in (1, 2):
+            return 0.0
+        return self.links.axis_us("all_gather", bucket_bytes(bucket), "dp")
+
+    def _tied_us(self, bucket: Bucket) -> float:
+        if len(bucket.stages) < 2:
+            return 0.0
+        size = bucket_bytes(bucket) / (self.links.mesh.size("dp") if self.zero else 1)
+        return self.links.axis_us("all_reduce", size, "pp")
 
 
-def _unit(
-    name: str, work: PieceWork, mine: list[Bucket], fresh: list[Bucket], plan: Plan, links: Links
-) -> Unit:
-    """mine: buckets it reads. fresh: those whose gradients its backward completes."""
-    hbm = links.cluster.device.hbm_bytes_per_s / 1e6
-    whole = sum(_bytes(b) for b in mine)
-    owned = sum(_bytes(b) for b in fresh)
-    dp, zero = plan.mesh.size("dp"), plan.zero
-    gather = sum(links.axis_us("all_gather", _bytes(b), "dp") for b in mine) if zero == 3 else 0.0
-    kind = "all_reduce" if zero == 0 else "reduce_scatter"
-    reduce = sum(links.axis_us(kind, _bytes(b), "dp") for b in fresh)
-    partial = sum(links.axis_us("all_reduce", _partial_bytes(b), "tp") for b in fresh)
-    accumulate = ACCUMULATE_PASSES * whole / hbm
-    if zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
-        accumulate += owned / hbm + ACCUMULATE_PASSES * owned / dp / hbm
-    return Unit(name, work, accumulate, gather, reduce, partial, whole)
-
-
-def _bytes(bucket: Bucket) -> float:
+def bucket_bytes(bucket: Bucket) -> float:
     return bucket.numel * ITEM_BYTES[bucket.dtype]
 
 
@@ -124,21 +174,3 @@ def _partial_bytes(bucket: Bucket) -> float:
     if not any(e.partial for e in bucket.entries):
         return 0.0
     return min(later, default=bucket.numel) * ITEM_BYTES[bucket.dtype]
-
-
-def _optimizer_us(bucket: Bucket, plan: Plan, links: Links) -> float:
-    cuts = plan.mesh.size("dp") if plan.zero else 1
-    return OPTIMIZER_PASSES * _bytes(bucket) / cuts / links.cluster.device.hbm_bytes_per_s * 1e6
-
-
-def _refresh_us(bucket: Bucket, plan: Plan, links: Links) -> float:
-    if plan.zero not in (1, 2):
-        return 0.0
-    return links.axis_us("all_gather", _bytes(bucket), "dp")
-
-
-def _tied_us(bucket: Bucket, plan: Plan, links: Links) -> float:
-    if len(bucket.stages) < 2:
-        return 0.0
-    size = _bytes(bucket) / (plan.mesh.size("dp") if plan.zero else 1)
-    return links.axis_us("all_reduce", size, "pp")

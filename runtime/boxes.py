@@ -51,7 +51,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Piece:
-    """A logical box and where it lies in a local flat range: view `sizes` from `start`, then narrow.
+    """A logical box and where it lies in a local flat range.
 
     local: sizes of the contiguous rectangle that starts at element `start` of the range; slices
     select the box in it.

@@ -137,9 +137,9 @@ class FlatBucket:
         if self.zero >= 2:
             self.grad = None
 
-    def finish_reductions(self, keep: int = 0) -> None:
-        """Wait for all but the `keep` newest reductions and add what they brought."""
-        while len(self._reduce) > keep:
+    def finish_reductions(self) -> None:
+        """Wait for the reductions under way and add what they brought."""
+        while self._reduce:
             work, target, _ = self._reduce.pop(0)
             if work is not None:
                 work.wait()

@@ -61,6 +61,7 @@ class Executor:
         self._entry: dict[int, Tensor] = {}
         self._exit: dict[int, Tensor | None] = {}
         self._sends: list[tuple[dist.Work | None, Tensor]] = []
+        self._reducing: list[FlatBucket] = []
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.training = True
 
@@ -96,7 +97,10 @@ class Executor:
         last = microbatch == self.layout.num_microbatches - 1
         for name in self.instances[index].reduces:
             self.buckets[name].reduce(last)
-            self.buckets[name].finish_reductions(keep=1)
+            self._reducing.append(self.buckets[name])
+        # One reduction runs behind the next backward; more would only hold their buffers.
+        while len(self._reducing) > 1:
+            self._reducing.pop(0).finish_reductions()
 
     def operands(self, index: int, microbatch: int) -> tuple[Tensor, ...]:
         """Context and data of a piece, in its order."""
