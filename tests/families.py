@@ -1,0 +1,42 @@
+"""Traced models of every family, ours and stock, that several folders of tests share."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from equivalence.cases import FAMILIES, ModelDraw
+from equivalence.draws import draw_model
+
+from meshwright.ir.capture import trace
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+from meshwright.models import load_model
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.driver import make_plan
+from meshwright.planner.pins import parse_pins
+
+OURS = tuple(f"tiny-{family}" for family in FAMILIES)
+STOCK = tuple(f"hf-{family}" for family in FAMILIES)
+
+
+@cache
+def traced(name: str, dtype: str = "f32") -> Traced:
+    """A preset, or the stock class of a family by `hf-<family>`; traced once a session."""
+    if name in STOCK:
+        with tempfile.TemporaryDirectory() as folder:
+            draw = ModelDraw(name.removeprefix("hf-"), True, 0, 0)
+            drawn = draw_model(draw, Path(folder))
+            return trace(drawn.build, name, dtype, drawn.vocab)
+    source = load_model(name)
+    return trace(source.build, source.name, dtype, source.vocab_size)
+
+
+def planned(name: str, cluster: str, *pins: str, seq: int = 8, rows: int = 4) -> Plan:
+    """The plan of a traced model under pins."""
+    return make_plan(
+        traced(name),
+        parse_cluster(cluster),
+        seq=seq,
+        global_batch=rows,
+        pins=parse_pins(list(pins)),
+    )

@@ -1,0 +1,107 @@
+"""Capture: its cost, what it records, what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import traced
+from torch import nn
+
+from meshwright.ir.capture import capture
+from meshwright.ir.errors import CaptureError
+
+SECONDS, GIB = 30.0, 3.0
+# Processor time, not the clock: other work on the machine does not count.
+COST = """
+import resource
+import torch
+torch.set_num_threads(1)
+from meshwright.ir.capture import capture
+from meshwright.models import load_model
+source = load_model("llama-70b")
+graph = capture(source.build, source.name, "bf16").graph
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(len(graph.inputs_of("param")), used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
+"""
+
+
+def test_a_model_of_80_layers_is_captured_in_seconds_without_its_weights() -> None:
+    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    params, seconds, gib = map(float, done.stdout.split())
+    assert params == 80 * 9 + 3
+    assert seconds < SECONDS, f"{seconds:.1f} s of one core, {gib:.2f} GiB at the peak"
+    assert gib < GIB, f"{gib:.2f} GiB at the peak, {seconds:.1f} s of one core"
+
+
+def test_a_llama_falls_into_embed_blocks_of_two_and_head() -> None:
+    segmented = traced("tiny-llama").segmented
+    first, *blocks, last = [i.segment for i in segmented.instances]
+    mixer, ffn = blocks[:2]
+    assert blocks == [mixer, ffn] * 2
+    assert len({first, mixer, ffn, last}) == 4
+    targets = {name: {op.target for op in segmented.segment(name).graph.ops} for name in blocks}
+    assert "mw.attention" in targets[mixer]
+    assert "mw.attention" not in targets[ffn]
+
+
+@pytest.mark.parametrize(("name", "tied"), [("tiny-qwen2", True), ("tiny-llama", False)])
+def test_a_tied_head_is_one_parameter_with_two_homes(name: str, tied: bool) -> None:
+    instances = traced(name).segmented.instances
+    shared = set(instances[0].params) & set(instances[-1].params)
+    assert shared == ({"embed.weight"} if tied else set())
+
+
+class Recipes(nn.Module):
+    """A parameter of each kind of start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.norm = nn.LayerNorm(8)
+        self.fc = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 32, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.trunc_normal_(self.fc.weight, std=0.5, a=-1.0, b=1.0)
+        nn.init.zeros_(self.fc.bias)
+        nn.init.uniform_(self.head.weight, -0.25, 0.25)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.embed(tokens)
+        return self.head(h + self.fc(self.norm(h)))
+
+
+def test_each_parameter_carries_its_initial_distribution() -> None:
+    graph = capture(Recipes, "recipes", "f32").graph
+    assert {i.ref: i.init for i in graph.inputs_of("param")} == {
+        "embed.weight": "normal(0.0, 0.02)",
+        "norm.weight": "constant(1.0)",
+        "norm.bias": "constant(0.0)",
+        "fc.weight": "trunc_normal(0.0, 0.5, -1.0, 1.0)",
+        "fc.bias": "constant(0.0)",
+        "head.weight": "uniform(-0.25, 0.25)",
+    }
+
+
+class Bound(Recipes):
+    """Reads thirteen positions, whatever the sequence."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens) + self.embed.weight[:13])
+
+
+def test_a_model_that_binds_the_sequence_is_refused_with_the_number() -> None:
+    with pytest.raises(CaptureError, match=r"bound.*S.*\(13\)"):
+        capture(Bound, "bound", "f32")
+
+
+class Dropped(Recipes):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(self.embed(tokens), 0.25, training=True)
+        return self.head(h)
+
+
+def test_dropout_above_zero_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"dropout of 0\.25 at ir/test_capture\.py:\d+"):
+        capture(Dropped, "dropped", "f32")
