@@ -1,0 +1,93 @@
+"""Cuts against brute force over all of them."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planner.cuts import balanced, cut_stages, shortest_pipeline, stages_of
+
+COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
+
+
+def all_cuts(count: int, num_stages: int):
+    for inner in combinations(range(1, count), num_stages - 1):
+        yield [0, *inner]
+
+
+def times(costs: list[float], starts: list[int]) -> list[float]:
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(costs)], strict=True):
+        total = 0.0
+        for cost in costs[start:stop]:
+            total += cost
+        found.append(total)
+    return found
+
+
+@given(costs=COSTS, num_stages=st.integers(1, 8))
+@settings(max_examples=300, deadline=None)
+def test_the_slowest_stage_is_the_fastest_possible_and_ties_cut_earliest(costs, num_stages) -> None:
+    found = balanced(costs, num_stages)
+    options = list(all_cuts(len(costs), num_stages))
+    if not options:
+        assert found is None
+        return
+    assert found == min(options, key=lambda starts: (max(times(costs, starts)), starts))
+
+
+@given(
+    costs=COSTS,
+    num_stages=st.integers(1, 5),
+    sizes=st.lists(st.integers(1, 5), min_size=8, max_size=8),
+    room=st.lists(st.integers(1, 14), min_size=5, max_size=5),
+)
+@settings(max_examples=300, deadline=None)
+def test_cuts_within_growing_room_are_as_fast_as_any_that_fit(
+    costs, num_stages, sizes, room
+) -> None:
+    capacity = sorted(room)  # later stages hold fewer micro-batches, so they have more room
+
+    def takes(stage: int):
+        held = 0
+
+        def take(index: int) -> bool:
+            nonlocal held
+            held += sizes[index]
+            return held <= capacity[stage]
+
+        return take
+
+    def fits(starts: list[int]) -> bool:
+        stops = [*starts[1:], len(costs)]
+        return all(
+            sum(sizes[a:b]) <= capacity[s]
+            for s, (a, b) in enumerate(zip(starts, stops, strict=True))
+        )
+
+    found = balanced(costs, num_stages, takes)
+    options = [c for c in all_cuts(len(costs), num_stages) if fits(c)]
+    if not options:
+        assert found is None
+        return
+    assert found is not None and fits(found)
+    assert max(times(costs, found)) == min(max(times(costs, c)) for c in options)
+
+
+@given(costs=COSTS, num_stages=st.integers(1, 4), m=st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_the_pipeline_bound_is_that_of_the_best_cuts(costs, num_stages, m) -> None:
+    best = min(
+        max(m * t + sum(of[:s]) for s, t in enumerate(of))
+        for stages in range(1, num_stages + 1)
+        for starts in all_cuts(len(costs), stages)
+        for of in [times(costs, starts)]
+    ) if len(costs) else 0.0  # fmt: skip
+    assert shortest_pipeline(costs, num_stages, m) <= best * (1 + 1e-9)
+    assert shortest_pipeline(costs, num_stages, m) == pytest.approx(best, rel=1e-6)
+
+
+def test_pinned_cuts_are_taken_as_they_are() -> None:
+    assert cut_stages([1.0] * 4, 2, "1") == [0, 1, 1, 1]
+    assert stages_of([0, 3], 4) == [0, 0, 0, 1]
