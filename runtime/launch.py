@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,50 +27,53 @@ from .program import build_executor, load_layout
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 
 
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is given besides its program; every field is a command-line option.
+    """What a run is given besides its program; every field is a command-line option and a key of
+    a job file's [run] table."""
 
-    data: demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]. lr: peak rate.
-    floor: last rate as a share of the peak. warmup: steps. clip: global gradient norm, 0 for none.
-    eval_every: steps between evaluations, 0 for one at the end; eval_batches: batches of each.
-    log_every: steps between printed lines; metrics.jsonl has every step. save_every: steps between
-    checkpoints in OUT/checkpoints, 0 for none; keep: newest ones kept, 0 for all. resume: a
-    checkpoint's folder, or "auto" for the newest good one of OUT (from the start if there is none).
-    """
-
-    data: str = "demo"
-    steps: int = 100
-    seed: int = 0
-    lr: float = 1e-3
-    schedule: str = "cosine"
-    warmup: int = 10
-    floor: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    eval_every: int = 0
-    eval_batches: int = 0
-    log_every: int = 1
-    out: str = "run"
-    save_every: int = 0
-    keep: int = 0
-    resume: str = ""
-    no_compile: bool = False
+    data: str = _option(
+        "demo", "demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]"
+    )
+    steps: int = _option(100, "optimizer steps of the whole run")
+    seed: int = _option(0, "of initial weights and the order of samples")
+    lr: float = _option(1e-3, "peak learning rate")
+    schedule: str = _option("cosine", "of the learning rate after warm-up")
+    warmup: int = _option(10, "steps of linear warm-up")
+    floor: float = _option(0.1, "last learning rate as a share of the peak")
+    beta1: float = _option(0.9, "AdamW's decay of the first moment")
+    beta2: float = _option(0.95, "AdamW's decay of the second moment")
+    eps: float = _option(1e-8, "AdamW's epsilon")
+    weight_decay: float = _option(0.1, "of matrices; vectors are not decayed")
+    clip: float = _option(1.0, "global gradient norm to clip to, 0 for none")
+    eval_every: int = _option(0, "steps between evaluations, 0 for one at the end")
+    eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all")
+    log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step")
+    out: str = _option("run", "the run's folder")
+    save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none")
+    keep: int = _option(0, "newest checkpoints kept, 0 for all")
+    resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option per field of RunOptions."""
     for item in fields(RunOptions):
-        name = f"--{item.name.replace('_', '-')}"
-        if item.type is bool or item.type == "bool":
-            parser.add_argument(name, action="store_true")
-        elif item.name == "schedule":
-            parser.add_argument(name, choices=SCHEDULES, default=item.default)
-        else:
-            parser.add_argument(name, type=type(item.default), default=item.default)
+        name, text = f"--{item.name.replace('_', '-')}", item.metadata["help"]
+        if isinstance(item.default, bool):
+            parser.add_argument(name, action="store_true", help=text)
+            continue
+        shown = f"{text} (default: {item.default})" if item.default != "" else text
+        choices = SCHEDULES if item.name == "schedule" else None
+        kind = type(item.default)
+        metavar = None if choices else kind.__name__.upper()
+        parser.add_argument(
+            name, type=kind, default=item.default, choices=choices, help=shown, metavar=metavar
+        )
 
 
 def main(folder: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from .program import ProgramError
 
+STOPPED = 75  # a run that a signal ended after saving (launch.py)
+
 
 def start_program(folder: Path, options: dict[str, object], port: int = 0) -> int:
     """Run `main.py` in `folder`; returns the exit code, 2 when the program refused its input.
@@ -66,15 +68,23 @@ def _port(port: int) -> int:
 
 
 def _arguments(options: dict[str, object]) -> list[str]:
+    """Options as command-line words; paths made absolute, as the program runs in its own folder."""
     arguments = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             arguments.append(flag)
         elif value is not False and value is not None:
-            value = str(Path(value).resolve()) if name == "out" else value  # type: ignore[arg-type]
-            arguments += [flag, str(value)]
+            arguments += [flag, _absolute(name, str(value))]
     return arguments
+
+
+def _absolute(name: str, value: str) -> str:
+    if name == "out" or (name == "resume" and value not in ("", "auto")):
+        return str(Path(value).resolve())
+    if name == "data" and value.startswith("file:"):
+        return f"file:{Path(value.removeprefix('file:')).resolve()}"
+    return value
 
 
 def _report(finished: subprocess.CompletedProcess) -> int:
@@ -86,5 +96,7 @@ def _report(finished: subprocess.CompletedProcess) -> int:
     if messages:
         print(messages[0], file=sys.stderr)
         return 2
+    if f"exitcode  : {STOPPED}" in finished.stderr or code == STOPPED:
+        return STOPPED
     print(finished.stderr, file=sys.stderr)
     return code
