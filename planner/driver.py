@@ -3,22 +3,20 @@
 Order: mesh, micro-batch, placements (sharding ILP), saved values, stage cuts, buckets, schedule.
 """
 
-import re
-from collections import Counter
 from collections.abc import Callable
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.optable import flops
-from meshwright.ir.placement import Mesh, only_axis, replicated
-from meshwright.ir.plan import InstancePlan, Param, Piece, Plan
+from meshwright.ir.placement import Mesh
+from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
 
-from .buckets import make_buckets
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cuts import cut_stages
+from .layout import instances_of, params_of
 from .pins import Pins
 from .predict import predict, with_costs
 from .recompute import check_rule, forward_ops, saved_values
@@ -35,15 +33,17 @@ def make_plan(
     global_batch: int,
     pins: Pins,
     progress: Progress = lambda _: None,
+    sharded: ShardedModel | None = None,
 ) -> Plan:
     """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
 
-    Raises PlanError when the pins contradict each other or the sizes.
+    Decisions that no pin fixes take defaults; `search` compares them instead. sharded: placements
+    already found. Raises PlanError when the pins contradict each other or the sizes.
     """
     mesh = choose_mesh(cluster.num_devices, pins)
     micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
     progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
-    sharded = shard_model(
+    sharded = sharded or shard_model(
         traced.segmented,
         traced.joints,
         tp=mesh.size("tp"),
@@ -63,8 +63,8 @@ def make_plan(
     )
     per_token = flops_per_token(traced, seq)
     stages = cut_stages(_instance_flops(traced, seq), mesh.size("pp"), pins.cuts)
-    params = _params(traced, sharded)
-    instances, buckets = _instances(traced, sharded, stages, params, pieces, mesh)
+    params = params_of(traced, sharded)
+    instances, buckets = instances_of(traced, sharded, stages, params, pieces, mesh)
     name = pins.schedule or "1f1b"
     schedule = make_schedule(name, mesh.size("pp"), num_microbatches)
     progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
@@ -145,39 +145,3 @@ def flops_per_token(traced: Traced, seq: int) -> float:
     lookup counts nothing.
     """
     return 3.0 * sum(_instance_flops(traced, seq)) / seq
-
-
-def _params(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
-    found: dict[str, Param] = {}
-    inits = {i.ref: i.init for i in traced.graph.inputs_of("param")}
-    for instance, piece in zip(traced.segmented.instances, sharded.instances, strict=True):
-        low = sharded.lowered[piece]
-        for item, name in zip(low.graph.inputs_of("param"), instance.params, strict=True):
-            value = item.value
-            placement = low.placements.get(value.name, replicated(len(value.shape)))
-            placement = only_axis(placement, "tp")
-            param = Param(name, value.dtype, value.shape, placement, inits[name])
-            if found.setdefault(name, param).placement != placement:
-                raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")
-    return tuple(found.values())
-
-
-_LAYER = re.compile(r"^(.*?\d+\.)")
-
-
-def _instances(traced, sharded, stages, params, pieces, mesh):  # type: ignore[no-untyped-def]
-    uses = Counter(name for i in traced.segmented.instances for name in set(i.params))
-    tied = {name for name, count in uses.items() if count > 1}
-    names: Counter[str] = Counter()
-    instances = []
-    for item, piece, stage in zip(
-        traced.segmented.instances, sharded.instances, stages, strict=True
-    ):
-        match = next((_LAYER.match(p) for p in item.params if _LAYER.match(p)), None)
-        name = f"{match[1]}{item.segment}" if match else item.segment
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name}_{names[name]}"
-        own = tuple(p for p in item.params if p not in tied)
-        buckets = ((name,) if own else ()) + tuple(f"tied.{p}" for p in item.params if p in tied)
-        instances.append(InstancePlan(name, piece, stage, item.params, buckets))
-    return tuple(instances), make_buckets(tuple(instances), pieces, params, mesh)

@@ -93,7 +93,7 @@ class Filling:
                 self.live_bytes, self.passing_bytes = live, passing
                 self.where = f"{name} of {unit.name}"
         self.kept_bytes += work.kept_bytes
-        self.bucket_bytes += unit.bucket_bytes
+        self.bucket_bytes += unit.owned_bytes
         self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
 
     @property

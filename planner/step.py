@@ -29,7 +29,8 @@ class Unit:
     """One instance. Times in us, sizes in bytes of one rank.
 
     gather_us: parameters before use (ZeRO 3). reduce_us: gradients over dp, when this instance
-    completes them. partial_us: gradients over tp, blocking. bucket_bytes: its parameters, whole.
+    completes them. partial_us: gradients over tp, blocking. bucket_bytes: its parameters, whole;
+    owned_bytes: those that no earlier unit of the stage holds.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Unit:
     reduce_us: float
     partial_us: float
     bucket_bytes: float
+    owned_bytes: float
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class UnitTable:
         partial = sum(
             links.axis_us("all_reduce", _partial_bytes(b), "tp") for b in fresh if _partial_bytes(b)
         )
-        return Unit("", work, accumulate, gather, reduce, partial, whole)
+        return Unit("", work, accumulate, gather, reduce, partial, whole, owned)
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""

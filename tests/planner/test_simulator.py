@@ -16,7 +16,7 @@ US = st.floats(0.1, 1e4)
 def unit(f: float, b: float, **changes) -> Unit:
     work = PieceWork(Phase(f, 0, 0, 0, 0), Phase(b, 0, 0, 0, 0), 0, 0, 0, 0)
     return Unit(**(dict(name="u", work=work, accumulate_us=0, gather_us=0, reduce_us=0,
-                        partial_us=0, bucket_bytes=0) | changes))  # fmt: skip
+                        partial_us=0, bucket_bytes=0, owned_bytes=0) | changes))  # fmt: skip
 
 
 def model(name: str, stages: list[tuple[float, float]], m: int, send_us: float = 0.0) -> StepModel:

@@ -1,0 +1,253 @@
+"""What a candidate costs: a bound without simulating it, cuts within memory, the simulated step.
+
+Placements are solved once per tp and used at every micro-batch and mesh; pieces, buckets and units
+are kept by what they depend on, so that thousands of candidates share a few hundred of them.
+
+Bound of a candidate, in us, valid for all cuts and for any order of its actions:
+
+    pipeline   no contiguous cuts beat shortest_pipeline over the units' compute
+    traffic    the collective stream of some stage carries at least its share of all gathers and
+               reductions; beside compute it slows it, so on one stage
+               compute + price / (1 + price) * traffic; the first unit's reduction comes last
+    tail       norm, update and refreshed parameters of some stage: at least the mean over stages
+"""
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.placement import Mesh
+from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
+from meshwright.ir.sizes import evaluate as evaluate_size
+from meshwright.ir.sizes import num_elements
+from meshwright.ir.traced import Traced
+
+from .chain import ShardedModel, shard_model
+from .cluster import Cluster
+from .cost import Costs
+from .cuts import balanced, shortest_pipeline, stages_of
+from .layout import instances_of, params_of, with_stages
+from .links import Links
+from .memory import Filling, usable_bytes
+from .pins import Pins
+from .recompute import saved_values
+from .schedules import make_schedule
+from .simulator import OVERLAP_PRICE, Timeline, simulate
+from .space import Candidate
+from .step import StepModel, Unit, UnitTable, bucket_bytes
+from .work import PieceWork, WorkTable
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Instances and buckets of a (tp, dp), all on one stage."""
+
+    instances: tuple[InstancePlan, ...]
+    buckets: tuple[Bucket, ...]
+    params: tuple[Param, ...]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A candidate cut into stages that fit: first unit of each, its step, and its peak."""
+
+    candidate: Candidate
+    starts: tuple[int, ...]
+    model: StepModel
+    timeline: Timeline
+    peak_bytes: float
+
+
+@dataclass
+class Evaluator:
+    """Costs of candidates for one model, cluster and batch."""
+
+    traced: Traced
+    cluster: Cluster
+    seq: int
+    global_batch: int
+    pins: Pins
+    sharded: dict[int, ShardedModel] = field(default_factory=dict)
+    tables: dict[tuple[int, int], WorkTable] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    saved: dict[tuple[int, str, str], tuple[str, ...]] = field(default_factory=dict)
+    units: dict[tuple, tuple[UnitTable, tuple[Unit, ...]]] = field(default_factory=dict)
+    pipelines: dict[tuple, float] = field(default_factory=dict)
+
+    def sharding(self, tp: int) -> ShardedModel:
+        """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""
+        if tp not in self.sharded:
+            rows = max(1, self.global_batch * tp // self.cluster.num_devices)
+            self.sharded[tp] = shard_model(
+                self.traced.segmented,
+                self.traced.joints,
+                tp=tp,
+                cluster=self.cluster,
+                micro_batch=self.pins.micro_batch or 1,
+                seq=self.seq,
+                num_microbatches=rows // (self.pins.micro_batch or 1) or 1,
+                price=self.pins.price,
+                shard_matmul_weights=bool(self.pins.shard_weights),
+            )
+        return self.sharded[tp]
+
+    def works(self, c: Candidate) -> dict[str, PieceWork]:
+        """By piece name."""
+        key = (c.tp, c.micro_batch)
+        if key not in self.tables:
+            sizes = {"B": c.micro_batch, "S": self.seq}
+            self.tables[key] = WorkTable(Costs(self.cluster, c.tp, sizes))
+        found = {}
+        for name, low in self.sharding(c.tp).lowered.items():
+            rule = (c.tp, name, c.recompute)
+            if rule not in self.saved:
+                self.saved[rule] = saved_values(low.graph, c.recompute)
+            found[name] = self.tables[key].of(low.graph, low.placements, self.saved[rule])
+        return found
+
+    def layout(self, c: Candidate) -> Layout:
+        key = (c.tp, c.dp)
+        if key not in self.layouts:
+            sharded = self.sharding(c.tp)
+            mesh = Mesh((("pp", 1), ("dp", c.dp), ("tp", c.tp)))
+            params = params_of(self.traced, sharded)
+            pieces = tuple(
+                Piece(low.name, low.graph, low.placements, ()) for low in sharded.lowered.values()
+            )
+            stages = [0] * len(sharded.instances)
+            parts = instances_of(self.traced, sharded, stages, params, pieces, mesh)
+            self.layouts[key] = Layout(*parts, params)
+        return self.layouts[key]
+
+    def stage_units(self, c: Candidate) -> tuple[UnitTable, tuple[Unit, ...]]:
+        """All units in order, as if on one stage."""
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute)
+        if key not in self.units:
+            layout = self.layout(c)
+            table = UnitTable(self.works(c), c.zero, Links(self.cluster, c.mesh))
+            self.units[key] = table, table.units(layout.instances, layout.buckets)
+        return self.units[key]
+
+    def stored_bytes(self, c: Candidate) -> float:
+        """What the fullest stage stores at least: the mean of parameters and their states."""
+        held = sum(bucket_bytes(b) for b in self.layout(c).buckets) / c.pp
+        return Filling(c.dp, c.zero, 1, 0.0, held).total_bytes
+
+    def bound_us(self, c: Candidate) -> float:
+        """A lower bound on the simulated step, for any cuts (see above)."""
+        table, units = self.stage_units(c)
+        times = [_unit_us(u, c.zero >= 2) for u in units]
+        m = c.num_microbatches
+        per_batch = sum(2 * u.gather_us + (u.reduce_us if c.zero >= 2 else 0) for u in units)
+        once = 0.0 if c.zero >= 2 else sum(u.reduce_us + u.partial_us for u in units)
+        traffic = (m * per_batch + once) / c.pp
+        if c.pp == 1:
+            slowed = OVERLAP_PRICE / (1 + OVERLAP_PRICE) * (traffic - units[0].reduce_us)
+            compute = m * sum(times) + max(0.0, slowed) + units[0].reduce_us
+        else:
+            key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero >= 2, c.recompute)
+            if key not in self.pipelines:
+                self.pipelines[key] = shortest_pipeline(times, c.pp, m)
+            compute = self.pipelines[key]
+        buckets = self.layout(c).buckets
+        tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
+        return max(compute, traffic) + tail + table.links.world_us()
+
+    def context_bytes(self, c: Candidate) -> float:
+        context = self.traced.segmented.context
+        sizes = {"B": c.micro_batch, "S": self.seq}
+        given = sum(
+            evaluate_size(num_elements(context.values[n].shape), sizes)
+            * ITEM_BYTES[context.values[n].dtype]
+            for n in context.outputs
+        )
+        return given + 2 * 8 * c.micro_batch * c.num_microbatches * self.seq
+
+    def starts(self, c: Candidate, limit_bytes: float) -> tuple[int, ...] | None:
+        """The best cuts that fit the memory; None where none do."""
+        _, units = self.stage_units(c)
+        context = self.context_bytes(c)
+
+        def room(stage: int):  # type: ignore[no-untyped-def]
+            filled = Filling(c.dp, c.zero, held(c, stage), context)
+
+            def takes(index: int) -> bool:
+                filled.add(units[index])
+                return filled.total_bytes <= limit_bytes
+
+            return takes
+
+        times = [_unit_us(u, c.zero >= 2) for u in units]
+        if self.pins.cuts is not None:
+            found = [0, *(int(n) for n in self.pins.cuts.split(","))]
+            return tuple(found) if len(found) == c.pp else None
+        best = balanced(times, c.pp, room)
+        return None if best is None else tuple(best)
+
+    def fit(self, c: Candidate, limit_bytes: float) -> Fitted | None:
+        """Cut and simulate; None where no cuts fit the memory."""
+        starts = self.starts(c, limit_bytes)
+        if starts is None:
+            return None
+        table, units = self.stage_units(c)
+        layout = self.layout(c)
+        stages = stages_of(starts, len(units))
+        instances, buckets = with_stages(layout.instances, layout.buckets, stages)
+        schedule = make_schedule(c.schedule, c.pp, c.num_microbatches)
+        model = table.step(instances, buckets, schedule, c.num_microbatches)
+        peak = self.peak_bytes(c, model)
+        if peak > limit_bytes:
+            return None
+        return Fitted(c, starts, model, simulate(model), peak)
+
+    def peak_bytes(self, c: Candidate, model: StepModel) -> float:
+        """Of the fullest stage."""
+        context, peaks = self.context_bytes(c), []
+        for stage, units in enumerate(model.stages):
+            filled = Filling(c.dp, c.zero, held(c, stage), context)
+            for unit in units:
+                filled.add(unit)
+            peaks.append(filled.total_bytes)
+        return max(peaks)
+
+    def least_peak_bytes(self, c: Candidate) -> float:
+        """The smallest limit that the candidate's cuts can meet, to 1%."""
+        low, high = 0.0, 1e15
+        while high > 1.01 * max(low, 1.0):
+            middle = (max(low, 1.0) * high) ** 0.5
+            if self.starts(c, middle) is None:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+def held(c: Candidate, stage: int) -> int:
+    """Micro-batches in flight on a stage: all for GPipe, at most p - stage for 1F1B."""
+    return c.num_microbatches if c.schedule == "gpipe" else min(c.num_microbatches, c.pp - stage)
+
+
+def _unit_us(unit: Unit, reduces: bool) -> float:
+    """Compute of one micro-batch, forward and backward."""
+    partial = unit.partial_us if reduces else 0.0
+    return unit.work.forward.us + unit.work.backward.us + unit.accumulate_us + partial
+
+
+def limit_of(cluster: Cluster) -> float:
+    return usable_bytes(cluster)
+
+
+def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
+    """The pins that ask for exactly this candidate."""
+    c = fitted.candidate
+    cuts = ",".join(map(str, fitted.starts[1:])) or None
+    return replace(
+        pins,
+        pp=c.pp,
+        dp=c.dp,
+        tp=c.tp,
+        micro_batch=c.micro_batch,
+        zero=c.zero,
+        recompute=c.recompute,
+        schedule=c.schedule,
+        cuts=cuts,
+    )

@@ -1,0 +1,216 @@
+"""The outer search: the fastest plan that fits, and how far from the best it may be.
+
+Candidates (space.py) are taken in order of their lower bound (evaluate.py), ties by name; each is
+cut within memory and simulated, until the next bound is no better than the best step found. What
+was not simulated cannot beat the bound it has, so
+
+    bound = min(best step, bounds of candidates left over)      gap = best / bound - 1
+
+The bound is over meshes, micro-batches, ZeRO levels, recompute rules, schedules and cuts, with the
+placements that the sharding ILP gives for each tp at its price per byte.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from meshwright.ir.errors import InfeasibleError, PlanError
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+
+from .cluster import Cluster
+from .driver import choose_mesh, choose_micro_batch, make_plan
+from .evaluate import Evaluator, Fitted, fixed_pins
+from .memory import usable_bytes
+from .pins import Pins
+from .predict import predict, with_costs
+from .recompute import check_rule
+from .schedules import GENERATORS
+from .space import Candidate, candidates
+
+Progress = Callable[[str], None]
+
+# Candidates simulated at most; those beyond leave their bounds to the gap.
+MAX_SIMULATED = 48
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A candidate that was not chosen, and why."""
+
+    candidate: Candidate
+    bound_us: float
+    step_us: float | None
+    peak_bytes: float | None
+
+    def reason(self, best: Fitted) -> str:
+        """One line."""
+        if self.step_us is not None:
+            slower = self.step_us / best.timeline.step_us - 1
+            return f"{self.step_us / 1e3:,.1f} ms a step, {slower:+.1%}"
+        return "its cuts do not fit the memory"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The winner, its bound and what else was looked at."""
+
+    best: Fitted
+    bound_us: float
+    losers: tuple[Loser, ...]
+    num_candidates: int
+    num_simulated: int
+    num_unfit: int
+
+    @property
+    def gap(self) -> float:
+        return self.best.timeline.step_us / self.bound_us - 1
+
+
+def search_plan(
+    traced: Traced,
+    cluster: Cluster,
+    *,
+    seq: int,
+    global_batch: int,
+    pins: Pins,
+    progress: Progress = lambda _: None,
+) -> tuple[Plan, Found]:
+    """The fastest plan under the pins that fits every device, with its predicted costs.
+
+    Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
+    nearest changes that fit when nothing does.
+    """
+    evaluator = Evaluator(traced, cluster, seq, global_batch, pins)
+    found = search(evaluator, progress)
+    best = found.best
+    plan = make_plan(
+        traced,
+        cluster,
+        seq=seq,
+        global_batch=global_batch,
+        pins=fixed_pins(best, pins),
+        sharded=evaluator.sharding(best.candidate.tp),
+    )
+    prediction = predict(plan, cluster)
+    limits = ("bound_us", found.bound_us), ("gap", found.gap)
+    return with_costs(plan, prediction, cluster, *limits), found
+
+
+def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
+    """Compare every candidate that the pins leave."""
+    _check(evaluator)
+    limit = usable_bytes(evaluator.cluster)
+    ranked, num_unfit = _ranked(evaluator, limit, progress)
+    best: Fitted | None = None
+    losers: list[Loser] = []
+    simulated, left = 0, float("inf")
+    for bound, candidate in ranked:
+        if best is not None and bound >= best.timeline.step_us:
+            left = bound
+            break
+        if simulated == MAX_SIMULATED:
+            left = bound
+            break
+        fitted = evaluator.fit(candidate, limit)
+        if fitted is None:
+            num_unfit += 1
+            losers.append(Loser(candidate, bound, None, None))
+            continue
+        simulated += 1
+        losers.append(Loser(candidate, bound, fitted.timeline.step_us, fitted.peak_bytes))
+        if best is None or fitted.timeline.step_us < best.timeline.step_us:
+            best = fitted
+            progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
+    if best is None:
+        raise InfeasibleError(_nearest(evaluator, limit))
+    won = best.candidate
+    bound = min(best.timeline.step_us, left)
+    others = tuple(x for x in losers if x.candidate != won)
+    return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
+
+
+def _check(evaluator: Evaluator) -> None:
+    """The pins against each other and the sizes, before anything is solved."""
+    pins = evaluator.pins
+    if pins.schedule is not None and pins.schedule not in GENERATORS:
+        raise PlanError(f"schedule={pins.schedule}: unknown; give one of {', '.join(GENERATORS)}")
+    if pins.recompute is not None:
+        check_rule(pins.recompute, list(evaluator.traced.joints.values()))
+
+
+def _space(evaluator: Evaluator) -> list[Candidate]:
+    pins, traced = evaluator.pins, evaluator.traced
+    count = len(traced.segmented.instances)
+    found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
+    if not found:  # the messages of the fixed path say which demands collide
+        mesh = choose_mesh(evaluator.cluster.num_devices, pins)
+        choose_micro_batch(evaluator.global_batch, mesh, pins)
+        raise PlanError(
+            f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
+            f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"
+        )
+    return found
+
+
+def _ranked(
+    evaluator: Evaluator, limit: float, progress: Progress
+) -> tuple[list[tuple[float, Candidate]], int]:
+    """Candidates whose parameters can fit, by bound and then by name; and how many cannot."""
+    space = _space(evaluator)
+    for tp in sorted({c.tp for c in space}):
+        progress(f"placements for tp={tp}")
+        evaluator.sharding(tp)
+    fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
+    progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+    ranked = sorted((evaluator.bound_us(c), c) for c in fitting)
+    return ranked, len(space) - len(fitting)
+
+
+def _nearest(evaluator: Evaluator, limit: float) -> str:
+    """Which demand fails, by how much, and the changes nearest to it that would fit."""
+    space = _space(evaluator)
+    need, candidate = min((evaluator.least_peak_bytes(c), c) for c in _frugal(space))
+    pins = evaluator.pins
+    device = evaluator.cluster.device
+    text = (
+        f"no plan fits: the least found needs {need / 2**30:.1f} GiB a device ({candidate}); "
+        f"{device.name} holds {device.memory_bytes / 2**30:.1f} GiB, "
+        f"{limit / 2**30:.1f} GiB of it usable"
+    )
+    ways = [way for f in fields(Pins) if (way := _without(evaluator, f.name, limit))]
+    if ways:
+        return f"{text}; what would fit: {'; '.join(ways)}"
+    given = [f.name for f in fields(Pins) if getattr(pins, f.name) is not None]
+    hint = f", drop pins ({', '.join(given)})" if given else ""
+    return f"{text}; take about {need / limit:.1f} times the devices, or a shorter --seq{hint}"
+
+
+def _frugal(space: list[Candidate]) -> list[Candidate]:
+    """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
+    rules = ("all", "cheap", "none")
+
+    def thrift(c: Candidate) -> tuple:
+        rank = rules.index(c.recompute) if c.recompute in rules else 0
+        return c.micro_batch, -c.zero, rank, c.schedule == "gpipe"
+
+    best: dict[tuple, Candidate] = {}
+    for c in sorted(space, key=thrift):
+        best.setdefault((c.pp, c.dp, c.tp), c)
+    return list(best.values())
+
+
+def _without(evaluator: Evaluator, name: str, limit: float) -> str:
+    """What one pin would have to become for something to fit; "" when that is not enough."""
+    old = getattr(evaluator.pins, name)
+    if old is None or name not in ("pp", "dp", "tp", "micro_batch", "zero", "recompute", "cuts"):
+        return ""
+    freed = replace(evaluator, pins=replace(evaluator.pins, **{name: None}))
+    try:
+        fitting = [c for c in _frugal(_space(freed)) if freed.starts(c, limit) is not None]
+    except PlanError:
+        return ""
+    if not fitting:
+        return ""
+    if name == "cuts":
+        return "other cuts"
+    return f"{name}={getattr(min(fitting), name)} instead of {old}"

@@ -1,0 +1,92 @@
+"""The plans that the search compares: every whole combination of decisions, named.
+
+Meshes are factorings of the device count with tp inside a node; micro-batches divide a rank's rows.
+A pin restricts its own decision and nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.ir.placement import Mesh
+
+from .cluster import Cluster
+from .pins import Pins
+from .recompute import RULES
+from .schedules import GENERATORS
+
+MAX_MICRO_BATCH = 32
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """One combination. num_microbatches follows from the global batch."""
+
+    pp: int
+    dp: int
+    tp: int
+    micro_batch: int
+    num_microbatches: int
+    zero: int
+    recompute: str
+    schedule: str
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh((("pp", self.pp), ("dp", self.dp), ("tp", self.tp)))
+
+    def __str__(self) -> str:
+        schedule = f" {self.schedule}" if self.pp > 1 else ""
+        return (
+            f"pp={self.pp} dp={self.dp} tp={self.tp} micro_batch={self.micro_batch} "
+            f"zero={self.zero} recompute={self.recompute}{schedule}"
+        )
+
+
+def candidates(
+    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+) -> Iterator[Candidate]:
+    """All combinations that the pins leave, in no order that matters."""
+    for pp, dp, tp in meshes(cluster, global_batch, pins, num_instances):
+        rows = global_batch // dp
+        for micro_batch in _micro_batches(rows, pins):
+            for zero in _zeros(dp, pins):
+                for rule in (pins.recompute,) if pins.recompute else RULES:
+                    for schedule in _schedules(pp, pins):
+                        m = rows // micro_batch
+                        yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule)
+
+
+def meshes(
+    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+) -> Iterator[tuple[int, int, int]]:
+    """(pp, dp, tp): tp divides a node, dp divides the batch, no stage is empty."""
+    total = cluster.num_devices
+    for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
+        for pp in divisors(total // tp) if total % tp == 0 else []:
+            dp = total // tp // pp
+            pinned = pins.pp in (None, pp) and pins.dp in (None, dp)
+            if pinned and pp <= num_instances and global_batch % dp == 0:
+                yield pp, dp, tp
+
+
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _micro_batches(rows: int, pins: Pins) -> list[int]:
+    if pins.micro_batch is not None:
+        return [pins.micro_batch] if rows % pins.micro_batch == 0 else []
+    return [n for n in divisors(rows) if n <= MAX_MICRO_BATCH]
+
+
+def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
+    if pins.zero is not None:
+        return (pins.zero,)
+    return (0, 1, 2, 3) if dp > 1 else (0,)
+
+
+def _schedules(pp: int, pins: Pins) -> tuple[str, ...]:
+    if pins.schedule is not None:
+        return (pins.schedule,)
+    return GENERATORS if pp > 1 else GENERATORS[:1]
