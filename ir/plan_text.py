@@ -1,6 +1,8 @@
 """The text form of plans: `key: value` lines, then sections. `parse_plan(format_plan(p)) == p`."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .dtypes import ITEM_BYTES
@@ -10,7 +12,7 @@ from .placement import format_placement, parse_mesh, parse_placement
 from .plan import Bucket, Entry, InstancePlan, Param, Piece, Plan
 from .schedule import format_schedule, parse_schedule
 from .sizes import Shape, format_size, parse_size
-from .text import format_graph, parse_placed_graph
+from .text import format_graph, parse_placed_graph, with_line
 
 HEADER = "meshwright plan v1"
 _KEYS = ("model", "dtype", "graph_hash", "cluster", "recompute", "schedule_name")
@@ -87,8 +89,6 @@ def parse_plan(text: str) -> Plan:
         return _build(keys, sections)
     except KeyError as error:
         raise ParseError(f"the plan lacks {error.args[0]!r}; it has {sorted(sections)}") from None
-    except (TypeError, IndexError, AttributeError) as error:
-        raise ParseError(f"the plan's text is damaged: {error}") from None
 
 
 def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
@@ -98,21 +98,39 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         if name.startswith("piece ")
     ]
     fields: dict[str, Any] = {key: keys[key] for key in _KEYS}
-    fields.update({key: int(keys[key]) for key in _NUMBERS})
+    fields.update({key: _number(keys, key, int) for key in _NUMBERS})
     return Plan(
         **fields,
-        flops_per_token=float(keys["flops_per_token"]),
+        flops_per_token=_number(keys, "flops_per_token", float),
         mesh=parse_mesh(keys["mesh"]),
         coverage=tuple(sections["coverage"].splitlines()),
-        costs=tuple(_parse_cost(line) for line in sections["costs"].splitlines()),
+        costs=_rows(sections, "costs", _parse_cost),
         schedule=parse_schedule(sections["schedule"]),
-        instances=tuple(map(_parse_instance, sections["instances"].splitlines())),
-        params=tuple(map(_parse_param, sections["params"].splitlines())),
-        buckets=_parse_buckets(sections["buckets"].splitlines()),
+        instances=_rows(sections, "instances", _parse_instance),
+        params=_rows(sections, "params", _parse_param),
+        buckets=_parse_buckets(sections),
         context=parse_placed_graph(sections["context"])[0],
         pieces=tuple(pieces),
-        constants=tuple(map(_parse_constant, sections["constants"].splitlines())),
+        constants=_rows(sections, "constants", _parse_constant),
     )
+
+
+def _number(keys: dict[str, str], key: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(keys[key])
+    except ValueError:
+        raise ParseError(f"{key}: {keys[key]!r} is no {kind.__name__}") from None
+
+
+def _rows(sections: dict[str, str], name: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+    """The lines of a section, each parsed. Raises ParseError with the section and the line."""
+    found = []
+    for line in sections[name].splitlines():
+        try:
+            found.append(parse(line))
+        except (ValueError, KeyError) as error:
+            raise ParseError(f"[{name}] {with_line(line, error)}") from None
+    return tuple(found)
 
 
 def _parse_cost(line: str) -> tuple[str, float]:
@@ -130,7 +148,7 @@ def _parse_shape(text: str) -> tuple[str, Shape]:
 def _parse_param(line: str) -> Param:
     match = re.fullmatch(r"(\S+) : (\w+\[.*?\]) @ (\[.*\]) init (.+)", line)
     if match is None:
-        raise ParseError(f"not a parameter: {line!r}")
+        raise ParseError(f"{line!r}: expected name : dtype[shape] @ placement init recipe")
     dtype, shape = _parse_shape(match[2])
     return Param(match[1], dtype, shape, parse_placement(match[3]), match[4])
 
@@ -138,28 +156,35 @@ def _parse_param(line: str) -> Param:
 def _parse_instance(line: str) -> InstancePlan:
     match = re.fullmatch(r"(\S+) stage=(\d+) piece=(\S+) params\((.*)\) in\((.*)\)", line)
     if match is None:
-        raise ParseError(f"not an instance: {line!r}")
+        raise ParseError(f"{line!r}: expected name stage=N piece=P params(...) in(...)")
     params, buckets = (tuple(n for n in match[k].split(", ") if n) for k in (4, 5))
     return InstancePlan(match[1], match[3], int(match[2]), params, buckets)
 
 
-def _parse_buckets(lines: list[str]) -> tuple[Bucket, ...]:
+def _parse_buckets(sections: dict[str, str]) -> tuple[Bucket, ...]:
     found: list[Bucket] = []
-    for line in lines:
-        if line.startswith("  "):
-            name, _, rest = line.strip().partition(" at ")
-            offset, *flags = rest.split()
-            entry = Entry(name, int(offset), "partial" in flags, "decay" in flags)
-            last = found.pop()
-            entries = (*last.entries, entry)
-            found.append(Bucket(last.name, last.dtype, last.numel, last.stages, entries))
-            continue
-        match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)", line)
-        if match is None:
-            raise ParseError(f"not a bucket: {line!r}")
-        stages = tuple(int(s) for s in match[4].split("+"))
-        found.append(Bucket(match[1], match[2], int(match[3]), stages, ()))
+    for row in _rows(sections, "buckets", _parse_bucket_line):
+        if isinstance(row, Bucket):
+            found.append(row)
+        elif found:
+            found[-1] = replace(found[-1], entries=(*found[-1].entries, row))
+        else:
+            raise ParseError(f"[buckets] {row.param} stands before the first bucket")
     return tuple(found)
+
+
+def _parse_bucket_line(line: str) -> Bucket | Entry:
+    """A bucket's head, or one of its entries."""
+    if line.startswith("  "):
+        match = re.fullmatch(r"  (\S+) at (\d+)( partial)?( decay)?", line)
+        if match is None:
+            raise ParseError(f"{line!r}: expected name at offset [partial] [decay]")
+        return Entry(match[1], int(match[2]), bool(match[3]), bool(match[4]))
+    match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)", line)
+    if match is None:
+        raise ParseError(f"{line!r}: expected name : dtype[numel] stages=N")
+    stages = tuple(int(s) for s in match[4].split("+"))
+    return Bucket(match[1], match[2], int(match[3]), stages, ())
 
 
 def _parse_piece(name: str, body: str) -> Piece:
@@ -168,6 +193,9 @@ def _parse_piece(name: str, body: str) -> Piece:
         n.strip().removeprefix("%") for n in first.removeprefix("saved:").split(",") if n.strip()
     )
     graph, placements = parse_placed_graph(text)
+    bare = [value for value in graph.values if value not in placements]
+    if bare:
+        raise ParseError(f"[piece {name}] %{bare[0]} has no placement; {len(bare)} values lack one")
     return Piece(name, graph, placements, saved)
 
 

@@ -1,8 +1,11 @@
 """Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence)."""
 
+import re
 from typing import Any, TypeAlias
 
 import sympy
+
+from .errors import ParseError
 
 B = sympy.Symbol("B", integer=True, positive=True)
 S = sympy.Symbol("S", integer=True, positive=True)
@@ -24,8 +27,12 @@ def format_size(size: Size) -> str:
 
 
 def parse_size(text: str) -> Size:
+    """Inverse of format_size. Raises ParseError for anything but arithmetic over B and S."""
     if text.lstrip("-").isdigit():
         return int(text)
+    # sympify evaluates its text as Python: only what a size is made of may reach it.
+    if re.fullmatch(r"(?:[BS\d+\-*/(). ]|floor|ceiling)+", text) is None:
+        raise ParseError(f"not a size over B and S: {text!r}")
     return simplify_size(sympy.sympify(text, locals=SYMBOLS))
 
 

@@ -16,9 +16,9 @@ import re
 import sympy
 
 from .errors import ParseError
-from .graph import Attr, Graph, Input, Op, Value
+from .graph import Attr, Graph, Input, Op, Value, verify
 from .placement import Placement, format_placement, parse_placement
-from .sizes import SYMBOLS, format_size, parse_size, simplify_size
+from .sizes import format_size, parse_size
 
 HEADER = "meshwright graph v1"
 Placements = dict[str, Placement]
@@ -76,14 +76,11 @@ def _attr_of(node: ast.expr) -> Attr:
         return tuple(_attr_of(e) for e in node.elts)
     if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
         return float(node.id)
-    if isinstance(node, ast.Name) or (isinstance(node, ast.BinOp)):
-        return simplify_size(sympy.sympify(ast.unparse(node), locals=SYMBOLS))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Name):
-        if node.operand.id == "inf":
-            return float("-inf")
-        return simplify_size(sympy.sympify(ast.unparse(node), locals=SYMBOLS))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.BinOp):
-        return simplify_size(sympy.sympify(ast.unparse(node), locals=SYMBOLS))
+    if isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-inf":
+        return float("-inf")
+    operand = node.operand if isinstance(node, ast.UnaryOp) else node
+    if isinstance(operand, ast.Name | ast.BinOp):
+        return parse_size(ast.unparse(node))
     return ast.literal_eval(node)
 
 
@@ -99,19 +96,28 @@ def parse_graph(text: str) -> Graph:
 
 
 def parse_placed_graph(text: str) -> tuple[Graph, Placements]:
-    """Graph and placements of a text. Raises ParseError with the offending line and its number."""
+    """Graph and placements of a text, verified. Raises ParseError with the line at fault."""
     lines = text.splitlines()
+    first = 1
     if lines and lines[0].startswith("meshwright "):
         if lines[0] != HEADER:
             raise ParseError(f"line 1: expected {HEADER!r}, found {lines[0]!r}")
-        lines = lines[1:]
+        lines, first = lines[1:], 2
     state = _Reader()
-    for number, line in enumerate(lines, 1):
-        state.read(line, number)
+    for number, line in enumerate(lines, first):
+        try:
+            state.read(line)
+        except (ValueError, TypeError, SyntaxError) as error:
+            raise ParseError(f"line {number}: {with_line(line, error)}") from None
     if state.name is None or state.outputs is None:
         raise ParseError(f"a graph needs a 'graph' and a 'return' line; {len(lines)} lines read")
     graph = Graph(state.name, tuple(state.inputs), tuple(state.ops), state.outputs)
-    return graph, state.placements
+    return verify(graph), state.placements
+
+
+def with_line(line: str, error: Exception) -> str:
+    """The error's message, with the line that it is about."""
+    return str(error) if repr(line) in str(error) else f"{line!r}: {error}"
 
 
 class _Reader:
@@ -122,30 +128,30 @@ class _Reader:
         self.outputs: tuple[str, ...] | None = None
         self.placements: Placements = {}
 
-    def read(self, line: str, number: int) -> None:
+    def read(self, line: str) -> None:
         if line.startswith("graph "):
             self.name = line.removeprefix("graph ")
         elif line.startswith("return"):
             names = [n for n in line.removeprefix("return").strip().split(", ") if n]
             self.outputs = tuple("" if n == "-" else n.removeprefix("%") for n in names)
         elif match := _INPUT.match(line):
-            value = self.value(match["value"], number)
+            value = self.value(match["value"])
             self.inputs.append(Input(value, match["kind"], match["ref"], match["init"] or ""))
         elif match := _OP.match(line):
-            self.ops.append(self.op(match, number))
+            self.ops.append(self.op(match))
         else:
-            raise ParseError(f"line {number}: not an input, op or return: {line!r}")
+            raise ParseError(f"{line!r}: not an input, op or return")
 
-    def value(self, text: str, number: int) -> Value:
+    def value(self, text: str) -> Value:
         match = _VALUE.match(text)
         if match is None:
-            raise ParseError(f"line {number}: not a value: {text!r}")
+            raise ParseError(f"not a value: {text!r}")
         shape = tuple(parse_size(s) for s in match["shape"].split(", ") if s)
         if match["at"]:
             self.placements[match["name"]] = parse_placement(match["at"])
         return Value(match["name"], match["dtype"], shape)
 
-    def op(self, match: re.Match, number: int) -> Op:
+    def op(self, match: re.Match) -> Op:
         inputs, attrs = [], []
         for argument in split_top(match["args"]):
             if argument == "-" or argument.startswith("%"):
@@ -153,7 +159,7 @@ class _Reader:
             else:
                 name, _, value = argument.partition("=")
                 attrs.append((name, parse_attr(value)))
-        outputs = tuple(self.value(t, number) for t in match["outs"].split("; "))
+        outputs = tuple(self.value(t) for t in match["outs"].split("; "))
         return Op(match["target"], tuple(inputs), outputs, tuple(attrs), match["src"] or "")
 
 
