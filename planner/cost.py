@@ -116,8 +116,9 @@ class Costs:
 def redistribution(src: Placement, dst: Placement, axis: str) -> str | None:
     """The collective from `src` to `dst`: its name, "" when equal, None when there is none.
 
-    A partial max or log-sum-exp reaches a shard by an all_reduce and a slice; the name is then
-    "all_reduce".
+    Two ways take a slice after the collective that they are named by: a partial max or log-sum-exp
+    reaches a shard by an all_reduce, a shard another one of the same dim (other factors) by an
+    all_gather, for the ranks' parts of it are no equal chunks that an all_to_all could exchange.
     """
     if src == dst:
         return ""
@@ -127,7 +128,8 @@ def redistribution(src: Placement, dst: Placement, axis: str) -> str | None:
         return "reduce_scatter" if op == "sum" and dst.shard(axis) else "all_reduce"
     if src.shard(axis) is None:
         return "slice"
-    return "all_to_all" if dst.shard(axis) else "all_gather"
+    other_dim = dst.shard_dim(axis) not in (None, src.shard_dim(axis))
+    return "all_to_all" if other_dim else "all_gather"
 
 
 def held_copy(src: Placement, dst: Placement, axis: str) -> Placement:

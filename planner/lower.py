@@ -1,7 +1,7 @@
 """Lowering: a joint graph with its redistributions written out as ops.
 
 Each (value, target placement) is made once, right before its first use; what an output still
-needs comes at the end. A partial max or log-sum-exp reaches a shard by an all_reduce and a slice.
+needs comes at the end. A way that ends in a slice (see redistribution) makes the whole value first.
 Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reduction), dim and outer
 (the shard made, or gathered), src_dim and src_outer (the shard an all_to_all starts from).
 """
@@ -53,7 +53,7 @@ class _Writer:
     def _redistribute(self, name: str, have: Placement, target: Placement, source: str) -> str:
         kind = redistribution(have, target, self.axis)
         assert kind, (name, have, target)
-        if kind == "all_reduce" and target.shard(self.axis) is not None:
+        if kind in ("all_reduce", "all_gather") and target.shard(self.axis) is not None:
             whole = self.copy(name, replicated(len(target.dims)), source)
             return self._emit(whole, name, "slice", target, source)
         return self._emit(name, name, kind, target, source)
