@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _run_command(commands)
     _train_command(commands)
     _explain_command(commands)
+    _export_command(commands)
     return parser
 
 
@@ -152,6 +153,23 @@ def _explain_command(commands: Any) -> None:
     )
     parser.add_argument("plan", help="a plan's file")
     parser.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
+
+
+def _export_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "export",
+        _export,
+        "Write a checkpoint of an hf:DIR model as a Hugging Face folder. Reads one tensor at a "
+        "time; transformers loads the result.",
+    )
+    parser.add_argument(
+        "checkpoint", help="a checkpoint's folder, e.g. run/checkpoints/step_00000100"
+    )
+    parser.add_argument(
+        "--config", required=True, metavar="DIR", help="the DIR of the hf:DIR model"
+    )
+    parser.add_argument("-o", "--output", default="export", help="the folder to write")
 
 
 # The commands
@@ -299,6 +317,17 @@ def _explain(arguments: argparse.Namespace) -> None:
     plan = _read_plan(arguments.plan)
     text = explain_value(plan, arguments.value) if arguments.value else report(plan)
     print(json.dumps({"text": text}) if arguments.json else text)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.weights import export_weights
+
+    out = Path(arguments.output)
+    files = export_weights(Path(arguments.checkpoint), Path(arguments.config), out)
+    if arguments.json:
+        print(json.dumps({"folder": str(out), "files": files}))
+        return
+    print(f"weights written to {out}/: {', '.join(files)}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ class State:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class Stored:
+    """Where a box lies: file of the folder and key in it."""
+
     box: Box
     file: str
     key: str
@@ -182,8 +184,8 @@ class Checkpointer:
         manifest = read_manifest(path)
         state = State(**manifest["state"])
         layout = self.executor.layout
-        stored = _index(manifest)
-        with _Files(path) as files:
+        stored = index_of(manifest)
+        with Files(path) as files:
             for bucket in self.executor.buckets.values():
                 flats = self.executor.optimizer.tensors(bucket)
                 for param, start, piece in _local_pieces(bucket, layout):
@@ -194,6 +196,23 @@ class Checkpointer:
             bucket.updated()
         self.executor.optimizer.set_step(state.step)
         return state
+
+
+def load_weights(executor: Executor, folder: Path) -> int:
+    """Parameters from a folder of Hugging Face safetensors; moments stay. Returns how many."""
+    from .weights import find_weight, stored_weights
+
+    stored = stored_weights(folder)
+    layout, count = executor.layout, set()
+    with Files(folder) as files:
+        for bucket in executor.buckets.values():
+            for param, start, piece in _local_pieces(bucket, layout):
+                item = find_weight(stored, param, layout.param(param).shape)
+                _fill(_view(bucket.shard, start, piece), piece.box, [item], files, param)
+                count.add(param)
+    for bucket in executor.buckets.values():
+        bucket.updated()
+    return len(count)
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -287,24 +306,24 @@ def _any_rank(problem: str) -> str:
     return problem or ("another rank found a damaged file" if int(flag) else "")
 
 
-def _index(manifest: dict) -> dict[tuple[str, str], list[_Stored]]:
-    found: dict[tuple[str, str], list[_Stored]] = {}
+def index_of(manifest: dict) -> dict[tuple[str, str], list[Stored]]:
+    found: dict[tuple[str, str], list[Stored]] = {}
     for entry in manifest["ranks"]:
         for box in entry["boxes"]:
             item = Box(tuple(box["offsets"]), tuple(box["sizes"]))
-            stored = _Stored(item, entry["file"], box["key"])
+            stored = Stored(item, entry["file"], box["key"])
             found.setdefault((box["kind"], box["param"]), []).append(stored)
     return found
 
 
-class _Files:
+class Files:
     """Open safetensors files of a checkpoint, read by slice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.open: dict[str, object] = {}
 
-    def read(self, item: _Stored, part: Box) -> Tensor:
+    def read(self, item: Stored, part: Box) -> Tensor:
         if item.file not in self.open:
             self.open[item.file] = safe_open(self.path / Path(item.file).name, framework="pt")
         handle = self.open[item.file]
@@ -312,14 +331,14 @@ class _Files:
             return handle.get_tensor(item.key)  # type: ignore[attr-defined]
         return handle.get_slice(item.key)[part.slices_of(item.box)]  # type: ignore[attr-defined]
 
-    def __enter__(self) -> "_Files":
+    def __enter__(self) -> "Files":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open.clear()
 
 
-def _fill(target: Tensor, box: Box, stored: list[_Stored], files: _Files, name: str) -> None:
+def _fill(target: Tensor, box: Box, stored: list[Stored], files: Files, name: str) -> None:
     """Copy what is stored of `box` into `target`; every element exactly once."""
     covered = 0
     for item in stored:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import mesh
-from .checkpoint import Checkpointer, CheckpointError, State, newest_good
+from .checkpoint import Checkpointer, CheckpointError, State, load_weights, newest_good
 from .compiling import compiler, missing_toolchain
 from .data import BatchReader, Corpus, DataError, eval_batches, open_corpus
 from .executor import Batch, Executor
@@ -57,6 +57,7 @@ class RunOptions:
     save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none")
     keep: int = _option(0, "newest checkpoints kept, 0 for all")
     resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    weights: str = _option("", "a Hugging Face folder of safetensors to start from (hf: models)")
     no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 
 
@@ -225,6 +226,9 @@ class Session:
         """Load what `resume` asks for; returns the first step to run."""
         self.checkpoints = Checkpointer(folder, self.executor, self.options.keep)
         wanted = self.options.resume
+        if self.options.weights:
+            count = load_weights(self.executor, Path(self.options.weights))
+            self.say(f"{count} parameters of this stage from {self.options.weights}")
         if not wanted:
             return 0
         path: Path | None = Path(wanted)
