@@ -1,0 +1,65 @@
+"""What every rank of golden-gemma2 shares; plan 814641129a5df05d."""
+
+from runtime.layout import Bucket, Entry, Layout, Param
+
+LAYOUT = Layout(
+    model="golden-gemma2",
+    dtype="float32",
+    mesh={"pp": 1, "dp": 1, "tp": 1},  # major to minor
+    micro_batch=4,
+    num_microbatches=1,
+    seq=8,
+    vocab_size=64,
+    zero=0,
+    flops_per_token=20736.0,
+    params=(
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(0.0)"),
+        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention_post_norm.weight", (16,), (), "constant(0.0)"),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(0.0)"),
+        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn_post_norm.weight", (16,), (), "constant(0.0)"),
+        Param("norm.weight", (16,), (), "constant(0.0)"),
+    ),
+    buckets=(
+        Bucket(
+            "tied.embed.weight", 1024, (0,),
+            (
+                Entry("embed.weight", 0, (64, 16), partial=False, decay=True),
+            ),
+        ),
+        Bucket(
+            "layers.0.attention", 896, (0,),
+            (
+                Entry("layers.0.attention.q.weight", 0, (16, 16), partial=False, decay=True),
+                Entry("layers.0.attention.k.weight", 256, (8, 16), partial=False, decay=True),
+                Entry("layers.0.attention.v.weight", 384, (8, 16), partial=False, decay=True),
+                Entry("layers.0.attention.o.weight", 512, (16, 16), partial=False, decay=True),
+                Entry("layers.0.attention_norm.weight", 768, (16,), partial=False, decay=False),
+                Entry("layers.0.attention_post_norm.weight", 832, (16,), partial=False, decay=False),
+            ),
+        ),
+        Bucket(
+            "layers.0.ffn", 1664, (0,),
+            (
+                Entry("layers.0.ffn.gate.weight", 0, (32, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.up.weight", 512, (32, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.down.weight", 1024, (16, 32), partial=False, decay=True),
+                Entry("layers.0.ffn_norm.weight", 1536, (16,), partial=False, decay=False),
+                Entry("layers.0.ffn_post_norm.weight", 1600, (16,), partial=False, decay=False),
+            ),
+        ),
+        Bucket(
+            "head", 64, (0,),
+            (
+                Entry("norm.weight", 0, (16,), partial=False, decay=False),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,63 @@
+"""What every rank of golden-llama shares; plan ae22fbeb7efdd856."""
+
+from runtime.layout import Bucket, Entry, Layout, Param
+
+LAYOUT = Layout(
+    model="golden-llama",
+    dtype="float32",
+    mesh={"pp": 1, "dp": 1, "tp": 2},  # major to minor
+    micro_batch=4,
+    num_microbatches=1,
+    seq=8,
+    vocab_size=64,
+    zero=0,
+    flops_per_token=20736.0,
+    params=(
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)"),
+        Param("layers.0.attention.q.weight", (16, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.k.weight", (8, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.v.weight", (8, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.attention.o.weight", (16, 16), ((1, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)"),
+        Param("layers.0.ffn.gate.weight", (32, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn.up.weight", (32, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("layers.0.ffn.down.weight", (16, 32), ((1, 1, "tp"),), "normal(0.0, 0.02)"),
+        Param("norm.weight", (16,), (), "constant(1.0)"),
+        Param("lm_head.weight", (64, 16), ((0, 1, "tp"),), "normal(0.0, 0.02)"),
+    ),
+    buckets=(
+        Bucket(
+            "embed", 1024, (0,),
+            (
+                Entry("embed.weight", 0, (64, 16), partial=False, decay=True),
+            ),
+        ),
+        Bucket(
+            "layers.0.attention", 448, (0,),
+            (
+                Entry("layers.0.attention_norm.weight", 0, (16,), partial=False, decay=False),
+                Entry("layers.0.attention.q.weight", 64, (8, 16), partial=False, decay=True),
+                Entry("layers.0.attention.k.weight", 192, (4, 16), partial=False, decay=True),
+                Entry("layers.0.attention.v.weight", 256, (4, 16), partial=False, decay=True),
+                Entry("layers.0.attention.o.weight", 320, (16, 8), partial=False, decay=True),
+            ),
+        ),
+        Bucket(
+            "layers.0.ffn", 832, (0,),
+            (
+                Entry("layers.0.ffn_norm.weight", 0, (16,), partial=False, decay=False),
+                Entry("layers.0.ffn.gate.weight", 64, (16, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.up.weight", 320, (16, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.down.weight", 576, (16, 16), partial=False, decay=True),
+            ),
+        ),
+        Bucket(
+            "head", 576, (0,),
+            (
+                Entry("norm.weight", 0, (16,), partial=False, decay=False),
+                Entry("lm_head.weight", 64, (32, 16), partial=False, decay=True),
+            ),
+        ),
+    ),
+)
