@@ -1,0 +1,85 @@
+"""Flat buckets on one rank: what a shard's runs cover, and gradients that add up in place."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from meshwright.runtime import mesh
+from meshwright.runtime.buckets import FlatBucket
+from meshwright.runtime.layout import Bucket, Entry, Layout, Param
+
+PARAMS = (
+    Param("norm", (8,), (), "constant(1.0)"),
+    Param("up", (8, 8), ((0, 1, "tp"),), "normal(0.0, 1.0)"),
+    Param("down", (8, 8), ((1, 1, "tp"),), "normal(0.0, 1.0)"),
+)
+BUCKET = Bucket(
+    "ffn",
+    256,
+    (0,),
+    (
+        Entry("norm", 0, (8,), partial=True, decay=False),
+        Entry("up", 64, (8, 8), partial=False, decay=True),
+        Entry("down", 128, (8, 8), partial=False, decay=True),
+    ),
+)
+LAYOUT = Layout(
+    model="m",
+    dtype="float64",
+    mesh={"pp": 1, "dp": 1, "tp": 1},
+    micro_batch=1,
+    num_microbatches=2,
+    seq=8,
+    vocab_size=8,
+    zero=0,
+    flops_per_token=1.0,
+    params=PARAMS,
+    buckets=(BUCKET,),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> None:
+    mesh.start(LAYOUT.mesh, torch.device("cpu"))
+
+
+def _bucket(zero: int = 0) -> FlatBucket:
+    return FlatBucket(BUCKET, replace(LAYOUT, zero=zero), seed=0, device=torch.device("cpu"))
+
+
+def test_runs_cover_the_shard_once_and_merge_what_is_alike() -> None:
+    assert _bucket().runs() == [(0, 64, False, True), (64, 256, True, False)]
+
+
+@pytest.mark.parametrize(("index", "runs"), [(0, [(0, 64), (64, 128)]), (1, [(0, 128)])])
+def test_runs_of_half_a_bucket_count_from_its_start(index: int, runs: list) -> None:
+    bucket = _bucket()
+    bucket.index, bucket.shard_numel = index, 128
+    assert [run[:2] for run in bucket.runs()] == runs
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_level_starts_from_the_same_values_and_sums_micro_batches(zero: int) -> None:
+    bucket = _bucket(zero)
+    views = bucket.params()
+    assert torch.equal(views["up"], _bucket().params()["up"])
+    for last in (False, True):
+        grads = bucket.grads()
+        grads["norm"].add_(1.0)
+        grads["down"].add_(2.0)
+        bucket.reduce(last)
+    bucket.finish_reductions()
+    assert bucket.grad_shard[:8].tolist() == [2.0] * 8
+    assert bucket.grad_shard[128:192].tolist() == [4.0] * 64
+    assert float(bucket.grad_shard.sum()) == 16.0 + 256.0
+    bucket.zero_grads()
+    assert float(bucket.grad_shard.abs().sum()) == 0.0
+
+
+def test_level_3_frees_what_it_gathered() -> None:
+    bucket = _bucket(3)
+    bucket.params()
+    assert bucket.full is not None
+    bucket.release()
+    assert bucket.full is None

@@ -1,0 +1,221 @@
+"""Kernels against autograd of the plain formula, and the private torch ops that they rely on."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.runtime import kernels
+from meshwright.runtime.kernels import cross_entropy as cross_entropy_file
+from meshwright.runtime.kernels.attention import (
+    _cpu_flash,
+    _cpu_flash_backward,
+    backend_of,
+    reference,
+    reference_backward,
+)
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+LOOSE = {
+    torch.float64: EXACT,
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},
+}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+# Attention
+
+OPTIONS = {
+    "causal": {"causal": True, "window": 0, "softcap": 0.0},
+    "window": {"causal": True, "window": 3, "softcap": 0.0},
+    "window past the end": {"causal": True, "window": 64, "softcap": 0.0},
+    "softcap": {"causal": True, "window": 0, "softcap": 2.0},
+    "window and softcap": {"causal": True, "window": 4, "softcap": 1.5},
+    "all keys": {"causal": False, "window": 0, "softcap": 0.0},
+}
+
+
+def _plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Scores, mask, softmax, one line each; query i sees j with i - window < j <= i."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])[None, :]
+    hidden = (distance < 0) & causal | (distance >= (window or q.shape[2] + 1))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def _attention_operands(heads: int, kv_heads: int, length: int) -> list[Tensor]:
+    return [_randn(2, n, length, 8) for n in (heads, kv_heads, kv_heads, heads)]
+
+
+@pytest.mark.parametrize("dtype", LOOSE, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention_is_the_plain_formula(
+    name: str, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    options = {"scale": 0.3, **OPTIONS[name]}
+    q, k, v, do = (x.to(dtype) for x in _attention_operands(heads, kv_heads, 7))
+    # The plain side starts from the same rounded operands, and computes in float64.
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    want, want_lse = _plain_attention(*exact, **options)
+    wanted = torch.autograd.grad(want, exact, do.double())
+    o, lse = kernels.attention(q, k, v, **options)
+    found = kernels.attention_backward(do, q, k, v, o, lse, **options)
+    assert (o.dtype, lse.dtype) == (dtype, torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(o.double(), want.detach(), **LOOSE[dtype])
+    torch.testing.assert_close(lse.double(), want_lse.detach(), **LOOSE[dtype])
+    for a, b, like in zip(found, wanted, (q, k, v), strict=True):
+        assert (a.dtype, a.shape) == (dtype, like.shape)
+        torch.testing.assert_close(a.double(), b, **LOOSE[dtype])
+
+
+@pytest.mark.parametrize("length", [1, 5, 33])
+def test_the_fast_cpu_backend_agrees_with_the_reference(length: int) -> None:
+    q, k, v, do = (x.float() for x in _attention_operands(4, 2, length))
+    assert backend_of(q, True, 0, 0.0) == "cpu_flash"
+    options = (0.3, True, 0, 0.0)
+    o, lse = _cpu_flash(q, k, v, 0.3)
+    plain = reference(q, k, v, *options)
+    torch.testing.assert_close((o, lse), plain, rtol=1e-5, atol=1e-5)
+    fast = _cpu_flash_backward(do, q, k, v, o, lse, 0.3)
+    slow = reference_backward(do, q, k, v, o, lse, *options)
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
+
+
+def test_backends_are_chosen_by_what_they_can_do() -> None:
+    q = torch.empty(1, 2, 8, 8)
+    assert backend_of(q, True, 0, 0.0) == backend_of(q, True, 8, 0.0) == "cpu_flash"
+    assert backend_of(q.double(), True, 0, 0.0) == "reference"
+    assert backend_of(q, True, 4, 0.0) == backend_of(q, True, 0, 5.0) == "reference"
+    assert backend_of(q, False, 0, 0.0) == "reference"
+
+
+PRIVATE = {
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        "query key value dropout_p is_causal attn_mask scale",
+        ["output", "logsumexp"],
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale",
+        ["", "", ""],
+    ),
+    "_scaled_dot_product_cudnn_attention": (
+        "query key value attn_bias compute_log_sumexp dropout_p is_causal return_debug_mask scale",
+        ["output", "logsumexp"],
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q "
+        "cum_seq_k max_q max_k dropout_p is_causal scale",
+        ["", "", ""],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_private_ops_have_the_arguments_that_attention_gives(name: str) -> None:
+    arguments, results = PRIVATE[name]
+    schema = getattr(torch.ops.aten, name).default._schema
+    assert [a.name for a in schema.arguments] == arguments.split()
+    if results[0]:
+        assert [r.name for r in schema.returns][: len(results)] == results
+    else:
+        assert len(schema.returns) == len(results)
+
+
+# Linear, embedding
+
+
+def test_linear_and_its_gradients_are_those_of_autograd() -> None:
+    x, w, dy = _randn(2, 3, 5), _randn(4, 5), _randn(2, 3, 4)
+    exact = [t.clone().requires_grad_() for t in (x, w)]
+    y = torch.nn.functional.linear(*exact)
+    dx, dw = torch.autograd.grad(y, exact, dy)
+    torch.testing.assert_close(kernels.linear(x, w), y.detach(), **EXACT)
+    torch.testing.assert_close(kernels.linear_input_grad(dy, w), dx, **EXACT)
+    torch.testing.assert_close(kernels.linear_weight_grad(dy, x), dw, **EXACT)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_embedding_shards_sum_to_the_whole(shards: int) -> None:
+    w, ids, dy = _randn(8, 3), torch.randint(8, (2, 6)), _randn(2, 6, 3)
+    exact = w.clone().requires_grad_()
+    y = torch.nn.functional.embedding(ids, exact)
+    (dw,) = torch.autograd.grad(y, exact, dy)
+    rows = 8 // shards
+    starts = [rows * rank for rank in range(shards)]
+    parts = [kernels.embedding(ids, w[s : s + rows], s, 8) for s in starts]
+    torch.testing.assert_close(torch.stack(parts).sum(0), y.detach(), **EXACT)
+    grads = [kernels.embedding_weight_grad(dy, ids, s, rows) for s in starts]
+    torch.testing.assert_close(torch.cat(grads), dw, **EXACT)
+
+
+# Linear + cross-entropy
+
+
+def _cross_entropy_case(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, w = _randn(2, 5, 6, dtype=dtype), _randn(12, 6, dtype=dtype)
+    labels = torch.randint(12, (2, 5))
+    labels[0, 1] = labels[1, 4] = -100
+    kind = torch.promote_types(dtype, torch.float32)
+    return x, w, labels, torch.randn(2, 5, dtype=kind), torch.randn(2, 5, dtype=kind)
+
+
+def _plain_cross_entropy(
+    x: Tensor, w: Tensor, labels: Tensor, softcap: float
+) -> tuple[Tensor, Tensor]:
+    logits = x @ w.t()
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    picked = logits.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return logits.logsumexp(-1), torch.where(labels == -100, 0.0, picked)
+
+
+@pytest.mark.parametrize("dtype", LOOSE, ids=str)
+@pytest.mark.parametrize(
+    ("shards", "softcap", "chunk"), list(itertools.product((1, 3), (0.0, 2.0), (1, 24, 2**20)))
+)
+def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
+    shards: int, softcap: float, chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy_file, "CHUNK_ELEMENTS", chunk)
+    x, w, labels, dlse, dpicked = _cross_entropy_case(dtype)
+    exact = [t.double().requires_grad_() for t in (x, w)]
+    want = _plain_cross_entropy(*exact, labels, softcap)
+    wanted = torch.autograd.grad(want, exact, (dlse.double(), dpicked.double()))
+    rows = 12 // shards
+    pieces = [(w[s : s + rows], s) for s in range(0, 12, rows)]
+    forward = [
+        kernels.linear_cross_entropy(x, part, labels, softcap=softcap, start=s)
+        for part, s in pieces
+    ]
+    lse = torch.stack([f[0] for f in forward]).logsumexp(0)
+    picked = torch.stack([f[1] for f in forward]).sum(0)
+    found = [
+        kernels.linear_cross_entropy_backward(
+            dlse, dpicked, x, part, labels, lse, softcap=softcap, start=s
+        )
+        for part, s in pieces
+    ]
+    dx = torch.stack([f[0].double() for f in found]).sum(0)
+    dw = torch.cat([f[1] for f in found])
+    close = {**LOOSE[dtype], "atol": 10 * LOOSE[dtype]["atol"]}
+    torch.testing.assert_close(lse.double(), want[0].detach(), **close)
+    torch.testing.assert_close(picked.double(), want[1].detach(), **close)
+    torch.testing.assert_close(dx, wanted[0], **close)
+    torch.testing.assert_close(dw.double(), wanted[1], **close)
+    assert bool((picked[labels == -100] == 0).all())
