@@ -31,9 +31,9 @@ def attention(
     """(o, log-sum-exp)."""
     backend = backend_of(q, causal, window, softcap)
     if backend == "cudnn":
-        return _cudnn(q, k, v, scale)
+        return _cudnn(*_dense(q, k, v), scale)
     if backend == "cpu_flash":
-        return _cpu_flash(q, k, v, scale)
+        return _cpu_flash(*_dense(q, k, v), scale)
     return reference(q, k, v, scale, causal, window, softcap)
 
 
@@ -53,10 +53,18 @@ def attention_backward(
     """(dq, dk, dv)."""
     backend = backend_of(q, causal, window, softcap)
     if backend == "cudnn":
-        return _cudnn_backward(do, q, k, v, o, lse, scale)
+        return _cudnn_backward(*_dense(do, q, k, v, o), lse, scale)
     if backend == "cpu_flash":
-        return _cpu_flash_backward(do, q, k, v, o, lse, scale)
+        return _cpu_flash_backward(*_dense(do, q, k, v, o), lse, scale)
     return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
+
+
+def _dense(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Heads whole in memory, as the fused kernels read them without looking: stride 1 along D.
+
+    A shard gathered along D has another stride; the kernels would read past it.
+    """
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
