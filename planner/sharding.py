@@ -18,7 +18,7 @@ Constraints
     leave[r,a]     sum_b e[r,a,b] = sum of x[n,k] of the maker over k that make v in a
     enter[r,b]     sum_a e[r,a,b] = sum of x[n,k] of the reader over k that read v in b
     once[r,a,b]    m[v,a,b] >= e[r,a,b]                         where a is not b
-    via[r,a,b]     m[v,a,whole] >= e[r,a,b]      a partial max or lse, or a shard of b's dim; b a shard
+    via[r,a,b]     m[v,a,whole] >= e[r,a,b]   b a shard; a partial max or lse, or a shard of b's dim
     held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
     gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
 
