@@ -152,13 +152,13 @@ def _batch(case: Case, vocab: int, generator: torch.Generator) -> tuple[Tensor, 
     labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORED
     if case.tail:
         labels[-max(1, rows // 4) :] = IGNORED
-    if case.empty:
+    if case.empty and rows > case.micro_batch:
         first = case.micro_batch * int(
             torch.randint(rows // case.micro_batch, (), generator=generator)
         )
         labels[first : first + case.micro_batch] = IGNORED
     if bool((labels == IGNORED).all()):
-        labels[0, 0] = 0
+        labels[0] = tokens[0]
     return tokens, labels
 
 
