@@ -80,8 +80,9 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="fix a decision: pp, dp, tp, micro_batch, zero (0-3), recompute (cheap, all, none, or "
-        "value names), schedule (1f1b, gpipe), cuts, price, shard_weights",
+        help="fix a decision: pp, dp, tp, micro_batch, zero (0-3), recompute (cheap, all, none, "
+        "or value names), schedule (1f1b, gpipe), cuts, price, shard_weights, precision (pure, "
+        "master)",
     )
 
 

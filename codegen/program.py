@@ -44,6 +44,7 @@ def layout_source(plan: Plan) -> str:
             f"seq={plan.seq},",
             f"vocab_size={plan.vocab_size},",
             f"zero={plan.zero},",
+            f"master={plan.precision == 'master'},",
             f"flops_per_token={plan.flops_per_token!r},",
         )
         with writer.block("params=("):

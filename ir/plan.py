@@ -102,6 +102,7 @@ class Plan:
     instances: tuple[InstancePlan, ...]
     buckets: tuple[Bucket, ...]
     schedule: Schedule
+    precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
 
     def piece(self, name: str) -> Piece:

@@ -15,7 +15,7 @@ from .sizes import Shape, format_size, parse_size
 from .text import format_graph, parse_placed_graph, with_line
 
 HEADER = "meshwright plan v1"
-_KEYS = ("model", "dtype", "graph_hash", "cluster", "recompute", "schedule_name")
+_KEYS = ("model", "dtype", "precision", "graph_hash", "cluster", "recompute", "schedule_name")
 _NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
 
 

@@ -83,6 +83,7 @@ def make_plan(
         recompute=recompute,
         schedule_name=name,
         flops_per_token=per_token,
+        precision=choose_precision(traced.dtype, pins),
         coverage=(*traced.warnings, *sharded.coverage),
         context=traced.segmented.context,
         constants=traced.constants,
@@ -145,3 +146,16 @@ def flops_per_token(traced: Traced, seq: int) -> float:
     lookup counts nothing.
     """
     return 3.0 * sum(_instance_flops(traced, seq)) / seq
+
+
+PRECISIONS = ("pure", "master")
+
+
+def choose_precision(dtype: str, pins: Pins) -> str:
+    """`pure` unless pinned; master weights are for dtypes narrower than float32."""
+    precision = pins.precision or "pure"
+    if precision not in PRECISIONS:
+        raise PlanError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
+    if precision == "master" and dtype not in ("bf16", "f16"):
+        raise PlanError(f"precision=master needs dtype bf16, the plan's is {dtype}")
+    return precision

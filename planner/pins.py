@@ -14,7 +14,8 @@ class Pins:
     zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over dp.
     recompute: cheap, all, none, or names of values. cuts: first instance of every stage but the
     first, e.g. "5,9". price: value of a resident byte in us (None: from the cluster).
-    shard_weights: 1 forces matmul weights to be sharded over tp.
+    shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
+    plan's dtype) or master (gradients summed and reduced, moments and master weights in float32).
     """
 
     pp: int | None = None
@@ -27,6 +28,7 @@ class Pins:
     cuts: str | None = None
     price: float | None = None
     shard_weights: int | None = None
+    precision: str | None = None
 
 
 def parse_pins(texts: list[str]) -> Pins:

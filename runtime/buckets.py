@@ -26,6 +26,7 @@ class FlatBucket:
     def __init__(self, bucket: Bucket, layout: Layout, seed: int, device: torch.device) -> None:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
         self.dtype = getattr(torch, layout.dtype)
+        self.grad_dtype = torch.float32 if layout.master else self.dtype
         self.group, self.tp = mesh.group("dp"), mesh.group("tp")
         self.tp_replicated = {p.name for p in layout.params if not p.shards}
         self.cuts = mesh.size("dp") if layout.zero else 1
@@ -36,9 +37,13 @@ class FlatBucket:
         self.shard = self._cut(self.full).clone() if layout.zero == 3 else self._cut(self.full)
         if layout.zero == 3:
             self.full = None
-        self.grad: Tensor | None = self._empty(bucket.numel).zero_() if layout.zero < 2 else None
+        self.grad: Tensor | None = (
+            self._empty_grad(bucket.numel).zero_() if layout.zero < 2 else None
+        )
         self.grad_shard = (
-            self._cut(self.grad) if self.grad is not None else self._empty(self.shard_numel).zero_()
+            self._cut(self.grad)
+            if self.grad is not None
+            else self._empty_grad(self.shard_numel).zero_()
         )
         self._gather: dist.Work | None = None
         self._reduce: list[tuple[dist.Work | None, Tensor | None, Tensor]] = []
@@ -51,6 +56,9 @@ class FlatBucket:
 
     def _empty(self, numel: int) -> Tensor:
         return torch.empty(numel, dtype=self.dtype, device=self.device)
+
+    def _empty_grad(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self.grad_dtype, device=self.device)
 
     def _cut(self, full: Tensor) -> Tensor:
         return full[self.index * self.shard_numel : (self.index + 1) * self.shard_numel]
@@ -108,7 +116,7 @@ class FlatBucket:
     def grads(self) -> dict[str, Tensor]:
         """Views to add gradients into."""
         if self.grad is None:
-            self.grad = self._empty(self.bucket.numel).zero_()
+            self.grad = self._empty_grad(self.bucket.numel).zero_()
         return self._views(self.grad)
 
     def reduce(self, last: bool) -> None:
@@ -127,7 +135,7 @@ class FlatBucket:
                 work = dist.all_reduce(grad, group=self.group, async_op=True)
                 self._reduce.append((work, None, grad))
             return
-        target = self._empty(self.shard_numel)
+        target = self._empty_grad(self.shard_numel)
         work = None
         if self.group is None:
             target.copy_(grad)

@@ -192,8 +192,7 @@ class Checkpointer:
                     for kind in KINDS:
                         target = _view(flats[kind], start, piece)
                         _fill(target, piece.box, stored.get((kind, param), []), files, param)
-        for bucket in self.executor.buckets.values():
-            bucket.updated()
+        self.executor.optimizer.publish()
         self.executor.optimizer.set_step(state.step)
         return state
 
@@ -208,10 +207,10 @@ def load_weights(executor: Executor, folder: Path) -> int:
         for bucket in executor.buckets.values():
             for param, start, piece in _local_pieces(bucket, layout):
                 item = find_weight(stored, param, layout.param(param).shape)
-                _fill(_view(bucket.shard, start, piece), piece.box, [item], files, param)
+                flat = executor.optimizer.tensors(bucket)["param"]
+                _fill(_view(flat, start, piece), piece.box, [item], files, param)
                 count.add(param)
-    for bucket in executor.buckets.values():
-        bucket.updated()
+    executor.optimizer.publish()
     return len(count)
 
 
@@ -283,7 +282,7 @@ def read_manifest(path: Path) -> dict:
 
 def newest_good(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that reads, and why newer ones do not; the same on every rank."""
-    complaints = []
+    complaints: list[str] = []
     for path in reversed(complete(folder)):
         problem = ""
         try:

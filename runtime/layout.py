@@ -36,7 +36,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all stages share."""
+    """What all stages share. master: gradients, moments and master weights are float32."""
 
     model: str
     dtype: str
@@ -46,6 +46,7 @@ class Layout:
     seq: int
     vocab_size: int
     zero: int
+    master: bool
     flops_per_token: float
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]

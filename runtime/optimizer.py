@@ -26,14 +26,19 @@ class AdamWOptions:
 
 
 class _Moments:
-    """AdamW's moments of a bucket's shard, and its runs as (parameter, decays, state)."""
+    """AdamW's moments of a bucket's shard, and its runs as (parameter, decays, state).
+
+    weights: what AdamW updates: the shard itself, or its float32 master.
+    """
 
     def __init__(self, bucket: FlatBucket) -> None:
-        self.first = torch.zeros_like(bucket.shard)
-        self.second = torch.zeros_like(bucket.shard)
+        master = bucket.grad_dtype is not bucket.dtype
+        self.weights = bucket.shard.to(bucket.grad_dtype) if master else bucket.shard
+        self.first = torch.zeros_like(self.weights)
+        self.second = torch.zeros_like(self.weights)
         self.runs = []
         for start, stop, decay, _ in bucket.runs():
-            param = bucket.shard[start:stop].detach()
+            param = self.weights[start:stop].detach()
             param.grad = bucket.grad_shard[start:stop]
             state = {"exp_avg": self.first[start:stop], "exp_avg_sq": self.second[start:stop]}
             self.runs.append((param, decay, state))
@@ -73,9 +78,9 @@ class Optimizer:
                 self.adamw.state[param] = {"step": count, **state}
 
     def tensors(self, bucket: FlatBucket) -> dict[str, Tensor]:
-        """This rank's shard of a bucket: parameters and both moments, flat."""
+        """This rank's shard of a bucket: weights that AdamW updates and both moments, flat."""
         moments = self.moments[bucket.bucket.name]
-        return {"param": bucket.shard, "exp_avg": moments.first, "exp_avg_sq": moments.second}
+        return {"param": moments.weights, "exp_avg": moments.first, "exp_avg_sq": moments.second}
 
     def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
         """Clip and update; returns (loss of the global batch, gradient norm before clipping).
@@ -97,10 +102,18 @@ class Optimizer:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
+        self.publish()
         for bucket in self.buckets:
-            bucket.updated()
             bucket.zero_grads()
         return loss_value, norm
+
+    def publish(self) -> None:
+        """Bring the weights that AdamW updates to where forward and backward read them."""
+        for bucket in self.buckets:
+            weights = self.moments[bucket.bucket.name].weights
+            if weights is not bucket.shard:
+                bucket.shard.copy_(weights)
+            bucket.updated()
 
     def _squares(self) -> Tensor:
         """Sum of squares of the gradient elements that this rank counts; float64 scalar."""
