@@ -137,7 +137,12 @@ class Executor:
         self._take(batches, label_count)
         result = (0.0, 0.0)
         for kind, microbatch in self.stage.SCHEDULE:
-            result = self._run(kind, microbatch, lr) or result
+            try:
+                result = self._run(kind, microbatch, lr) or result
+            except Exception as error:
+                rank = dist.get_rank() if dist.is_initialized() else 0
+                error.add_note(f"rank {rank}, stage {self.index}, action {kind} {microbatch}")
+                raise
         return result
 
     def _take(self, batches: list[Batch], label_count: int) -> None:

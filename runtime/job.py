@@ -13,6 +13,7 @@ class JobError(ValueError):
     """A job file that cannot be read, or holds what no option is called."""
 
 
+DTYPES = ("f32", "bf16", "f64")
 PLAN_OPTIONS: dict[str, Any] = {
     "cluster": "cpu:4",
     "seq": None,
@@ -87,6 +88,9 @@ def _check(path: Path, data: dict) -> None:
         kind = type(item.default)
         if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
             raise JobError(f"{path}: run.{item.name} is {value!r}, expected {kind.__name__}")
+    dtype = data.get("plan", {}).get("dtype", "f32")
+    if dtype not in DTYPES:
+        raise JobError(f"{path}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     for name in ("seq", "global_batch"):
         value = data.get("plan", {}).get(name, 1)
         if not isinstance(value, int):

@@ -57,6 +57,7 @@ class RunOptions:
     save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none")
     keep: int = _option(0, "newest checkpoints kept, 0 for all")
     resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    on_nan: str = _option("stop", "a step whose loss is not finite: stop, or skip its update")
     weights: str = _option("", "a Hugging Face folder of safetensors to start from (hf: models)")
     no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 
@@ -83,6 +84,8 @@ def main(folder: Path) -> None:
     add_arguments(parser)
     options = RunOptions(**vars(parser.parse_args()))
     try:
+        # Before the rendezvous, which would wait for ranks that nobody launches.
+        mesh.check_world(load_layout(folder).mesh, int(os.environ.get("WORLD_SIZE", "1")))
         device = start_distributed()
         code = run(folder, options, device)
     except ValueError as error:
@@ -132,6 +135,12 @@ def run(folder: Path, options: RunOptions, device: torch.device) -> int:
     return session.train()
 
 
+def _skips(policy: str) -> bool:
+    if policy not in ("stop", "skip"):
+        raise ValueError(f"--on-nan {policy}: give stop or skip")
+    return policy == "skip"
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -173,7 +182,12 @@ class Session:
     def _executor(self, folder: Path) -> Executor:
         options = self.options
         adamw = AdamWOptions(
-            options.beta1, options.beta2, options.eps, options.weight_decay, options.clip
+            options.beta1,
+            options.beta2,
+            options.eps,
+            options.weight_decay,
+            options.clip,
+            skip_nonfinite=_skips(options.on_nan),
         )
         compile_with = None if options.no_compile else compiler()
         missing = missing_toolchain(self.device)

@@ -32,7 +32,15 @@ def start(sizes: dict[str, int], device: torch.device) -> None:
 
     Raises MeshError when the world size is not the product of the axis sizes.
     """
-    world = dist.get_world_size() if dist.is_initialized() else 1
+    check_world(sizes, dist.get_world_size() if dist.is_initialized() else 1)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    _state.sizes, _state.device = dict(sizes), device
+    _state.coordinates = coordinates_of(rank, sizes)
+    _state.groups = {axis: _axis_group(axis, rank) for axis in sizes}
+
+
+def check_world(sizes: dict[str, int], world: int) -> None:
+    """Raises MeshError when `world` is not the product of the axis sizes."""
     needed = math.prod(sizes.values())
     if world != needed:
         axes = " ".join(f"{name}={size}" for name, size in sizes.items())
@@ -40,10 +48,6 @@ def start(sizes: dict[str, int], device: torch.device) -> None:
             f"the program is planned for {needed} ranks ({axes}), {world} were launched; "
             f"launch with torchrun --nproc-per-node {needed}, or plan for {world}"
         )
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    _state.sizes, _state.device = dict(sizes), device
-    _state.coordinates = coordinates_of(rank, sizes)
-    _state.groups = {axis: _axis_group(axis, rank) for axis in sizes}
 
 
 def coordinates_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ The norm counts every logical element once: tp-replicated parameters on tp rank 
 dp-replicated shards on dp rank 0 only, tied parameters at their first home only.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,22 @@ from .buckets import FlatBucket
 
 @dataclass(frozen=True)
 class AdamWOptions:
-    """beta1, beta2, eps, weight decay (matrices only), and the global-norm clip (0: none)."""
+    """beta1, beta2, eps, weight decay (matrices only), and the global-norm clip (0: none).
+
+    skip_nonfinite: leave weights and moments as they are where the loss or norm is not finite;
+    else raise NotFiniteError. All ranks decide alike, as both numbers are the whole model's.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
+    skip_nonfinite: bool = False
+
+
+class NotFiniteError(ValueError):
+    """A loss or gradient norm that is not a number; nothing was updated."""
 
 
 class _Moments:
@@ -94,6 +104,8 @@ class Optimizer:
         loss_value, squares, stops = totals.tolist()
         self.stop_agreed = stops > 0
         norm = squares**0.5
+        if not math.isfinite(loss_value + norm):
+            return self._refuse(loss_value, norm)
         clip = self.options.clip
         if clip and norm > clip:
             for bucket in self.buckets:
@@ -106,6 +118,17 @@ class Optimizer:
         for bucket in self.buckets:
             bucket.zero_grads()
         return loss_value, norm
+
+    def _refuse(self, loss: float, norm: float) -> tuple[float, float]:
+        """A step that is not finite: dropped, or the end of the run."""
+        for bucket in self.buckets:
+            bucket.zero_grads()
+        if not self.options.skip_nonfinite:
+            raise NotFiniteError(
+                f"loss {loss}, gradient norm {norm}: not finite, nothing was updated; lower the "
+                "rate, resume from a checkpoint, or pass --on-nan skip"
+            )
+        return loss, norm
 
     def publish(self) -> None:
         """Bring the weights that AdamW updates to where forward and backward read them."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshwright.runtime.boxes import Box, Cut, pieces_of, rectangles
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple)

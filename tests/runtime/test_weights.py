@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+
 from meshwright.cli import main
 
 CONFIGS = {

@@ -1,0 +1,49 @@
+"""bf16 plans against float32 on the demo corpus, and steps that are not finite."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+SIZES = ["--seq", "32", "--global-batch", "8", "--cluster", "cpu:2", "--pin", "dp=2"]
+RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--lr", "2e-3"]
+PLANS = {
+    "f32": ["--dtype", "f32"],
+    "bf16": ["--dtype", "bf16", "--pin", "zero=1"],
+    "master": ["--dtype", "bf16", "--pin", "precision=master", "--pin", "zero=3"],
+}
+
+
+def _run(folder: Path, name: str, *more: str) -> list[float]:
+    plan, program, out = (str(folder / f"{name}{end}") for end in (".txt", "", "_run"))
+    assert main(["plan", "tiny-llama", *SIZES, *PLANS[name], "-o", plan]) == 0
+    assert main(["compile", plan, "-o", program]) == 0
+    assert main(["run", program, *RUN, "--out", out, *more]) == 0
+    rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def test_bf16_follows_float32_and_master_weights_follow_closer(tmp_path: Path) -> None:
+    runs = {name: _run(tmp_path, name, "--steps", "60") for name in PLANS}
+
+    def distance(name: str) -> float:
+        pairs = zip(runs[name][20:], runs["f32"][20:], strict=True)
+        return sum(abs(a - b) / b for a, b in pairs) / 40
+
+    assert distance("bf16") < 0.03
+    assert distance("master") < 0.01
+    assert distance("master") < distance("bf16")
+
+
+def test_a_step_that_is_not_finite_stops_with_both_numbers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _run(tmp_path, "f32", "--steps", "1")
+    again = ["run", str(tmp_path / "f32"), *RUN[:-1], "1e30", "--steps", "4", "--warmup", "0"]
+    capfd.readouterr()
+    assert main([*again, "--out", str(tmp_path / "stopped")]) == 2
+    error = capfd.readouterr().err
+    assert "not finite" in error and "--on-nan skip" in error
+    assert main([*again, "--out", str(tmp_path / "skipped"), "--on-nan", "skip"]) == 0
