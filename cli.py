@@ -239,9 +239,13 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _read_plan(path: str) -> "Plan":
+    from meshwright.ir.errors import ParseError
     from meshwright.ir.plan_text import parse_plan
 
-    return parse_plan(Path(path).read_text())
+    try:
+        return parse_plan(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # of the text, or of its decoding
+        raise ParseError(f"{path}: {error}") from None
 
 
 def write_program(plan: "Plan", folder: Path) -> list[str]:

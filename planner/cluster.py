@@ -250,7 +250,7 @@ def _read(path: Path) -> Cluster:
     try:
         return parse_cluster_text(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(f"cluster file {path} cannot be read: {error}") from None
+        raise ClusterError(f"cluster file {path} cannot be read: {error.strerror}") from None
 
 
 def _nearest(name: str, known: dict[str, Cluster]) -> str:
