@@ -250,7 +250,8 @@ def _read(path: Path) -> Cluster:
     try:
         return parse_cluster_text(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(f"cluster file {path} cannot be read: {error.strerror}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"cluster file {path} cannot be read: {reason}") from None
 
 
 def _nearest(name: str, known: dict[str, Cluster]) -> str:

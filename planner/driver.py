@@ -98,7 +98,7 @@ def make_plan(
 
 def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
     pp, tp = pins.pp or 1, pins.tp or 1
-    dp = pins.dp or num_devices // (pp * tp)
+    dp = pins.dp or max(1, num_devices // (pp * tp))
     if pp * dp * tp != num_devices:
         raise PlanError(
             f"mesh pp={pp} dp={dp} tp={tp} is {pp * dp * tp} devices, the cluster has "

@@ -86,8 +86,6 @@ def main(folder: Path) -> None:
     try:
         # Before the rendezvous, which would wait for ranks that nobody launches.
         mesh.check_world(load_layout(folder).mesh, int(os.environ.get("WORLD_SIZE", "1")))
-        # Before the rendezvous, which would wait for ranks that nobody launches.
-        mesh.check_world(load_layout(folder).mesh, int(os.environ.get("WORLD_SIZE", "1")))
         device = start_distributed()
         code = run(folder, options, device)
     except ValueError as error:

@@ -80,8 +80,6 @@ def _arguments(options: dict[str, object]) -> list[str]:
 
 
 def _absolute(name: str, value: str) -> str:
-    if name == "data" and value.startswith("file:"):
-        return f"file:{Path(value.removeprefix('file:')).resolve()}"
     folder = name in ("resume", "weights") and value not in ("", "auto")
     if name == "out" or folder:
         return str(Path(value).resolve())

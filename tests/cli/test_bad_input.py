@@ -1,0 +1,289 @@
+"""Bad input: exit code 2, one line that says what is wrong with the numbers and the way out."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+SIZES = ("--seq", "8", "--global-batch", "4")
+PLAN = ("plan", "tiny", *SIZES)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command ends with."""
+    capsys.readouterr()
+    code = main(list(arguments))
+    errors = capsys.readouterr().err
+    assert code == 2, errors
+    return one_line(errors)
+
+
+def one_line(errors: str) -> str:
+    lines = errors.splitlines()
+    assert "Traceback" not in errors
+    assert len(lines) == 1 and lines[0].startswith("error: "), errors
+    return lines[0]
+
+
+# What `plan` refuses: the arguments after it, and what the message holds.
+PLANS = {
+    "preset": (("plan", "tinny", *SIZES), ("'tinny'", "nearest: tiny", ".toml")),
+    "factory": (("plan", "py:no_module_here:f", *SIZES), ("cannot import no_module_here",)),
+    "folder of hf": (("plan", "hf:/nowhere", *SIZES), ("/nowhere/config.json", "local folder")),
+    "cluster": ((*PLAN, "--cluster", "h300:8"), ("'h300'", "did you mean 'h200'", "TOML file")),
+    "count of a cluster": ((*PLAN, "--cluster", "cpu:0"), ("'cpu:0'", "cpu:DEVICES")),
+    "file of a cluster": ((*PLAN, "--cluster", "no.toml"), ("no.toml", "No such file")),
+    "axis past the devices": (
+        (*PLAN, "--cluster", "cpu:4", "--pin", "tp=8"),
+        ("tp=8 is 8 devices", "the cluster has 4", "product is 4"),
+    ),
+    "mesh": (
+        (*PLAN, "--cluster", "cpu:4", "--pin", "tp=3"),
+        ("tp=3 is 3 devices", "the cluster has 4", "product is 4"),
+    ),
+    "batch over dp": (
+        ("plan", "tiny", "--seq", "8", "--global-batch", "3", "--cluster", "cpu:2"),
+        ("global batch 3", "dp=2", "2 or 4 rows"),
+    ),
+    "batch below dp": (
+        ("plan", "tiny", "--seq", "8", "--global-batch", "1", "--cluster", "cpu:2"),
+        ("global batch 1", "dp=2", "take 2 rows"),
+    ),
+    "micro-batch": (
+        (*PLAN, "--cluster", "cpu:2", "--pin", "dp=2", "--pin", "micro_batch=3"),
+        ("micro_batch=3", "2 rows", "global batch 4"),
+    ),
+    "key of a pin": ((*PLAN, "--pin", "zreo=3"), ("'zreo=3'", "did you mean zero", "recompute")),
+    "range of a pin": ((*PLAN, "--pin", "zero=4"), ("zero=4", "0 to 3")),
+    "kind of a pin": ((*PLAN, "--pin", "tp=two"), ("tp=two", "a number")),
+    "pin without value": ((*PLAN, "--pin", "tp"), ("tp=", "a number")),
+    "value to recompute": (
+        (*PLAN, "--cluster", "cpu:1", "--pin", "recompute=no_such_value"),
+        ("recompute=no_such_value", "none of the", "cheap, all, none"),
+    ),
+    "schedule": (
+        (*PLAN, "--cluster", "cpu:1", "--pin", "schedule=2f2b"),
+        ("schedule=2f2b", "1f1b, gpipe"),
+    ),
+    "cuts": (
+        (*PLAN, "--cluster", "cpu:2", "--pin", "pp=2", "--pin", "cuts=40"),
+        ("cuts=40", "between 1 and 9"),
+    ),
+    "stages": ((*PLAN, "--cluster", "cpu:16", "--pin", "pp=16"), ("pp=16", "10 segments")),
+    "positions": (
+        ("plan", "tiny", "--seq", "4096", "--global-batch", "4"),
+        ("4096", "2048 positions", "tiny"),
+    ),
+    "no tokens": (("plan", "tiny", "--seq", "0", "--global-batch", "4"), ("--seq 0", "at least 1")),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_refuses(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments, said = PLANS[name]
+    message = refused(capsys, *arguments, "-o", str(tmp_path / "plan.txt"))
+    assert all(part in message for part in said), message
+    assert not (tmp_path / "plan.txt").exists()
+
+
+MODELS = {
+    "no TOML": ("model = [", ("model.toml is not TOML",)),
+    "no text": (b"\xff\xfe", ("model.toml is not TOML", "0xff")),
+    "family": ('family = "mamba"', ("model.toml", "unknown key 'family'", "norm")),
+    "kind of norm": ('preset = "tiny"\nnorm = "batch"', ("'batch'", "rms_plus_one")),
+    "preset": ('preset = "tinny"', ("'tinny'", "nearest: tiny")),
+    "too little": ("dim = 8", ("missing layers", "preset")),
+    "heads": ('preset = "tiny"\nheads = 6', ("6", "4")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plan_refuses_a_model_file(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, said = MODELS[name]
+    path = tmp_path / "model.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(capsys, "plan", str(path), *SIZES)
+    assert all(part in message for part in said), message
+
+
+def test_plan_refuses_an_unknown_family_of_transformers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_family"}))
+    message = refused(capsys, "plan", f"hf:{tmp_path}", *SIZES)
+    assert "no_such_family" in message
+
+
+JOBS = {
+    "no TOML": ("model = [", (), ("job.toml: not TOML",)),
+    "no text": (b"\xff\xfe", (), ("job.toml: not text", "byte 0")),
+    "no model": ("[plan]\nseq = 8\nglobal_batch = 2", (), ("job.toml: lacks model",)),
+    "no batch": ('model = "tiny"\n[plan]\nseq = 8', (), ("lacks plan.global_batch",)),
+    "key": ('model = "tiny"\n[run]\nsteeps = 3', (), ("run.steeps", "did you mean run.steps")),
+    "table": ('model = "tiny"\n[trian]\nsteps = 3', (), ("unknown key trian", "model, plan, run")),
+    "kind": ('model = "tiny"\n[plan]\nseq = "eight"', (), ("plan.seq is 'eight'", "whole number")),
+    "kind in run": ('model = "tiny"\n[run]\nsteps = "ten"', (), ("run.steps is 'ten'", "int")),
+    "dtype": ('model = "tiny"\n[plan]\ndtype = "f8"', (), ("plan.dtype is 'f8'", "f32, bf16")),
+    "--set": ('model = "tiny"', ("--set", "steps"), ("--set steps", "a.b=c")),
+    "--set of a key": ('model = "tiny"', ("--set", "run.stps=3"), ("did you mean run.steps",)),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_train_refuses_a_job(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, more, said = JOBS[name]
+    path = tmp_path / "job.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = refused(capsys, "train", str(path), "--out", str(tmp_path / "run"), *more)
+    assert all(part in message for part in said), message
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_refuses_an_absent_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no_job.toml: No such file" in refused(capsys, "train", "no_job.toml")
+
+
+TEXTS = {
+    "other text": (b"hello", ("line 1", "'meshwright plan v1'", "'hello'")),
+    "version": (b"meshwright plan v2\n", ("line 1", "'meshwright plan v2'")),
+    "nothing": (b"", ("line 1", "an empty file")),
+    "no text": (b"\xff\xfe", ("0xff",)),
+    "cut short": (b"meshwright plan v1\nmodel: tiny\n", ("lacks",)),
+}
+
+
+@pytest.mark.parametrize("command", ["compile", "explain"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_no_plan_is_refused_with_its_name(
+    name: str, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data, said = TEXTS[name]
+    path = tmp_path / "p.txt"
+    path.write_bytes(data)
+    message = refused(capsys, command, str(path))
+    assert all(part in message for part in (str(path), *said)), message
+
+
+@pytest.mark.parametrize("command", ["compile", "explain"])
+def test_an_absent_plan_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no_plan.txt: No such file" in refused(capsys, command, "no_plan.txt")
+
+
+# Programs
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `one` and `two`: the tiny preset for one rank and for two."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name, cluster in (("one", "cpu:1"), ("two", "cpu:2")):
+        plan = str(folder / f"{name}.txt")
+        assert main([*PLAN, "--cluster", cluster, "-o", plan]) == 0
+        assert main(["compile", plan, "-o", str(folder / name)]) == 0
+    return folder
+
+
+def test_explain_refuses_an_unknown_value(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, "explain", str(programs / "one.txt"), "--value", "attention_q_linar")
+    assert "%attention_q_linar" in message and "near: attention_q_linear" in message
+
+
+def test_run_refuses_a_folder_without_a_program(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    message = refused(capsys, "run", str(tmp_path))
+    assert str(tmp_path) in message and "main.py, layout.py" in message and "compile" in message
+
+
+def test_run_refuses_a_port_in_use(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        message = refused(capsys, "run", str(programs / "two"), "--port", port)
+    assert f"port {port} is in use" in message and "--port" in message
+
+
+def _started(folder: Path, *arguments: str, world: int | None = None) -> tuple[int, str]:
+    """Exit code and error output of main.py, started as torchrun starts a rank."""
+    env = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK")}
+    if world is not None:
+        env |= {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}
+    command = [sys.executable, "main.py", "--no-compile", "--steps", "1", *arguments]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(("name", "planned", "world"), [("one", 1, 3), ("two", 2, None)])
+def test_a_program_refuses_another_number_of_ranks(
+    programs: Path, name: str, planned: int, world: int | None
+) -> None:
+    code, errors = _started(programs / name, world=world)
+    message = one_line(errors)
+    assert code == 2
+    assert f"planned for {planned} ranks" in message and f"{world or 1} were launched" in message
+    assert f"--nproc-per-node {planned}" in message
+
+
+DATA = {
+    "truncated file": ("file:short.bin", ("needs 9 tokens", "has 3", "shorten the sequence")),
+    "absent file": ("file:no_data.bin", ("cannot read", "no_data.bin", "No such file")),
+    "vocabulary": ("random:1000", ("vocabulary of 1000", "the model one of 256")),
+    "unknown": ("wikitext", ("'wikitext'", "demo, file:PATH")),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_run_refuses_data(
+    name: str,
+    programs: Path,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, said = DATA[name]
+    (tmp_path / "short.bin").write_bytes(b"abc")
+    monkeypatch.chdir(tmp_path)  # a file is looked for from where the command is given
+    message = refused(capfd, "run", str(programs / "one"), "--data", data, "--no-compile")
+    assert all(part in message for part in said), message
+
+
+def test_two_ranks_refuse_data_with_one_line(
+    programs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = str(programs / "two")
+    message = refused(capfd, "run", program, "--data", "random:1000", "--no-compile")
+    assert "vocabulary of 1000" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], [], ["plan", "tiny"], [*PLAN, "--dtype", "f8"], ["run", "x", "--nothing"]],
+)
+def test_words_that_no_command_knows_end_with_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: meshwright" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "compile", "run", "train", "explain"])
+def test_help_of_each_command_says_what_it_does(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 8
