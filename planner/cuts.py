@@ -130,30 +130,51 @@ def _has_room(starts: Sequence[int], count: int, room: Room) -> bool:
     return True
 
 
-def shortest_pipeline(costs: Sequence[float], num_stages: int, num_microbatches: int) -> float:
-    """What no cuts into contiguous stages and no order of actions can beat, in the unit of costs.
+def shortest_pipeline(
+    costs: Sequence[float], num_stages: int, num_microbatches: int, forward_share: float
+) -> float:
+    """What no cuts into contiguous stages can beat under 1F1B, in the unit of costs.
 
-    Stage s computes m t_s, and not before the first micro-batch has passed the stages ahead of it
-    forward, nor after the last has yet to pass them backward: m t_s + sum of t before s.
+    With t_s the time of stage s, P_s that of the stages ahead of it, T of all, m micro-batches and
+    w_s = min(m, p - s) forwards on s before its first backward, which cannot come before the first
+    micro-batch has passed all later stages:
+
+        step >= m t_s + P_s
+        step >= T + (m - 1) t_s - (w_s - 1) f_s,    f_s <= forward_share t_s
     """
-    m, low, high = num_microbatches, 0.0, num_microbatches * sum(costs)
+    m, total = num_microbatches, sum(costs)
+    low, high = total, m * total
     while high - low > 1e-9 * high:
         limit = (low + high) / 2
-        if _passes(costs, num_stages, m, limit):
+        caps = []
+        for stage in range(num_stages):
+            slots = m - 1 - (min(m, num_stages - stage) - 1) * forward_share
+            caps.append((limit - total) / slots if slots > 0 else total)
+        if _passes(costs, caps, m, limit):
             high = limit
         else:
             low = limit
     return low
 
 
-def _passes(costs: Sequence[float], num_stages: int, m: int, limit: float) -> bool:
+def _passes(costs: Sequence[float], caps: list[float], m: int, limit: float) -> bool:
     before, index = 0.0, 0
-    for _ in range(num_stages):
+    for cap in caps:
         mine = 0.0
-        while index < len(costs) and m * (mine + costs[index]) + before <= limit:
-            mine += costs[index]
+        while index < len(costs):
+            grown = mine + costs[index]
+            if m * grown + before > limit or grown > cap:
+                break
+            mine = grown
             index += 1
         before += mine
         if index == len(costs):
             return True
     return False
+
+
+def filled_pipeline(costs: Sequence[float], num_stages: int, num_microbatches: int) -> float:
+    """The same under GPipe: T + (m - 1) max t of the best cuts."""
+    starts = balanced(costs, num_stages)
+    assert starts is not None
+    return sum(costs) + (num_microbatches - 1) * _slowest(costs, starts)

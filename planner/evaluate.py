@@ -3,12 +3,12 @@
 Placements are solved once per tp and used at every micro-batch and mesh; pieces, buckets and units
 are kept by what they depend on, so that thousands of candidates share a few hundred of them.
 
-Bound of a candidate, in us, valid for all cuts and for any order of its actions:
+Bound of a candidate, in us, valid for all cuts:
 
-    pipeline   no contiguous cuts beat shortest_pipeline over the units' compute
-    traffic    the collective stream of some stage carries at least its share of all gathers and
-               reductions; beside compute it slows it, so on one stage
-               compute + price / (1 + price) * traffic; the first unit's reduction comes last
+    pace       from the start of one unit to that of the next pass at least its compute, slowed by
+               the gather and reduction beside it, and at least these themselves
+    pipeline   no contiguous cuts beat shortest_pipeline (1F1B) or filled_pipeline (GPipe) of that
+    traffic    the collective stream of some stage carries at least the mean over stages
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 """
 
@@ -24,10 +24,10 @@ from meshwright.ir.traced import Traced
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
-from .cuts import balanced, shortest_pipeline, stages_of
+from .cuts import balanced, filled_pipeline, shortest_pipeline, stages_of
 from .layout import instances_of, params_of, with_stages
 from .links import Links
-from .memory import Filling, usable_bytes
+from .memory import Filling
 from .pins import Pins
 from .recompute import saved_values
 from .schedules import make_schedule
@@ -135,22 +135,32 @@ class Evaluator:
     def bound_us(self, c: Candidate) -> float:
         """A lower bound on the simulated step, for any cuts (see above)."""
         table, units = self.stage_units(c)
-        times = [_unit_us(u, c.zero >= 2) for u in units]
-        m = c.num_microbatches
-        per_batch = sum(2 * u.gather_us + (u.reduce_us if c.zero >= 2 else 0) for u in units)
-        once = 0.0 if c.zero >= 2 else sum(u.reduce_us + u.partial_us for u in units)
-        traffic = (m * per_batch + once) / c.pp
+        m, sharded = c.num_microbatches, c.zero >= 2
+        traffic = sum(u.reduce_us for u in units) + m * sum(2 * u.gather_us for u in units)
+        traffic += (m - 1) * sum(u.reduce_us for u in units) if sharded else 0.0
         if c.pp == 1:
-            slowed = OVERLAP_PRICE / (1 + OVERLAP_PRICE) * (traffic - units[0].reduce_us)
-            compute = m * sum(times) + max(0.0, slowed) + units[0].reduce_us
+            first = units[0].reduce_us
+            late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
+            slowed = late * sum(u.reduce_us for u in units[1:])
+            compute = m * sum(_paced(units, sharded)) - m * _slack(units, sharded) + slowed + first
         else:
-            key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero >= 2, c.recompute)
-            if key not in self.pipelines:
-                self.pipelines[key] = shortest_pipeline(times, c.pp, m)
-            compute = self.pipelines[key]
+            compute = self._pipeline(c, units)
         buckets = self.layout(c).buckets
         tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
-        return max(compute, traffic) + tail + table.links.world_us()
+        return max(compute, traffic / c.pp) + tail + table.links.world_us()
+
+    def _pipeline(self, c: Candidate, units: tuple[Unit, ...]) -> float:
+        sharded = c.zero >= 2
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero if sharded else 0, c.recompute, c.schedule)
+        if key not in self.pipelines:
+            slack = (c.num_microbatches + c.pp) * _slack(units, sharded)
+            plain = [(_forward_us(u, 0.0), _backward_us(u, sharded, 0.0)) for u in units]
+            paced = _pace(units, sharded)
+            length = _length(c, plain)
+            if paced != plain:
+                length = max(length, _length(c, paced) - slack)
+            self.pipelines[key] = length
+        return self.pipelines[key]
 
     def context_bytes(self, c: Candidate) -> float:
         context = self.traced.segmented.context
@@ -228,12 +238,58 @@ def held(c: Candidate, stage: int) -> int:
 
 def _unit_us(unit: Unit, reduces: bool) -> float:
     """Compute of one micro-batch, forward and backward."""
+    return _forward_us(unit, 0.0) + _backward_us(unit, reduces, 0.0)
+
+
+def _forward_us(unit: Unit, beside_us: float) -> float:
+    return _beside(unit.work.forward.us, beside_us)
+
+
+def _backward_us(unit: Unit, reduces: bool, beside_us: float) -> float:
     partial = unit.partial_us if reduces else 0.0
-    return unit.work.forward.us + unit.work.backward.us + unit.accumulate_us + partial
+    return _beside(unit.work.backward.us + unit.accumulate_us, beside_us) + partial
 
 
-def limit_of(cluster: Cluster) -> float:
-    return usable_bytes(cluster)
+def _beside(compute_us: float, collective_us: float) -> float:
+    """From the start of a unit to that of the next one, whose parameters arrive meanwhile."""
+    slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
+    return max(slowed, collective_us)
+
+
+def _length(c: Candidate, passes: list[tuple[float, float]]) -> float:
+    """The pipeline bound of units' (forward, backward) times."""
+    times = [f + b for f, b in passes]
+    if c.schedule == "gpipe":
+        return filled_pipeline(times, c.pp, c.num_microbatches)
+    share = max(f / (f + b) for f, b in passes)
+    return shortest_pipeline(times, c.pp, c.num_microbatches, share)
+
+
+def _pace(units: tuple[Unit, ...], sharded: bool) -> list[tuple[float, float]]:
+    """(forward, backward) of each unit beside the gather of the next one in that direction and,
+    backward, the reduction of the one before."""
+    found = []
+    last = len(units) - 1
+    for index, unit in enumerate(units):
+        after = units[index + 1] if index < last else None
+        ahead = after.gather_us if after else 0.0
+        behind = units[index - 1].gather_us if index else 0.0
+        behind += after.reduce_us if after and sharded else 0.0
+        found.append((_forward_us(unit, ahead), _backward_us(unit, sharded, behind)))
+    return found
+
+
+def _paced(units: tuple[Unit, ...], sharded: bool) -> list[float]:
+    return [f + b for f, b in _pace(units, sharded)]
+
+
+def _slack(units: tuple[Unit, ...], sharded: bool) -> float:
+    """How much of `_pace` a stage may be spared, as its ends have no neighbour there; us a
+    micro-batch."""
+    pace = _pace(units, sharded)
+    forward = max(f - _forward_us(u, 0.0) for u, (f, _) in zip(units, pace, strict=True))
+    backward = max(b - _backward_us(u, sharded, 0.0) for u, (_, b) in zip(units, pace, strict=True))
+    return forward + 2 * backward
 
 
 def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:

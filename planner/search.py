@@ -30,7 +30,7 @@ from .space import Candidate, candidates
 Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
-MAX_SIMULATED = 48
+MAX_SIMULATED = 200
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,16 @@
 
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.cuts import balanced, cut_stages, shortest_pipeline, stages_of
+from meshwright.planner.cuts import (
+    balanced,
+    cut_stages,
+    filled_pipeline,
+    shortest_pipeline,
+    stages_of,
+)
 
 COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
 
@@ -75,17 +80,29 @@ def test_cuts_within_growing_room_are_as_fast_as_any_that_fit(
     assert max(times(costs, found)) == min(max(times(costs, c)) for c in options)
 
 
-@given(costs=COSTS, num_stages=st.integers(1, 4), m=st.integers(1, 6))
+@given(
+    stages=st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=1, max_size=6),
+    num_stages=st.integers(1, 4),
+    m=st.integers(1, 6),
+)
 @settings(max_examples=200, deadline=None)
-def test_the_pipeline_bound_is_that_of_the_best_cuts(costs, num_stages, m) -> None:
-    best = min(
-        max(m * t + sum(of[:s]) for s, t in enumerate(of))
-        for stages in range(1, num_stages + 1)
-        for starts in all_cuts(len(costs), stages)
-        for of in [times(costs, starts)]
-    ) if len(costs) else 0.0  # fmt: skip
-    assert shortest_pipeline(costs, num_stages, m) <= best * (1 + 1e-9)
-    assert shortest_pipeline(costs, num_stages, m) == pytest.approx(best, rel=1e-6)
+def test_pipeline_bounds_hold_for_every_cut(longest_path, stages, num_stages, m) -> None:
+    if num_stages > len(stages):
+        return
+    times = [f + b for f, b in stages]
+    share = max(f / (f + b) for f, b in stages)
+    bounds = {
+        "1f1b": shortest_pipeline(times, num_stages, m, share),
+        "gpipe": filled_pipeline(times, num_stages, m),
+    }
+    for name, bound in bounds.items():
+        for starts in all_cuts(len(times), num_stages):
+            stops = [*starts[1:], len(times)]
+            merged = [
+                (sum(f for f, _ in stages[a:b]), sum(b for _, b in stages[a:b]))
+                for a, b in zip(starts, stops, strict=True)
+            ]
+            assert bound <= longest_path(name, merged, m, 0.0) * (1 + 1e-9)
 
 
 def test_pinned_cuts_are_taken_as_they_are() -> None:

@@ -1,6 +1,5 @@
 """The simulator against closed forms and against a longest path that shares no code with it."""
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,29 +49,6 @@ def test_equal_stages_idle_p_minus_1_slots(name, f, b, p, extra) -> None:
         assert held == (m if name == "gpipe" else p - stage)
 
 
-def longest_path(name: str, stages: list[tuple[float, float]], m: int, send_us: float) -> float:
-    """Makespan over the graph of actions: order on a stage, and one transfer between stages."""
-    schedule = make_schedule(name, len(stages), m)
-    graph = nx.DiGraph()
-    for stage, actions in enumerate(schedule):
-        compute = [a for a in actions if a.kind in "FB"]
-        for a, b in zip(compute, compute[1:], strict=False):
-            graph.add_edge((stage, str(a)), (stage, str(b)), weight=cost(stages, stage, str(a)))
-        end = (stage, str(compute[-1]))
-        graph.add_edge(end, "end", weight=cost(stages, *end))
-        for i in range(m):
-            if stage:
-                start = (stage - 1, f"F{i}")
-                graph.add_edge(start, (stage, f"F{i}"), weight=cost(stages, *start) + send_us)
-                start = (stage, f"B{i}")
-                graph.add_edge(start, (stage - 1, f"B{i}"), weight=cost(stages, *start) + send_us)
-    return nx.dag_longest_path_length(graph)
-
-
-def cost(stages: list[tuple[float, float]], stage: int, action: str) -> float:
-    return stages[stage][0 if action[0] == "F" else 1]
-
-
 @given(
     stages=st.lists(st.tuples(US, US), min_size=1, max_size=5),
     m=st.integers(1, 8),
@@ -80,7 +56,7 @@ def cost(stages: list[tuple[float, float]], stage: int, action: str) -> float:
 )
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @settings(max_examples=60, deadline=None)
-def test_any_stages_equal_the_longest_path(name, stages, m, slow) -> None:
+def test_any_stages_equal_the_longest_path(longest_path, name, stages, m, slow) -> None:
     """Sends are shorter than any action, so none waits for another on its link."""
     timeline = simulate(model(name, stages, m, slow))
     assert max(timeline.finish_us) == pytest.approx(longest_path(name, stages, m, slow), rel=1e-9)
