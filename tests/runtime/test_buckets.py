@@ -33,6 +33,7 @@ LAYOUT = Layout(
     seq=8,
     vocab_size=8,
     zero=0,
+    master=False,
     flops_per_token=1.0,
     params=PARAMS,
     buckets=(BUCKET,),

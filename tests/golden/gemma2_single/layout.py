@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 814641129a5df05d."""
+"""What every rank of golden-gemma2 shares; plan 428f3695bd2ce9b3."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -11,6 +11,7 @@ LAYOUT = Layout(
     seq=8,
     vocab_size=64,
     zero=0,
+    master=False,
     flops_per_token=20736.0,
     params=(
         Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan a0ee83ee56484a16."""
+"""What every rank of golden-llama shares; plan ad9c881568854053."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -11,6 +11,7 @@ LAYOUT = Layout(
     seq=8,
     vocab_size=64,
     zero=0,
+    master=False,
     flops_per_token=20736.0,
     params=(
         Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
