@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from meshwright.codegen.stage import stage_source
 from meshwright.ir.capture import trace
 from meshwright.ir.plan_text import format_plan
