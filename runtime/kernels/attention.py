@@ -8,6 +8,8 @@ The torch ops behind the last two are private by name (leading underscore); this
 them, and tests/runtime/test_kernels.py states what it relies on.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,7 +61,7 @@ def attention_backward(
     return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
 
 
-def _dense(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _dense(*tensors: Tensor) -> Any:  # as many as came, which no type can say
     """Heads whole in memory, as the fused kernels read them without looking: stride 1 along D.
 
     A shard gathered along D has another stride; the kernels would read past it.
