@@ -33,9 +33,9 @@ def attention(
     """(o, log-sum-exp)."""
     backend = backend_of(q, causal, window, softcap)
     if backend == "cudnn":
-        return _cudnn(*_dense(q, k, v), scale)
+        return _cudnn(*_dense(q, k, v), scale=scale)
     if backend == "cpu_flash":
-        return _cpu_flash(*_dense(q, k, v), scale)
+        return _cpu_flash(*_dense(q, k, v), scale=scale)
     return reference(q, k, v, scale, causal, window, softcap)
 
 
@@ -55,9 +55,9 @@ def attention_backward(
     """(dq, dk, dv)."""
     backend = backend_of(q, causal, window, softcap)
     if backend == "cudnn":
-        return _cudnn_backward(*_dense(do, q, k, v, o), lse, scale)
+        return _cudnn_backward(*_dense(do, q, k, v, o), lse=lse, scale=scale)
     if backend == "cpu_flash":
-        return _cpu_flash_backward(*_dense(do, q, k, v, o), lse, scale)
+        return _cpu_flash_backward(*_dense(do, q, k, v, o), lse=lse, scale=scale)
     return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
 
 
