@@ -8,8 +8,6 @@ The torch ops behind the last two are private by name (leading underscore); this
 them, and tests/runtime/test_kernels.py states what it relies on.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -33,9 +31,9 @@ def attention(
     """(o, log-sum-exp)."""
     backend = backend_of(q, causal, window, softcap)
     if backend == "cudnn":
-        return _cudnn(*_dense(q, k, v), scale=scale)
+        return _cudnn(_dense(q), _dense(k), _dense(v), scale)
     if backend == "cpu_flash":
-        return _cpu_flash(*_dense(q, k, v), scale=scale)
+        return _cpu_flash(_dense(q), _dense(k), _dense(v), scale)
     return reference(q, k, v, scale, causal, window, softcap)
 
 
@@ -54,19 +52,19 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv)."""
     backend = backend_of(q, causal, window, softcap)
-    if backend == "cudnn":
-        return _cudnn_backward(*_dense(do, q, k, v, o), lse=lse, scale=scale)
-    if backend == "cpu_flash":
-        return _cpu_flash_backward(*_dense(do, q, k, v, o), lse=lse, scale=scale)
+    if backend != "reference":
+        fused = _cudnn_backward if backend == "cudnn" else _cpu_flash_backward
+        do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
+        return fused(do, q, k, v, o, lse, scale)
     return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
 
 
-def _dense(*tensors: Tensor) -> Any:  # as many as came, which no type can say
+def _dense(x: Tensor) -> Tensor:
     """Heads whole in memory, as the fused kernels read them without looking: stride 1 along D.
 
     A shard gathered along D has another stride; the kernels would read past it.
     """
-    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
