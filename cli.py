@@ -80,9 +80,15 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="fix a decision: pp, dp, tp, micro_batch, zero (0-3), recompute (cheap, all, none, "
-        "or value names), schedule (1f1b, gpipe), cuts, price, shard_weights, precision (pure, "
-        "master)",
+        help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
+        "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe), cuts, price, "
+        "shard_weights, precision (pure, master)",
+    )
+    parser.add_argument(
+        "--no-search",
+        dest="search",
+        action="store_false",
+        help="take defaults for what is not pinned: pure data parallel, recompute cheap, ZeRO 0",
     )
 
 
@@ -176,13 +182,17 @@ def _export_command(commands: Any) -> None:
 # The commands
 
 
-def make_plan_of(model: str, options: argparse.Namespace, say: Callable[[str], None]) -> "Plan":
-    """The plan of a model spec under plan options."""
+def make_plan_of(
+    model: str, options: argparse.Namespace, say: Callable[[str], None]
+) -> tuple["Plan", str]:
+    """The plan of a model spec under plan options, and the search's report ("" without one)."""
     from meshwright.ir.capture import trace
     from meshwright.models import load_model
     from meshwright.planner.cluster import parse_cluster
     from meshwright.planner.driver import make_plan
     from meshwright.planner.pins import parse_pins
+    from meshwright.planner.report import search_report
+    from meshwright.planner.search import search_plan
 
     cluster = parse_cluster(options.cluster)
     pins = parse_pins(options.pin)
@@ -197,14 +207,11 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Callable[[str], N
     say(f"tracing {source.name}")
     traced = trace(source.build, source.name, options.dtype, source.vocab_size)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
-    return make_plan(
-        traced,
-        cluster,
-        seq=options.seq,
-        global_batch=options.global_batch,
-        pins=pins,
-        progress=say,
-    )
+    sizes = {"seq": options.seq, "global_batch": options.global_batch}
+    if not getattr(options, "search", True):
+        return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
+    plan, found, prediction = search_plan(traced, cluster, **sizes, pins=pins, progress=say)
+    return plan, search_report(plan, found, prediction)
 
 
 def _say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -229,13 +236,16 @@ def _plan(arguments: argparse.Namespace) -> None:
     from meshwright.ir.plan_text import format_plan, plan_hash
     from meshwright.planner.explain import summary
 
-    plan = make_plan_of(arguments.model, arguments, _say_to(arguments))
+    plan, report = make_plan_of(arguments.model, arguments, _say_to(arguments))
     _write(Path(arguments.output), format_plan(plan))
+    if report:
+        _write(Path(f"{arguments.output}.report.txt"), report)
     if arguments.json:
         print(json.dumps({"plan": arguments.output, "hash": plan_hash(plan), **dict(plan.costs)}))
         return
-    print(summary(plan))
-    print(f"plan written to {arguments.output}")
+    print(report or summary(plan))
+    why = f"; why: {arguments.output}.report.txt" if report else ""
+    print(f"plan written to {arguments.output}{why}")
 
 
 def _read_plan(path: str) -> "Plan":
@@ -304,8 +314,10 @@ def _train(arguments: argparse.Namespace) -> int:
     job = load_job(Path(arguments.job), arguments.set)
     out = Path(arguments.out or job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
-    plan = make_plan_of(job.model, options, _say_to(arguments))
+    plan, report = make_plan_of(job.model, options, _say_to(arguments))
     _write(out / "plan.txt", format_plan(plan))
+    if report:
+        _write(out / "plan.txt.report.txt", report)
     write_program(plan, out / "program")
     _write(out / "job.toml", job.text)
     print(summary(plan))

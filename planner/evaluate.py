@@ -13,6 +13,7 @@ Bound of a candidate, in us, valid for all cuts:
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.placement import Mesh
@@ -25,6 +26,7 @@ from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
 from .cuts import balanced, filled_pipeline, shortest_pipeline, stages_of
+from .driver import choose_precision
 from .layout import instances_of, params_of, with_stages
 from .links import Links
 from .memory import Filling
@@ -33,7 +35,7 @@ from .recompute import saved_values
 from .schedules import make_schedule
 from .simulator import OVERLAP_PRICE, Timeline, simulate
 from .space import Candidate
-from .step import StepModel, Unit, UnitTable, bucket_bytes
+from .step import Precision, StepModel, Unit, UnitTable, bucket_bytes, precision_of
 from .work import PieceWork, WorkTable
 
 
@@ -72,6 +74,10 @@ class Evaluator:
     saved: dict[tuple[int, str, str], tuple[str, ...]] = field(default_factory=dict)
     units: dict[tuple, tuple[UnitTable, tuple[Unit, ...]]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
+
+    @cached_property
+    def precision(self) -> Precision:
+        return precision_of(self.traced.dtype, choose_precision(self.traced.dtype, self.pins))
 
     def sharding(self, tp: int) -> ShardedModel:
         """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""
@@ -123,14 +129,14 @@ class Evaluator:
         key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute)
         if key not in self.units:
             layout = self.layout(c)
-            table = UnitTable(self.works(c), c.zero, Links(self.cluster, c.mesh))
+            table = UnitTable(self.works(c), c.zero, Links(self.cluster, c.mesh), self.precision)
             self.units[key] = table, table.units(layout.instances, layout.buckets)
         return self.units[key]
 
     def stored_bytes(self, c: Candidate) -> float:
         """What the fullest stage stores at least: the mean of parameters and their states."""
         held = sum(bucket_bytes(b) for b in self.layout(c).buckets) / c.pp
-        return Filling(c.dp, c.zero, 1, 0.0, held).total_bytes
+        return Filling(c.dp, c.zero, self.precision, 1, 0.0, held).total_bytes
 
     def bound_us(self, c: Candidate) -> float:
         """A lower bound on the simulated step, for any cuts (see above)."""
@@ -178,7 +184,7 @@ class Evaluator:
         context = self.context_bytes(c)
 
         def room(stage: int):  # type: ignore[no-untyped-def]
-            filled = Filling(c.dp, c.zero, held(c, stage), context)
+            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
 
             def takes(index: int) -> bool:
                 filled.add(units[index])
@@ -188,8 +194,10 @@ class Evaluator:
 
         times = [_unit_us(u, c.zero >= 2) for u in units]
         if self.pins.cuts is not None:
-            found = [0, *(int(n) for n in self.pins.cuts.split(","))]
-            return tuple(found) if len(found) == c.pp else None
+            pinned = (0, *(int(n) for n in self.pins.cuts.split(",")))
+            spans = zip(pinned, (*pinned[1:], len(units)), strict=True)
+            fits = all(all(map(room(s), range(*span))) for s, span in enumerate(spans))
+            return pinned if fits else None
         best = balanced(times, c.pp, room)
         return None if best is None else tuple(best)
 
@@ -213,7 +221,7 @@ class Evaluator:
         """Of the fullest stage."""
         context, peaks = self.context_bytes(c), []
         for stage, units in enumerate(model.stages):
-            filled = Filling(c.dp, c.zero, held(c, stage), context)
+            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
             for unit in units:
                 filled.add(unit)
             peaks.append(filled.total_bytes)

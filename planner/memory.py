@@ -14,7 +14,7 @@ from meshwright.ir.sizes import evaluate, num_elements
 
 from .cluster import Cluster
 from .schedules import in_flight
-from .step import OPTIMIZER_MOMENTS, StepModel, Unit
+from .step import Precision, StepModel, Unit, precision_of
 
 # What a plan may not use of a device: the driver's context, communicators' buffers, and blocks the
 # allocator cannot reuse. Assumed; plain runs on an H200 were within 2 GiB of torch's own peak.
@@ -46,18 +46,20 @@ class Storage:
     largest_bytes: float
     dp: int
     zero: int
+    precision: Precision
 
     def by_kind(self) -> dict[str, float]:
         cut = [1 if self.zero < level else self.dp for level in (3, 2, 1)]
+        wide = self.precision.grad / self.precision.param
         found = {
             "parameters": self.bucket_bytes / cut[0],
-            "gradients": self.bucket_bytes / cut[1],
-            "optimizer": OPTIMIZER_MOMENTS * self.bucket_bytes / cut[2],
+            "gradients": self.bucket_bytes * wide / cut[1],
+            "optimizer": self.bucket_bytes * self.precision.state / self.precision.param / cut[2],
         }
         if self.dp > 1 and self.zero == 3:
             found["gathered parameters"] = 2 * self.largest_bytes
         if self.zero >= 2:
-            found["gradient buffers"] = 2 * self.largest_bytes
+            found["gradient buffers"] = 2 * wide * self.largest_bytes
         return found
 
     @property
@@ -74,6 +76,7 @@ class Filling:
 
     dp: int
     zero: int
+    precision: Precision
     held: int
     context: float
     bucket_bytes: float = 0.0
@@ -98,14 +101,15 @@ class Filling:
 
     @property
     def total_bytes(self) -> float:
-        fixed = Storage(self.bucket_bytes, self.largest_bytes, self.dp, self.zero).total_bytes
+        storage = Storage(self.bucket_bytes, self.largest_bytes, self.dp, self.zero, self.precision)
+        fixed = storage.total_bytes
         running = self.live_bytes + self.passing_bytes
         return fixed + (self.held - 1) * self.kept_bytes + running + self.context
 
 
 def stage_peak(units: tuple[Unit, ...], storage: Storage, held: int, context: float) -> Peak:
     """The peak of a stage that holds `held` micro-batches at once; context: bytes given to all."""
-    filled = Filling(storage.dp, storage.zero, held, context)
+    filled = Filling(storage.dp, storage.zero, storage.precision, held, context)
     for unit in units:
         filled.add(unit)
     kinds = storage.by_kind() | {
@@ -127,7 +131,9 @@ def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
 
 def storage_of(plan: Plan, stage: int) -> Storage:
     sizes = [b.numel * ITEM_BYTES[b.dtype] for b in plan.buckets if stage in b.stages]
-    return Storage(sum(sizes), max(sizes, default=0), plan.mesh.size("dp"), plan.zero)
+    precision = precision_of(plan.dtype, plan.precision)
+    dp = plan.mesh.size("dp")
+    return Storage(sum(sizes), max(sizes, default=0), dp, plan.zero, precision)
 
 
 def context_bytes(plan: Plan) -> float:

@@ -13,8 +13,9 @@ from .work import WorkTable
 
 @dataclass(frozen=True)
 class Prediction:
-    """model: what was run. timeline: how it ran. peaks: by stage."""
+    """cluster: what it was priced on. model: what was run, timeline: how. peaks: by stage."""
 
+    cluster: Cluster
     model: StepModel
     timeline: Timeline
     peaks: tuple[Peak, ...]
@@ -36,7 +37,7 @@ class Prediction:
 def predict(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> Prediction:
     """Simulate a plan on a cluster."""
     model = step_model(plan, cluster, table)
-    return Prediction(model, simulate(model), plan_peaks(plan, model))
+    return Prediction(cluster, model, simulate(model), plan_peaks(plan, model))
 
 
 def with_costs(plan: Plan, prediction: Prediction, cluster: Cluster, *more: tuple) -> Plan:

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from meshwright.ir.errors import InfeasibleError, PlanError
+from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
 from .cluster import Cluster
+from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, make_plan
 from .evaluate import Evaluator, Fitted, fixed_pins
 from .memory import usable_bytes
 from .pins import Pins
-from .predict import predict, with_costs
+from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
 from .schedules import GENERATORS
 from .space import Candidate, candidates
@@ -35,19 +37,24 @@ MAX_SIMULATED = 200
 
 @dataclass(frozen=True)
 class Loser:
-    """A candidate that was not chosen, and why."""
+    """A candidate that was not chosen: its bound, and its step where it was simulated.
+
+    fits: False where no cuts fit the memory, None where that was never asked.
+    """
 
     candidate: Candidate
     bound_us: float
-    step_us: float | None
-    peak_bytes: float | None
+    step_us: float | None = None
+    fits: bool | None = None
 
     def reason(self, best: Fitted) -> str:
         """One line."""
+        won = best.timeline.step_us
         if self.step_us is not None:
-            slower = self.step_us / best.timeline.step_us - 1
-            return f"{self.step_us / 1e3:,.1f} ms a step, {slower:+.1%}"
-        return "its cuts do not fit the memory"
+            return f"{self.step_us / 1e3:,.1f} ms a step, {self.step_us / won - 1:+.1%}"
+        if self.fits is False:
+            return "its cuts do not fit the memory"
+        return f"at least {self.bound_us / 1e3:,.1f} ms a step, {self.bound_us / won - 1:+.1%}"
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,8 @@ def search_plan(
     global_batch: int,
     pins: Pins,
     progress: Progress = lambda _: None,
-) -> tuple[Plan, Found]:
-    """The fastest plan under the pins that fits every device, with its predicted costs.
+) -> tuple[Plan, Found, Prediction]:
+    """The fastest plan under the pins that fits every device, with what was predicted and why.
 
     Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
     nearest changes that fit when nothing does.
@@ -93,7 +100,7 @@ def search_plan(
     )
     prediction = predict(plan, cluster)
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
-    return with_costs(plan, prediction, cluster, *limits), found
+    return with_costs(plan, prediction, cluster, *limits), found, prediction
 
 
 def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
@@ -114,10 +121,10 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         fitted = evaluator.fit(candidate, limit)
         if fitted is None:
             num_unfit += 1
-            losers.append(Loser(candidate, bound, None, None))
+            losers.append(Loser(candidate, bound, fits=False))
             continue
         simulated += 1
-        losers.append(Loser(candidate, bound, fitted.timeline.step_us, fitted.peak_bytes))
+        losers.append(Loser(candidate, bound, fitted.timeline.step_us, True))
         if best is None or fitted.timeline.step_us < best.timeline.step_us:
             best = fitted
             progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
@@ -125,8 +132,18 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         raise InfeasibleError(_nearest(evaluator, limit))
     won = best.candidate
     bound = min(best.timeline.step_us, left)
-    others = tuple(x for x in losers if x.candidate != won)
+    others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
     return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
+
+
+def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:
+    """The best-bounded candidate of every mesh that was never simulated."""
+    meshes = {x.candidate.mesh for x in seen}
+    found: dict[Mesh, Loser] = {}
+    for bound, candidate in ranked:
+        if candidate.mesh not in meshes:
+            found.setdefault(candidate.mesh, Loser(candidate, bound))
+    return tuple(found.values())
 
 
 def _check(evaluator: Evaluator) -> None:
@@ -134,6 +151,9 @@ def _check(evaluator: Evaluator) -> None:
     pins = evaluator.pins
     if pins.schedule is not None and pins.schedule not in GENERATORS:
         raise PlanError(f"schedule={pins.schedule}: unknown; give one of {', '.join(GENERATORS)}")
+    if pins.cuts is not None:
+        count = len(evaluator.traced.segmented.instances)
+        cut_stages([1.0] * count, pins.pp or pins.cuts.count(",") + 2, pins.cuts)
     if pins.recompute is not None:
         check_rule(pins.recompute, list(evaluator.traced.joints.values()))
 
@@ -145,6 +165,7 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
     if not found:  # the messages of the fixed path say which demands collide
         mesh = choose_mesh(evaluator.cluster.num_devices, pins)
         choose_micro_batch(evaluator.global_batch, mesh, pins)
+        cut_stages([1.0] * count, mesh.size("pp"), None)
         raise PlanError(
             f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
             f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"

@@ -41,7 +41,7 @@ class Event:
 class Timeline:
     """The step in us. busy_us: compute of F and B by stage. finish_us: end of its last action.
 
-    exposed_us: by stage, compute waiting for gathers and reductions.
+    exposed_us: by stage, compute waiting for gathers inside its actions.
     """
 
     step_us: float
@@ -129,13 +129,14 @@ def simulate(model: StepModel, price: float = OVERLAP_PRICE) -> Timeline:
                 moving = True
     if any(p < len(a) for p, a in zip(position, model.schedule, strict=True)):
         raise PlanError(f"the schedule deadlocks:\n{grid(model.schedule, position)}")
+    exposed = tuple(r.exposed for r in ranks)
     finish = tuple(max((e.end_us for e in events if e.stage == s), default=0.0)
                    for s in range(len(ranks)))  # fmt: skip
     return Timeline(
         _finish(model, ranks),
         tuple(r.busy for r in ranks),
         finish,
-        tuple(r.exposed for r in ranks),
+        exposed,
         tuple(events),
     )
 

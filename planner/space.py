@@ -61,10 +61,11 @@ def meshes(
 ) -> Iterator[tuple[int, int, int]]:
     """(pp, dp, tp): tp divides a node, dp divides the batch, no stage is empty."""
     total = cluster.num_devices
+    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else pins.pp
     for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
         for pp in divisors(total // tp) if total % tp == 0 else []:
             dp = total // tp // pp
-            pinned = pins.pp in (None, pp) and pins.dp in (None, dp)
+            pinned = wanted in (None, pp) and pins.dp in (None, dp)
             if pinned and pp <= num_instances and global_batch % dp == 0:
                 yield pp, dp, tp
 

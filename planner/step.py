@@ -17,11 +17,31 @@ from .links import Links
 from .work import PieceWork, WorkTable
 
 OPTIMIZER_MOMENTS = 2  # AdamW keeps two tensors of a parameter's size
-# Passes over a rank's shard in one step: norm reads grad; clipping reads and writes it; AdamW reads
-# param, grad and two moments and writes three; clearing writes grad (runtime/optimizer.py).
-OPTIMIZER_PASSES = 1 + 2 + 7 + 1
-# Adding a piece's gradients into the bucket: read both, write one.
-ACCUMULATE_PASSES = 3
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of an element: of parameters, of gradients where they are summed, of what the
+    optimizer keeps, and of what one update moves.
+
+    An update's norm reads the gradient; clipping reads and writes it; AdamW reads parameter,
+    gradient and two moments and writes all but the gradient; clearing writes the gradient. With
+    float32 masters these stand for the parameter, which is written once more
+    (runtime/optimizer.py).
+    """
+
+    param: int
+    grad: int
+    state: int
+    moved: int
+
+
+def precision_of(dtype: str, precision: str) -> Precision:
+    item = ITEM_BYTES[dtype]
+    if precision == "master":
+        wide = 4
+        return Precision(item, wide, (OPTIMIZER_MOMENTS + 1) * wide, 11 * wide + item)
+    return Precision(item, item, OPTIMIZER_MOMENTS * item, 11 * item)
 
 
 @dataclass(frozen=True)
@@ -72,7 +92,8 @@ def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> 
     """The step of a plan on a cluster."""
     table = table or work_table(plan, cluster)
     works = {p.name: table.of(p.graph, p.placements, p.saved) for p in plan.pieces}
-    units = UnitTable(works, plan.zero, Links(cluster, plan.mesh))
+    precision = precision_of(plan.dtype, plan.precision)
+    units = UnitTable(works, plan.zero, Links(cluster, plan.mesh), precision)
     return units.step(plan.instances, plan.buckets, plan.schedule, plan.num_microbatches)
 
 
@@ -83,6 +104,7 @@ class UnitTable:
     works: dict[str, PieceWork]
     zero: int
     links: Links
+    precision: Precision
     known: dict[tuple, Unit] = field(default_factory=dict)
 
     def step(
@@ -134,23 +156,26 @@ class UnitTable:
         links, dp = self.links, self.links.mesh.size("dp")
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, owned = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
-        accumulate = ACCUMULATE_PASSES * whole / hbm
+        wider = self.precision.grad / self.precision.param
+        accumulate = (1 + 2 * wider) * whole / hbm  # read both, write the sum
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
-            accumulate += owned / hbm + ACCUMULATE_PASSES * owned / dp / hbm
+            accumulate += wider * (owned + 3 * owned / dp) / hbm
         gather = 0.0
         if self.zero == 3:
             gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
         kind = "all_reduce" if self.zero == 0 else "reduce_scatter"
-        reduce = sum(links.axis_us(kind, bucket_bytes(b), "dp") for b in fresh)
+        reduce = sum(links.axis_us(kind, wider * bucket_bytes(b), "dp") for b in fresh)
         partial = sum(
-            links.axis_us("all_reduce", _partial_bytes(b), "tp") for b in fresh if _partial_bytes(b)
+            links.axis_us("all_reduce", wider * _partial_bytes(b), "tp")
+            for b in fresh
+            if _partial_bytes(b)
         )
         return Unit("", work, accumulate, gather, reduce, partial, whole, owned)
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""
         cuts = self.links.mesh.size("dp") if self.zero else 1
-        moved = OPTIMIZER_PASSES * bucket_bytes(bucket) / cuts
+        moved = self.precision.moved * bucket.numel / cuts
         return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
 
     def refresh_us(self, bucket: Bucket) -> float:
