@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -36,9 +37,12 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--reference", action="store_true", help="time matmuls and links first")
     parser.add_argument("--out", default="", help="append one JSON row a measurement to this file")
     arguments = parser.parse_args()
     device = _start()
+    if arguments.reference:
+        _report(_reference(device), arguments)
     order = [*arguments.programs, *([arguments.plain] if arguments.plain else [])]
     for name in order:
         measure = _plain if name == arguments.plain else _program
@@ -142,12 +146,65 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     row = _time(lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count)
     sys.path.pop(0)
     axes = " ".join(f"{k}={v}" for k, v in layout.mesh.items())
+    head = {"what": "emitted", "program": Path(folder).name, "mesh": axes, "zero": layout.zero}
+    return head | row | _predicted(Path(folder) / "plan.txt", row)
+
+
+def _predicted(plan: Path, row: dict) -> dict:
+    """Predicted step and peak of the plan, and by how much they miss what was measured."""
+    found = dict(re.findall(r"^(predicted_\w+) (\S+)$", plan.read_text(), re.MULTILINE))
+    if "predicted_step_us" not in found:
+        return {}
+    step_s = float(found["predicted_step_us"]) / 1e6
+    peak = float(found["predicted_peak_bytes"]) / 2**30
     return {
-        "what": "emitted",
-        "program": Path(folder).name,
-        "mesh": axes,
-        "zero": layout.zero,
-    } | row
+        "predicted_step_s": round(step_s, 4),
+        "step_error": round(step_s / row["step_s"] - 1, 4),
+        "predicted_peak_GiB": round(peak, 2),
+        "peak_error": round(peak / row["peak_GiB"] - 1, 4) if row["peak_GiB"] else None,
+    }
+
+
+# M = 16384 rows, then (K, N), with the h200 catalogue's reading in Tflop/s (2026-11-20).
+_SHAPES = {(4096, 12288): 777, (4096, 4096): 664, (4096, 22016): 691, (11008, 4096): 642}
+_COPY_GB_S = 4244
+
+
+def _reference(device: torch.device) -> dict:
+    """This card's rates over the catalogue's: matmuls, device copies and, over ranks, all-gather."""
+    shares = []
+    for (k, n), tflops in _SHAPES.items():
+        a = torch.randn(16384, k, device=device, dtype=torch.bfloat16)
+        b = torch.randn(k, n, device=device, dtype=torch.bfloat16)
+        rate = 2 * 16384 * k * n / _median_s(lambda a=a, b=b: a @ b) / 1e12  # type: ignore[misc]
+        shares.append(rate / tflops)
+    x = torch.randn(2**30, device=device)
+    y = torch.empty_like(x)
+    copy = 2 * x.numel() * 4 / _median_s(lambda: y.copy_(x)) / 1e9 / _COPY_GB_S
+    row = {
+        "what": "reference",
+        "matmul_over_catalogue": round(statistics.mean(shares), 3),
+        "copy_over_catalogue": round(copy, 3),
+    }
+    if _world() > 1:
+        part = torch.empty(2**28 // _world(), device=device, dtype=torch.bfloat16)
+        whole = torch.empty(2**28, device=device, dtype=torch.bfloat16)
+        gather = _median_s(lambda: dist.all_gather_into_tensor(whole, part))
+        row["all_gather_512MB_us"] = round(1e6 * gather)
+    return row
+
+
+def _median_s(run) -> float:  # type: ignore[no-untyped-def]
+    """Median of 20 timed calls after 5, in seconds."""
+    times = []
+    for _ in range(25):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return statistics.median(times[5:])
 
 
 class _PlainLoss(nn.Module):
