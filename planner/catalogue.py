@@ -118,6 +118,144 @@ A100 = Cluster(
     host_memory_bytes=1024 * GIB,  # assumed
 )
 
+B200 = Cluster(
+    "b200",
+    8,
+    1,
+    Device(
+        "NVIDIA B200 SXM",
+        (  # NVIDIA HGX B200 datasheet, dense rates of one of eight
+            ("bf16", 2250e12),
+            ("f16", 2250e12),
+            ("fp8", 4500e12),
+            ("f32", 75e12),
+            ("f64", 37e12),
+        ),
+        hbm_bytes_per_s=0.88 * 8e12,  # datasheet; share reached as measured on H200
+        memory_bytes=180 * 10**9,  # datasheet: 1,440 GB in a DGX B200
+        launch_us=3.0,  # assumed as H200
+        efficiency=0.67,  # assumed as H200
+        attention_flops_per_s=(0.6 * 2250e12, 0.45 * 2250e12),  # assumed: H200's shares of peak
+    ),
+    (
+        LinkLevel("nvlink", 49.0, 668e9, 8),  # datasheet 1.8 TB/s both ways; share as on H200
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8),  # DGX B200: ConnectX-7, 400 Gb/s a device
+    ),
+    host_link_bytes_per_s=49.2e9,  # assumed as H200: PCIe 5 x16
+    host_memory_bytes=2048 * GIB,  # DGX B200 datasheet: 2 TB, up to 4
+)
+
+MI300X = Cluster(
+    "mi300x",
+    8,
+    1,
+    Device(
+        "AMD Instinct MI300X",
+        (  # AMD Instinct MI300X datasheet, dense matrix rates
+            ("bf16", 1307.4e12),
+            ("f16", 1307.4e12),
+            ("fp8", 2614.9e12),
+            ("f32", 163.4e12),
+            ("f64", 163.4e12),
+        ),
+        hbm_bytes_per_s=0.8 * 5.3e12,  # datasheet; share reached assumed
+        memory_bytes=192 * 10**9,  # datasheet
+        launch_us=5.0,  # assumed
+        efficiency=0.45,  # assumed
+        attention_flops_per_s=(0.35 * 1307.4e12, 0.25 * 1307.4e12),  # assumed shares of peak
+    ),
+    (
+        # datasheet: 7 Infinity Fabric links of 128 GB/s both ways; share reached assumed 0.7.
+        LinkLevel("infinity fabric", 60.0, 0.7 * 7 * 64e9, 8),
+        LinkLevel("ethernet", 60.0, 0.8 * 50e9, 8),  # assumed: one 400 Gb/s card a device
+    ),
+    host_link_bytes_per_s=49.2e9,  # datasheet PCIe 5 x16; share reached as on H200
+    host_memory_bytes=2048 * GIB,  # assumed
+)
+
+L40S = Cluster(
+    "l40s",
+    8,
+    1,
+    Device(
+        "NVIDIA L40S",
+        (  # NVIDIA L40S datasheet, dense rates
+            ("bf16", 362e12),
+            ("f16", 362e12),
+            ("fp8", 733e12),
+            ("f32", 91.6e12),
+            ("f64", 1.4e12),  # 1/64 of f32: NVIDIA Ada architecture whitepaper
+        ),
+        hbm_bytes_per_s=0.88 * 864e9,  # datasheet; share reached as measured on H200
+        memory_bytes=48 * 10**9,  # datasheet
+        launch_us=3.0,  # assumed as H200
+        efficiency=0.6,  # assumed: 350 W hold the clocks of large matmuls down
+        attention_flops_per_s=(0.45 * 362e12, 0.35 * 362e12),  # assumed shares of peak
+    ),
+    (
+        LinkLevel("pcie", 30.0, 0.7 * 32e9, 8),  # datasheet PCIe 4 x16, no NVLink; share assumed
+        LinkLevel("ethernet", 60.0, 0.8 * 12.5e9, 8),  # assumed: 100 Gb/s a device
+    ),
+    host_link_bytes_per_s=25e9,  # datasheet PCIe 4 x16; share reached assumed
+    host_memory_bytes=1024 * GIB,  # assumed
+)
+
+RTX4090 = Cluster(
+    "rtx4090",
+    8,
+    1,
+    Device(
+        "NVIDIA GeForce RTX 4090",
+        (  # NVIDIA Ada GPU architecture whitepaper, dense rates with float32 accumulation
+            ("bf16", 165.2e12),
+            ("f16", 165.2e12),
+            ("fp8", 330.3e12),
+            ("f32", 82.6e12),
+            ("f64", 1.29e12),
+        ),
+        hbm_bytes_per_s=0.88 * 1008e9,  # whitepaper; share reached as measured on H200
+        memory_bytes=24 * GIB,  # whitepaper
+        launch_us=3.0,  # assumed as H200
+        efficiency=0.85,  # assumed
+        attention_flops_per_s=(0.7 * 165.2e12, 0.55 * 165.2e12),  # assumed shares of peak
+    ),
+    (
+        # PCIe 4 x16 without peer access: through host memory; both figures assumed.
+        LinkLevel("pcie", 40.0, 10e9, 8),
+        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8),  # assumed: 25 Gb/s a device
+    ),
+    host_link_bytes_per_s=25e9,  # whitepaper PCIe 4 x16; share reached assumed
+    host_memory_bytes=256 * GIB,  # assumed
+)
+
+RTX5090 = Cluster(
+    "rtx5090",
+    8,
+    1,
+    Device(
+        "NVIDIA GeForce RTX 5090",
+        (  # NVIDIA RTX Blackwell GPU architecture whitepaper, dense, float32 accumulation
+            ("bf16", 209.5e12),
+            ("f16", 209.5e12),
+            ("fp8", 419e12),
+            ("f32", 104.8e12),
+            ("f64", 1.64e12),
+        ),
+        hbm_bytes_per_s=0.88 * 1792e9,  # whitepaper; share reached as measured on H200
+        memory_bytes=32 * GIB,  # whitepaper
+        launch_us=3.0,  # assumed as H200
+        efficiency=0.85,  # assumed
+        attention_flops_per_s=(0.7 * 209.5e12, 0.55 * 209.5e12),  # assumed shares of peak
+    ),
+    (
+        # PCIe 5 x16 without peer access: through host memory; both figures assumed.
+        LinkLevel("pcie", 40.0, 20e9, 8),
+        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8),  # assumed: 25 Gb/s a device
+    ),
+    host_link_bytes_per_s=49.2e9,  # whitepaper PCIe 5 x16; share reached as on H200
+    host_memory_bytes=256 * GIB,  # assumed
+)
+
 # One rank of a CPU host: every figure assumed, to plan the demo and the tests on any machine.
 CPU = Cluster(
     "cpu",
@@ -138,4 +276,7 @@ CPU = Cluster(
     host_memory_bytes=32 * GIB,
 )
 
-CATALOGUE = {cluster.name: cluster for cluster in (CPU, H200, H100, A100)}
+CATALOGUE = {
+    cluster.name: cluster
+    for cluster in (CPU, H200, H100, A100, B200, MI300X, L40S, RTX4090, RTX5090)
+}

@@ -1,0 +1,177 @@
+"""Published step times against predictions, each layout pinned as published; no GPU needed.
+
+    python benchmarks/published.py [kempner] [megatron]
+
+Nothing is fitted to these rows: rates are the catalogue's. KempnerForge: H200, 4 a node, full
+recompute, pure bf16 (sweep of 2026-04-05). Megatron-LM: DGX A100, fp16 with float32 masters (here
+bf16 with float32 masters), Korthikanti et al. 2022, arXiv 2205.05198, table 5.
+"""
+
+import argparse
+import statistics
+from dataclasses import dataclass, replace
+from functools import cache
+
+from meshwright.ir.capture import trace
+from meshwright.ir.traced import Traced
+from meshwright.models import load_model
+from meshwright.planner.cluster import Cluster, parse_cluster
+from meshwright.planner.driver import make_plan
+from meshwright.planner.evaluate import Evaluator
+from meshwright.planner.pins import Pins
+from meshwright.planner.predict import Prediction, predict
+from meshwright.planner.search import search
+
+
+@dataclass(frozen=True)
+class Row:
+    """bs x accum of one data-parallel rank; tokens/s over all GPUs; peak in GiB."""
+
+    number: int
+    gpus: int
+    model: str
+    dp: int
+    tp: int
+    micro_batch: int
+    accumulate: int
+    tokens_per_s: float
+    peak_gib: float
+
+
+KEMPNER = (
+    Row(1, 1, "llama-7b", 1, 1, 2, 4, 10471, 80.7),
+    Row(2, 2, "llama-7b", 2, 1, 2, 4, 18728, 62.4),
+    Row(3, 2, "llama-7b", 1, 2, 4, 2, 13163, 57.8),
+    Row(4, 4, "llama-7b", 4, 1, 4, 2, 38983, 61.1),
+    Row(5, 4, "llama-7b", 1, 4, 4, 2, 25135, 39.4),
+    Row(6, 4, "llama-7b", 2, 2, 4, 2, 25980, 45.9),
+    Row(7, 8, "llama-7b", 2, 4, 4, 2, 44299, 32.7),
+    Row(8, 8, "llama-13b", 8, 1, 4, 4, 35405, 88.5),
+    Row(9, 8, "llama-13b", 2, 4, 4, 4, 27345, 45.1),
+    Row(10, 16, "llama-7b", 4, 4, 4, 2, 82988, 29.4),
+    Row(11, 16, "llama-13b", 4, 4, 4, 4, 53814, 39.2),
+    Row(12, 32, "llama-7b", 8, 4, 4, 2, 155917, 27.6),
+    Row(13, 32, "llama-13b", 8, 4, 4, 4, 104309, 36.3),
+    Row(14, 32, "llama-70b", 8, 4, 2, 4, 17657, 93.2),
+)
+KEMPNER_SEQ = 4096
+
+# model, GPUs, pp, global batch, micro-batch, seconds with full recompute, with selective.
+MEGATRON = (
+    ("gpt-22b", 8, 1, 4, 4, 1.42, 1.10),
+    ("gpt-175b", 64, 8, 64, 1, 18.13, 13.75),
+    ("gpt-530b", 280, 35, 280, 1, 49.05, 37.83),
+    ("gpt-1t", 512, 64, 512, 1, 94.42, 71.49),
+)
+MEGATRON_SEQ = 2048
+
+
+@cache
+def traced(model: str) -> Traced:
+    source = load_model(model)
+    return trace(source.build, source.name, "bf16", source.vocab_size)
+
+
+def kempner() -> None:
+    print("| # | model | GPUs | layout | published tok/s | predicted | error | peak GiB pub/pred "
+          "| largest doubt | free search | gain |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    errors, published, predicted = [], [], []
+    for row in KEMPNER:
+        cluster = _four_a_node(row.gpus)
+        pins = Pins(
+            pp=1, dp=row.dp, tp=row.tp, micro_batch=row.micro_batch, recompute="all",
+            zero=3 if row.dp > 1 else 0,
+        )  # fmt: skip
+        rows = row.dp * row.micro_batch * row.accumulate
+        found = _predicted(row.model, cluster, KEMPNER_SEQ, rows, pins)
+        tokens = rows * KEMPNER_SEQ / found.step_us * 1e6
+        error = tokens / row.tokens_per_s - 1
+        errors.append(error)
+        published.append(row.tokens_per_s)
+        predicted.append(tokens)
+        free = search(Evaluator(traced(row.model), cluster, KEMPNER_SEQ, rows, Pins())).best
+        gain = found.step_us / free.timeline.step_us
+        print(
+            f"| {row.number} | {row.model} | {row.gpus} | dp={row.dp} tp={row.tp} | "
+            f"{row.tokens_per_s:,.0f} | {tokens:,.0f} | {error:+.1%} | "
+            f"{row.peak_gib} / {found.peak_bytes / 2**30:.1f} | {_doubt(found)} | "
+            f"{free.candidate} | {gain:.2f}x |",
+            flush=True,
+        )
+    some = [abs(e) for e in errors[:13]]
+    print(f"\nrows 1 to 13: median error {statistics.median(some):.1%}, worst {max(some):.1%}; "
+          f"row 14 {errors[13]:+.1%}")  # fmt: skip
+    per_gpu = [
+        [tokens / row.gpus for tokens, row in zip(of, KEMPNER, strict=True)]
+        for of in (published, predicted)
+    ]
+    print(f"Spearman over 14 rows, tokens/s a GPU: {_spearman(*per_gpu):.3f}")
+
+
+def _four_a_node(gpus: int) -> Cluster:
+    return parse_cluster(f"h200:{min(gpus, 4)}" + (f"x{gpus // 4}" if gpus > 4 else ""))
+
+
+def _predicted(model: str, cluster: Cluster, seq: int, rows: int, pins: Pins) -> Prediction:
+    plan = make_plan(traced(model), cluster, seq=seq, global_batch=rows, pins=pins)
+    return predict(plan, cluster)
+
+
+def _doubt(found: Prediction) -> str:
+    """The largest term that is not matmul or attention, as a share of the step."""
+    units = found.model.stages[0]
+    m = found.model.num_microbatches
+    phases = [phase for u in units for phase in (u.work.forward, u.work.backward)]
+    terms = {
+        "tp links": m * sum(p.collective_us for p in phases),
+        "pointwise": m * sum(p.pointwise_us for p in phases),
+        "dp links": m * sum(2 * u.gather_us + u.reduce_us for u in units),
+    }
+    name = max(terms, key=lambda key: terms[key])
+    return f"{name} {terms[name] / found.step_us:.0%} of the step"
+
+
+def _spearman(a: list[float], b: list[float]) -> float:
+    """Rank correlation; no ties among these rows."""
+    ranks = [[sorted(x).index(v) for v in x] for x in (a, b)]
+    n = len(a)
+    squares = sum((x - y) ** 2 for x, y in zip(*ranks, strict=True))
+    return 1 - 6 * squares / (n * (n * n - 1))
+
+
+def megatron() -> None:
+    print("| model | GPUs | recompute | published s | predicted s | error | peak GiB |")
+    print("|---|---|---|---|---|---|---|")
+    errors = []
+    for model, gpus, pp, batch, micro_batch, full, selective in MEGATRON:
+        nodes = gpus // 8
+        cluster = parse_cluster("a100:8" + (f"x{nodes}" if nodes > 1 else ""))
+        cluster = replace(cluster, device=replace(cluster.device, memory_bytes=10**12))
+        for rule, measured in (("all", full), ("cheap", selective)):
+            pins = Pins(
+                pp=pp, dp=1, tp=8, micro_batch=micro_batch, recompute=rule, zero=0,
+                schedule="1f1b", precision="master", shard_weights=1,
+            )  # fmt: skip
+            found = _predicted(model, cluster, MEGATRON_SEQ, batch, pins)
+            seconds = found.step_us / 1e6
+            errors.append(seconds / measured - 1)
+            print(
+                f"| {model} | {gpus} | {rule} | {measured} | {seconds:.2f} | {errors[-1]:+.1%} | "
+                f"{found.peak_bytes / 2**30:.1f} |",
+                flush=True,
+            )
+    some = [abs(e) for e in errors]
+    print(f"\nmean error {statistics.mean(some):.1%}, worst {max(some):.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", nargs="*", default=["kempner", "megatron"])
+    for name in parser.parse_args().which:
+        {"kempner": kempner, "megatron": megatron}[name]()
+        print()
+
+
+if __name__ == "__main__":
+    main()
