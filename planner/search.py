@@ -22,6 +22,7 @@ from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, make_plan
 from .evaluate import Evaluator, Fitted, fixed_pins
+from .explain import gib
 from .memory import usable_bytes
 from .pins import Pins
 from .predict import Prediction, predict, with_costs
@@ -194,9 +195,8 @@ def _nearest(evaluator: Evaluator, limit: float) -> str:
     pins = evaluator.pins
     device = evaluator.cluster.device
     text = (
-        f"no plan fits: the least found needs {need / 2**30:.1f} GiB a device ({candidate}); "
-        f"{device.name} holds {device.memory_bytes / 2**30:.1f} GiB, "
-        f"{limit / 2**30:.1f} GiB of it usable"
+        f"no plan fits: the least found needs {gib(need)} a device ({candidate}); "
+        f"{device.name} holds {gib(device.memory_bytes)}, {gib(limit)} of it usable"
     )
     ways = [way for f in fields(Pins) if (way := _without(evaluator, f.name, limit))]
     if ways:
