@@ -171,7 +171,7 @@ _COPY_GB_S = 4244
 
 
 def _reference(device: torch.device) -> dict:
-    """This card's rates over the catalogue's: matmuls, device copies and, over ranks, all-gather."""
+    """This card's rates over the catalogue's: matmuls and copies; over ranks an all-gather."""
     shares = []
     for (k, n), tflops in _SHAPES.items():
         a = torch.randn(16384, k, device=device, dtype=torch.bfloat16)
