@@ -6,6 +6,7 @@ as far as v and memory allow, uses all units: a stage that ends later leaves les
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import nextafter
 
 from meshwright.ir.errors import PlanError
@@ -130,51 +131,67 @@ def _has_room(starts: Sequence[int], count: int, room: Room) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Times of one micro-batch through each unit, and the reductions of its gradients that start
+    in its last backward (0 where they run after every one)."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    reduce: Sequence[float]
+
+
 def shortest_pipeline(
-    costs: Sequence[float], num_stages: int, num_microbatches: int, forward_share: float
+    units: Passes,
+    num_stages: int,
+    num_microbatches: int,
+    warmup: Callable[[int], int],
+    room: Room | None = None,
 ) -> float:
-    """What no cuts into contiguous stages can beat under 1F1B, in the unit of costs.
+    """What no cuts into contiguous stages that have room can beat, in the unit of the times.
 
-    With t_s the time of stage s, P_s that of the stages ahead of it, T of all, m micro-batches and
-    w_s = min(m, p - s) forwards on s before its first backward, which cannot come before the first
-    micro-batch has passed all later stages:
+    warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
+    micro-batch has passed all later stages (m for GPipe does not delay it: 1). With t = f + b of a
+    stage, P the sum of t ahead of it, T of all, R its reductions:
 
-        step >= m t_s + P_s
-        step >= T + (m - 1) t_s - (w_s - 1) f_s,    f_s <= forward_share t_s
+        step >= m t + P
+        step >= T + (m - 1) t - (w - 1) f
+        step >= T + (m - 1) t - (w - 1) f - P - b + R        from the start of its last backward
     """
-    m, total = num_microbatches, sum(costs)
-    low, high = total, m * total
-    while high - low > 1e-9 * high:
+    m = num_microbatches
+    total = sum(units.forward) + sum(units.backward)
+    low, high = total, m * total + sum(units.reduce)
+    while high - low > 1e-6 * high:
         limit = (low + high) / 2
-        caps = []
-        for stage in range(num_stages):
-            slots = m - 1 - (min(m, num_stages - stage) - 1) * forward_share
-            caps.append((limit - total) / slots if slots > 0 else total)
-        if _passes(costs, caps, m, limit):
+        if _passes(units, [warmup(s) for s in range(num_stages)], m, total, limit, room):
             high = limit
         else:
             low = limit
     return low
 
 
-def _passes(costs: Sequence[float], caps: list[float], m: int, limit: float) -> bool:
-    before, index = 0.0, 0
-    for cap in caps:
-        mine = 0.0
-        while index < len(costs):
-            grown = mine + costs[index]
-            if m * grown + before > limit or grown > cap:
+def _passes(
+    units: Passes, warmups: list[int], m: int, total: float, limit: float, room: Room | None
+) -> bool:
+    """Whether stages filled in order, each as far as it may, take all units within a limit."""
+    before, index, count = 0.0, 0, len(units.forward)
+    for stage, warmup in enumerate(warmups):
+        busy = waits = tail = 0.0  # of the stage: t, (m - 1) t - (w - 1) f, R - b
+        takes = room(stage) if room is not None else None
+        while index < count:
+            f, b = units.forward[index], units.backward[index]
+            busy += f + b
+            waits += (m - 1) * (f + b) - (warmup - 1) * f
+            tail += units.reduce[index] - b
+            late = max(waits, waits + tail - before)
+            if m * busy + before > limit or late > limit - total:
+                busy -= f + b
                 break
-            mine = grown
+            if takes is not None and not takes(index):
+                busy -= f + b
+                break
             index += 1
-        before += mine
-        if index == len(costs):
+        before += busy
+        if index == count:
             return True
     return False
-
-
-def filled_pipeline(costs: Sequence[float], num_stages: int, num_microbatches: int) -> float:
-    """The same under GPipe: T + (m - 1) max t of the best cuts."""
-    starts = balanced(costs, num_stages)
-    assert starts is not None
-    return sum(costs) + (num_microbatches - 1) * _slowest(costs, starts)

@@ -7,11 +7,12 @@ Bound of a candidate, in us, valid for all cuts:
 
     pace       from the start of one unit to that of the next pass at least its compute, slowed by
                the gather and reduction beside it, and at least these themselves
-    pipeline   no contiguous cuts beat shortest_pipeline (1F1B) or filled_pipeline (GPipe) of that
+    pipeline   no contiguous cuts that have room beat shortest_pipeline of that
     traffic    the collective stream of some stage carries at least the mean over stages
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,7 +26,7 @@ from meshwright.ir.traced import Traced
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
-from .cuts import balanced, filled_pipeline, shortest_pipeline, stages_of
+from .cuts import Passes, Room, balanced, shortest_pipeline, stages_of
 from .driver import choose_precision
 from .layout import instances_of, params_of, with_stages
 from .links import Links
@@ -138,8 +139,8 @@ class Evaluator:
         held = sum(bucket_bytes(b) for b in self.layout(c).buckets) / c.pp
         return Filling(c.dp, c.zero, self.precision, 1, 0.0, held).total_bytes
 
-    def bound_us(self, c: Candidate) -> float:
-        """A lower bound on the simulated step, for any cuts (see above)."""
+    def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
+        """A lower bound on the simulated step, for any cuts that fit the limit (see above)."""
         table, units = self.stage_units(c)
         m, sharded = c.num_microbatches, c.zero >= 2
         traffic = sum(u.reduce_us for u in units) + m * sum(2 * u.gather_us for u in units)
@@ -148,25 +149,30 @@ class Evaluator:
             first = units[0].reduce_us
             late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
             slowed = late * sum(u.reduce_us for u in units[1:])
-            compute = m * sum(_paced(units, sharded)) - m * _slack(units, sharded) + slowed + first
+            compute = m * (sum(map(sum, _pace(units, sharded))) - _slack(units, sharded))
+            compute += slowed + first
         else:
-            compute = self._pipeline(c, units)
+            compute = self._pipeline(c, units, limit_bytes)
         buckets = self.layout(c).buckets
         tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
         return max(compute, traffic / c.pp) + tail + table.links.world_us()
 
-    def _pipeline(self, c: Candidate, units: tuple[Unit, ...]) -> float:
+    def _pipeline(self, c: Candidate, units: tuple[Unit, ...], limit_bytes: float | None) -> float:
         sharded = c.zero >= 2
         key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero if sharded else 0, c.recompute, c.schedule)
-        if key not in self.pipelines:
+        if limit_bytes is None and key in self.pipelines:
+            return self.pipelines[key]
+        room = None if limit_bytes is None else self._room(c, limit_bytes)
+        reduces = [0.0 if sharded else u.reduce_us for u in units]
+        plain = [(_forward_us(u, 0.0), _backward_us(u, sharded, 0.0)) for u in units]
+        paced = _pace(units, sharded)
+        length = _length(c, plain, reduces, room)
+        if paced != plain:
             slack = (c.num_microbatches + c.pp) * _slack(units, sharded)
-            plain = [(_forward_us(u, 0.0), _backward_us(u, sharded, 0.0)) for u in units]
-            paced = _pace(units, sharded)
-            length = _length(c, plain)
-            if paced != plain:
-                length = max(length, _length(c, paced) - slack)
+            length = max(length, _length(c, paced, reduces, room) - slack)
+        if limit_bytes is None:
             self.pipelines[key] = length
-        return self.pipelines[key]
+        return length
 
     def context_bytes(self, c: Candidate) -> float:
         context = self.traced.segmented.context
@@ -181,17 +187,7 @@ class Evaluator:
     def starts(self, c: Candidate, limit_bytes: float) -> tuple[int, ...] | None:
         """The best cuts that fit the memory; None where none do."""
         _, units = self.stage_units(c)
-        context = self.context_bytes(c)
-
-        def room(stage: int):  # type: ignore[no-untyped-def]
-            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
-
-            def takes(index: int) -> bool:
-                filled.add(units[index])
-                return filled.total_bytes <= limit_bytes
-
-            return takes
-
+        room = self._room(c, limit_bytes)
         times = [_unit_us(u, c.zero >= 2) for u in units]
         if self.pins.cuts is not None:
             pinned = (0, *(int(n) for n in self.pins.cuts.split(",")))
@@ -200,6 +196,22 @@ class Evaluator:
             return pinned if fits else None
         best = balanced(times, c.pp, room)
         return None if best is None else tuple(best)
+
+    def _room(self, c: Candidate, limit_bytes: float) -> Room:
+        """Whether units still fit a stage; each takes what it would alone and in order."""
+        _, units = self.stage_units(c)
+        context = self.context_bytes(c)
+
+        def room(stage: int) -> Callable[[int], bool]:
+            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
+
+            def takes(index: int) -> bool:
+                filled.add(units[index])
+                return filled.total_bytes <= limit_bytes
+
+            return takes
+
+        return room
 
     def fit(self, c: Candidate, limit_bytes: float) -> Fitted | None:
         """Cut and simulate; None where no cuts fit the memory."""
@@ -264,13 +276,16 @@ def _beside(compute_us: float, collective_us: float) -> float:
     return max(slowed, collective_us)
 
 
-def _length(c: Candidate, passes: list[tuple[float, float]]) -> float:
+def _length(
+    c: Candidate, passes: list[tuple[float, float]], reduces: list[float], room: Room | None
+) -> float:
     """The pipeline bound of units' (forward, backward) times."""
-    times = [f + b for f, b in passes]
-    if c.schedule == "gpipe":
-        return filled_pipeline(times, c.pp, c.num_microbatches)
-    share = max(f / (f + b) for f, b in passes)
-    return shortest_pipeline(times, c.pp, c.num_microbatches, share)
+    units = Passes([f for f, _ in passes], [b for _, b in passes], reduces)
+
+    def warmup(stage: int) -> int:
+        return 1 if c.schedule == "gpipe" else held(c, stage)
+
+    return shortest_pipeline(units, c.pp, c.num_microbatches, warmup, room)
 
 
 def _pace(units: tuple[Unit, ...], sharded: bool) -> list[tuple[float, float]]:
@@ -285,10 +300,6 @@ def _pace(units: tuple[Unit, ...], sharded: bool) -> list[tuple[float, float]]:
         behind += after.reduce_us if after and sharded else 0.0
         found.append((_forward_us(unit, ahead), _backward_us(unit, sharded, behind)))
     return found
-
-
-def _paced(units: tuple[Unit, ...], sharded: bool) -> list[float]:
-    return [f + b for f, b in _pace(units, sharded)]
 
 
 def _slack(units: tuple[Unit, ...], sharded: bool) -> float:

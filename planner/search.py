@@ -4,10 +4,12 @@ Candidates (space.py) are taken in order of their lower bound (evaluate.py), tie
 cut within memory and simulated, until the next bound is no better than the best step found. What
 was not simulated cannot beat the bound it has, so
 
-    bound = min(best step, bounds of candidates left over)      gap = best / bound - 1
+    bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
+    gap = best / bound - 1
 
-The bound is over meshes, micro-batches, ZeRO levels, recompute rules, schedules and cuts, with the
-placements that the sharding ILP gives for each tp at its price per byte.
+A pipeline counts with its bound even when simulated, as other cuts of it were not. The bound is
+over meshes, micro-batches, ZeRO levels, recompute rules, schedules and cuts, with the placements
+that the sharding ILP gives for each tp at its price per byte.
 """
 
 from collections.abc import Callable
@@ -112,6 +114,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     best: Fitted | None = None
     losers: list[Loser] = []
     simulated, left = 0, float("inf")
+    bounds = []  # of what was looked at; simulated cuts are not all cuts
     for bound, candidate in ranked:
         if best is not None and bound >= best.timeline.step_us:
             left = bound
@@ -119,12 +122,18 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         if simulated == MAX_SIMULATED:
             left = bound
             break
+        if candidate.pp > 1:
+            bound = max(bound, evaluator.bound_us(candidate, limit))
+            if best is not None and bound >= best.timeline.step_us:
+                losers.append(Loser(candidate, bound))
+                continue
         fitted = evaluator.fit(candidate, limit)
         if fitted is None:
             num_unfit += 1
             losers.append(Loser(candidate, bound, fits=False))
             continue
         simulated += 1
+        bounds.append(bound if candidate.pp > 1 else fitted.timeline.step_us)
         losers.append(Loser(candidate, bound, fitted.timeline.step_us, True))
         if best is None or fitted.timeline.step_us < best.timeline.step_us:
             best = fitted
@@ -132,7 +141,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     if best is None:
         raise InfeasibleError(_nearest(evaluator, limit))
     won = best.candidate
-    bound = min(best.timeline.step_us, left)
+    bound = min(best.timeline.step_us, left, *bounds)
     others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
     return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planner.cuts import (
+    Passes,
     balanced,
     cut_stages,
-    filled_pipeline,
     shortest_pipeline,
     stages_of,
 )
@@ -90,10 +90,10 @@ def test_pipeline_bounds_hold_for_every_cut(longest_path, stages, num_stages, m)
     if num_stages > len(stages):
         return
     times = [f + b for f, b in stages]
-    share = max(f / (f + b) for f, b in stages)
+    units = Passes([f for f, _ in stages], [b for _, b in stages], [0.0] * len(stages))
     bounds = {
-        "1f1b": shortest_pipeline(times, num_stages, m, share),
-        "gpipe": filled_pipeline(times, num_stages, m),
+        "1f1b": shortest_pipeline(units, num_stages, m, lambda s: min(m, num_stages - s)),
+        "gpipe": shortest_pipeline(units, num_stages, m, lambda s: 1),
     }
     for name, bound in bounds.items():
         for starts in all_cuts(len(times), num_stages):
