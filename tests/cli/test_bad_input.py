@@ -121,7 +121,7 @@ MODELS = {
     "kind of norm": ('preset = "tiny"\nnorm = "batch"', ("'batch'", "rms_plus_one")),
     "preset": ('preset = "tinny"', ("'tinny'", "nearest: tiny")),
     "too little": ("dim = 8", ("missing layers", "preset")),
-    "heads": ('preset = "tiny"\nheads = 6', ("6", "4")),
+    "heads": ('preset = "tiny"\nheads = 6', ("dim = 128", "heads = 6", "head_dim")),
 }
 
 
