@@ -169,7 +169,9 @@ def _embedding(op: Op, names: list[str], local: Locals) -> str:
 def _embedding_weight_grad(op: Op, names: list[str], local: Locals) -> str:
     rows = local.size_text(local.shape(op.output)[0])
     start = f"TP_RANK * {rows}" if local.cut(op.output.name, 0) > 1 else "0"
-    return f"kernels.embedding_weight_grad({', '.join(names)}, start={start}, rows={rows})"
+    padding = op.attr("padding_idx")
+    skip = "" if padding is None else f", padding_idx={padding}"
+    return f"kernels.embedding_weight_grad({', '.join(names)}, start={start}, rows={rows}{skip})"
 
 
 def _cross_entropy(op: Op, names: list[str], local: Locals) -> str:

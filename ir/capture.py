@@ -65,9 +65,20 @@ def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
     Raises CaptureError where the module cannot be exported, or binds B or S to a number.
     """
     module, recipes, tied = build_fake(build, torch_dtype(dtype))
+    _check_trainable(module, name)
     program = _export(_Logits(module), name)
     reader = _Reader(program=program, name=name, recipes=recipes, tied=tied, promote=dtype == "f64")
     return reader.read()
+
+
+def _check_trainable(module: nn.Module, name: str) -> None:
+    params = dict(module.named_parameters())
+    frozen = [n for n, p in params.items() if not p.requires_grad]
+    if frozen:
+        raise CaptureError(
+            f"model {name}: {len(frozen)} of its {len(params)} parameters do not require gradients "
+            f"({frozen[0]} first); programs train all of them: call requires_grad_(True) on it"
+        )
 
 
 class _Logits(nn.Module):

@@ -31,16 +31,26 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def format_recipe(kind: str, numbers: tuple[float, ...]) -> str:
-    return f"{kind}({', '.join(repr(float(n)) for n in numbers)})"
+def format_recipe(
+    kind: str, numbers: tuple[float, ...], rows: dict[int, float] | None = None
+) -> str:
+    """`normal(0.0, 0.02)`; a row filled afterwards with one number adds ` row(3, 0.0)`."""
+    text = f"{kind}({', '.join(repr(float(n)) for n in numbers)})"
+    return text + "".join(f" row({i}, {value!r})" for i, value in sorted((rows or {}).items()))
 
 
 class InitLog(TorchDispatchMode):
-    """Logs the latest whole-tensor fill of each storage as (kind, numbers)."""
+    """Logs the latest whole-tensor fill of each storage as (kind, numbers).
+
+    parts: fills of a part since then, with one number: {storage: {(first, count): value}} in
+    elements. A padding row of an embedding is one. drawn: storages with a part drawn at random.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.recipes: dict[int, tuple[str, tuple[float, ...]]] = {}
+        self.parts: dict[int, dict[tuple[int, int], float]] = {}
+        self.drawn: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -63,9 +73,39 @@ class InitLog(TorchDispatchMode):
         self.fill(tensor, kind, (*map(float, given[: len(defaults)]), *defaults[len(given) :]))
 
     def fill(self, tensor: Tensor, kind: str, numbers: tuple[float, ...]) -> None:
-        """Log a fill, unless it is of a part of the tensor."""
+        """Log a fill of a tensor, or of a part of it."""
+        key = _storage(tensor)
         if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
-            self.recipes[_storage(tensor)] = (kind, numbers)
+            self.recipes[key] = (kind, numbers)
+            self.parts.pop(key, None)
+            self.drawn.discard(key)
+        elif kind == "constant" and tensor.is_contiguous():
+            where = (int(tensor.storage_offset()), tensor.numel())
+            self.parts.setdefault(key, {})[where] = numbers[0]
+        else:
+            self.drawn.add(key)
+
+    def recipe(self, param: Tensor) -> str:
+        """The recipe of a parameter, "" when none was seen or it is more than rows of a fill."""
+        key = _storage(param)
+        if key not in self.recipes or key in self.drawn:
+            return ""
+        row = param.numel() // max(1, param.shape[0]) if param.dim() else 1
+        rows: dict[int, float] = {}
+        for (first, count), value in self.parts.get(key, {}).items():
+            if first % row or count % row:
+                return ""
+            rows.update(dict.fromkeys(range(first // row, (first + count) // row), value))
+        return format_recipe(*self.recipes[key], rows)
+
+    def move(self, source: int, target: int) -> None:
+        """What is known of one storage is of another from now on."""
+        self.recipes[target] = self.recipes.pop(source)
+        if source in self.parts:
+            self.parts[target] = self.parts.pop(source)
+        if source in self.drawn:
+            self.drawn.remove(source)
+            self.drawn.add(target)
 
     def _scale(self, tensor: Tensor, factor: object) -> None:
         kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
@@ -114,7 +154,7 @@ def _fake_parameters(mode: FakeTensorMode, log: InitLog) -> Iterator[None]:
         with mode:
             fake = torch.empty(param.shape, dtype=param.dtype)
         if _storage(param) in log.recipes:
-            log.recipes[_storage(fake)] = log.recipes.pop(_storage(param))
+            log.move(_storage(param), _storage(fake))
         module._parameters[name] = nn.Parameter(fake, param.requires_grad)
 
     nn.Module.register_parameter = register_fake  # type: ignore[method-assign, assignment]
@@ -141,10 +181,7 @@ def build_fake(
             module = build()
     finally:
         torch.set_default_dtype(before)
-    recipes = {}
-    for name, param in module.named_parameters():
-        if _storage(param) in log.recipes:
-            recipes[name] = format_recipe(*log.recipes[_storage(param)])
+    recipes = {name: log.recipe(p) for name, p in module.named_parameters() if log.recipe(p)}
     first: dict[int, str] = {}
     names = {}
     for name, param in module.named_parameters(remove_duplicate=False):

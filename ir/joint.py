@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from . import semantic
 from .capture_fx import FxReader, torch_dtype
+from .errors import CaptureError
 from .graph import Graph, Input, Op, Value, prune, verify
 from .segment import Segment
 from .sizes import B, S, Size
@@ -173,8 +174,19 @@ def _addmm(bias: Tensor, x: Tensor, w: Tensor, beta: float = 1, alpha: float = 1
     return semantic.linear(x, w.t()) + bias
 
 
-def _embedding(w: Tensor, ids: Tensor, padding_idx: int = -1, **_: object) -> Tensor:
-    return semantic.embedding(ids, w)
+def _embedding(
+    w: Tensor,
+    ids: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if scale_grad_by_freq or sparse:
+        raise CaptureError(
+            f"embedding of {w.shape[0]} rows with scale_grad_by_freq={scale_grad_by_freq}, "
+            f"sparse={sparse}: neither is supported; build it with both off"
+        )
+    return semantic.embedding(ids, w, padding_idx)
 
 
 def _layer_norm(
@@ -210,7 +222,8 @@ def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor
     if isinstance(split_size, list):
         sizes = split_size
     else:
-        sizes = [split_size] * (x.shape[dim] // split_size)
+        whole, rest = divmod(x.shape[dim], split_size)
+        sizes = [split_size] * whole + [rest] * (rest > 0)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
 

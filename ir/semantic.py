@@ -71,36 +71,39 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 
 
 @custom_op("meshwright::embedding", mutates_args=())
-def embedding(ids: Tensor, w: Tensor) -> Tensor:
-    """ids [...], w [V, D] -> [..., D]."""
+def embedding(ids: Tensor, w: Tensor, padding_idx: int = -1) -> Tensor:
+    """ids [...], w [V, D] -> [..., D]. padding_idx: the row that learns nothing here, -1: none."""
     raise _no_kernel("embedding")
 
 
 @embedding.register_fake
-def _(ids: Tensor, w: Tensor) -> Tensor:
+def _(ids: Tensor, w: Tensor, padding_idx: int = -1) -> Tensor:
     return w.new_empty((*ids.shape, w.shape[1]))
 
 
 @custom_op("meshwright::embedding_weight_grad", mutates_args=())
-def embedding_weight_grad(dy: Tensor, ids: Tensor, num_embeddings: int) -> Tensor:
-    """dy [..., D], ids [...] -> dw [V, D]."""
+def embedding_weight_grad(
+    dy: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int = -1
+) -> Tensor:
+    """dy [..., D], ids [...] -> dw [V, D], 0 in row padding_idx."""
     raise _no_kernel("embedding_weight_grad")
 
 
 @embedding_weight_grad.register_fake
-def _(dy: Tensor, ids: Tensor, num_embeddings: int) -> Tensor:
+def _(dy: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int = -1) -> Tensor:
     return dy.new_empty((num_embeddings, dy.shape[-1]))
 
 
 def _embedding_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ids, w = inputs
+    ids, w, ctx.padding_idx = inputs
     ctx.save_for_backward(ids)
     ctx.num_embeddings = w.shape[0]
 
 
 def _embedding_backward(ctx: Any, dy: Tensor) -> Grads:
     (ids,) = ctx.saved_tensors
-    return None, embedding_weight_grad(dy, ids, ctx.num_embeddings)
+    dw = embedding_weight_grad(dy, ids, ctx.num_embeddings, ctx.padding_idx)
+    return None, dw, None
 
 
 embedding.register_autograd(_embedding_backward, setup_context=_embedding_setup)

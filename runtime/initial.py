@@ -28,6 +28,7 @@ def initial_value(
 
     Raises ValueError for a recipe that is not known.
     """
+    fill, filled = _parse(recipe)
     rows = shape[0] if shape else 1
     first, last = 0, rows
     rest = list(shards)
@@ -37,7 +38,10 @@ def initial_value(
     parts = []
     for block in range(first // ROWS, -(-last // ROWS)):
         start, stop = block * ROWS, min((block + 1) * ROWS, rows)
-        values = _draw((stop - start, *shape[1:]), recipe, _generator(seed, name, block, device))
+        values = _draw((stop - start, *shape[1:]), fill, _generator(seed, name, block, device))
+        for row, value in filled:
+            if start <= row < stop:
+                values[row - start] = value
         values = values[max(first - start, 0) : last - start]
         for dim, outer, index, n in rest:
             if dim > 0:
@@ -60,6 +64,13 @@ def _generator(seed: int, name: str, block: int, device: torch.device) -> torch.
     digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
     generator = torch.Generator(device=device)
     return generator.manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def _parse(recipe: str) -> tuple[str, list[tuple[int, float]]]:
+    """`normal(0.0, 0.02) row(0, 0.0)` -> the fill, and the rows that hold one number after it."""
+    fill, *rest = re.split(r" (?=row\()", recipe)
+    rows = [re.fullmatch(r"row\((\d+), (\S+)\)", text) for text in rest]
+    return fill, [(int(m[1]), float(m[2])) for m in rows if m]
 
 
 def _draw(shape: tuple[int, ...], recipe: str, generator: torch.Generator) -> Tensor:

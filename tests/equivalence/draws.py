@@ -105,7 +105,8 @@ def _stock(family: str, ours: DecoderConfig) -> dict[str, Any]:
         "tie_word_embeddings": ours.tied,
         "bos_token_id": None,
         "eos_token_id": None,
-        "pad_token_id": None,
+        # Stock Gemma has a padding row, which learns nothing from the lookup.
+        "pad_token_id": (None, 0, 1)[ours.ffn % 3],
     }
     if family == "gpt2":
         return {**both, **_stock_gpt2(ours)}

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 from families import traced
-from torch import nn
+from torch import Tensor, nn
 
-from meshwright.ir.capture import capture
+from meshwright.ir.capture import capture, trace
 from meshwright.ir.errors import CaptureError
 
 SECONDS, GIB = 30.0, 3.0
@@ -105,3 +105,59 @@ class Dropped(Recipes):
 def test_dropout_above_zero_is_refused_with_its_line() -> None:
     with pytest.raises(CaptureError, match=r"dropout of 0\.25 at ir/test_capture\.py:\d+"):
         capture(Dropped, "dropped", "f32")
+
+
+class Padded(nn.Module):
+    def __init__(self, **words: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8, padding_idx=3, **words)
+        self.head = nn.Linear(8, 16, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+def test_a_padding_row_starts_at_zero_and_learns_nothing() -> None:
+    traced = trace(Padded, "padded", "f32", 16)
+    embed = next(i for i in traced.graph.inputs if i.value.name == "embed.weight")
+    assert embed.init == "normal(0.0, 1.0) row(3, 0.0)"
+    ops = [op for g in traced.joints.values() for op in g.ops]
+    (grad,) = (op for op in ops if op.target == "mw.embedding_weight_grad")
+    assert grad.attr("padding_idx") == 3
+
+
+def test_an_embedding_that_scales_its_gradient_is_refused() -> None:
+    with pytest.raises(CaptureError, match="scale_grad_by_freq=True"):
+        trace(lambda: Padded(scale_grad_by_freq=True), "padded", "f32", 16)
+
+
+def test_a_frozen_parameter_is_refused_by_name() -> None:
+    def build() -> nn.Module:
+        module = Padded()
+        module.head.weight.requires_grad_(False)
+        return module
+
+    with pytest.raises(CaptureError, match=r"1 of its 2 parameters .*head.weight"):
+        trace(build, "frozen", "f32", 16)
+
+
+class Chunked(nn.Module):
+    """Seven features in parts of 3, 3 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 7)
+        self.head = nn.Linear(7, 16, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        a, b, c = self.embed(tokens).chunk(3, dim=-1)
+        return self.head(torch.cat((c, a, b), dim=-1))
+
+
+def test_a_chunk_of_unequal_parts_keeps_the_rest() -> None:
+    traced = trace(Chunked, "chunked", "f32", 16)
+    (cat,) = (op for op in traced.graph.ops if op.target == "cat")
+    joints = [op for g in traced.joints.values() for op in g.ops]
+    widths = [op.output.shape[-1] for op in joints if op.target == "slice.Tensor"]
+    assert widths[:3] == [3, 3, 1]
+    assert cat.output.shape[-1] == 7

@@ -70,6 +70,16 @@ def test_a_scalar_and_a_vector() -> None:
     assert initial_value("v", (7,), RECIPES[0], **PLACE).shape == (7,)
 
 
+def test_a_row_filled_afterwards_holds_its_number_in_every_shard() -> None:
+    recipe = "normal(0.0, 1.0) row(1, 0.5) row(6, 0.0)"
+    whole = initial_value("w", (8, 3), recipe, **PLACE)
+    plain = initial_value("w", (8, 3), "normal(0.0, 1.0)", **PLACE)
+    assert whole[1].tolist() == [0.5] * 3 and whole[6].tolist() == [0.0] * 3
+    assert torch.equal(whole[[0, 2, 7]], plain[[0, 2, 7]])
+    half = initial_value("w", (8, 3), recipe, shards=((0, 1, 1, 2),), **PLACE)
+    assert torch.equal(half, whole[4:])
+
+
 def test_an_unknown_recipe_is_named() -> None:
     with pytest.raises(ValueError, match=r"'zipf\(1\.0\)' is not known"):
         initial_value("w", (4,), "zipf(1.0)", **PLACE)
