@@ -12,6 +12,7 @@ from meshwright import __version__
 
 if TYPE_CHECKING:  # the rooms load when a command needs them
     from meshwright.ir.plan import Plan
+    from meshwright.runtime.job import Job
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
+    except (ValueError, OSError) as error:
         if arguments.debug:
             raise
         print(f"error: {_one_message(error)}", file=sys.stderr)
@@ -31,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one_message(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 
@@ -119,7 +120,7 @@ def _compile_command(commands: Any) -> None:
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    from meshwright.runtime.launch import add_arguments
+    from meshwright.runtime.options import add_arguments
 
     add_arguments(parser)
     parser.add_argument("--port", type=int, default=0, help="rendezvous port; 0 takes a free one")
@@ -291,41 +292,58 @@ def _compile(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from dataclasses import fields
+    from dataclasses import asdict
 
-    from meshwright.runtime.launch import RunOptions
-
-    options = {f.name: getattr(arguments, f.name) for f in fields(RunOptions)}
-    return run_program(Path(arguments.program), options, arguments.port)
-
-
-def run_program(folder: Path, options: dict, port: int = 0) -> int:
-    """Start the program's ranks on this machine; returns the exit code (2 for bad input)."""
+    from meshwright.runtime.metrics import last_rows
+    from meshwright.runtime.options import run_options
     from meshwright.runtime.start import start_program
 
-    return start_program(folder, options, port)
+    options = run_options(vars(arguments))
+    folder = Path(arguments.program)
+    code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
+    if arguments.json and code == 0:
+        print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))
+    return code
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from meshwright.ir.plan_text import format_plan
-    from meshwright.planner.explain import summary
     from meshwright.runtime.job import load_job
+    from meshwright.runtime.metrics import last_rows
+    from meshwright.runtime.start import start_with_restarts
 
     job = load_job(Path(arguments.job), arguments.set)
     out = Path(arguments.out or job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
+    _write_job(job, out, options, arguments)
+    say = _say_to(arguments)
+    where = f"plan: {out / 'plan.txt'}; program: {out / 'program'}"
+    say(where)
+    run = {**job.run, "out": str(out)}
+    code = start_with_restarts(
+        out / "program", run, job.restarts, say=say, port=0, quiet=arguments.json
+    )
+    if code == 0 and arguments.json:
+        print(json.dumps({"run": str(out), **last_rows(out / "metrics.jsonl")}))
+    elif code == 0:
+        print(f"{where}; log: {out / 'metrics.jsonl'}")
+    return code
+
+
+def _write_job(
+    job: "Job", out: Path, options: argparse.Namespace, arguments: argparse.Namespace
+) -> None:
+    """Plan, report, program and the resolved job file into the run's folder."""
+    from meshwright.ir.plan_text import format_plan
+    from meshwright.planner.explain import summary
+
     plan, report = make_plan_of(job.model, options, _say_to(arguments))
     _write(out / "plan.txt", format_plan(plan))
     if report:
         _write(out / "plan.txt.report.txt", report)
     write_program(plan, out / "program")
     _write(out / "job.toml", job.text)
-    print(summary(plan))
-    print(f"plan: {out / 'plan.txt'}; program: {out / 'program'}")
-    code = run_program(out / "program", {**job.run, "out": str(out.resolve())})
-    if code == 0:
-        print(f"plan: {out / 'plan.txt'}; program: {out / 'program'}; log: {out / 'metrics.jsonl'}")
-    return code
+    if not arguments.json:
+        print(summary(plan))
 
 
 def _explain(arguments: argparse.Namespace) -> None:

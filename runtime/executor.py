@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import collectives, mesh
 from .buckets import FlatBucket
+from .health import Beacon
 from .layout import Instance, Layout, Piece
 from .optimizer import AdamWOptions, Optimizer
 
@@ -54,6 +55,7 @@ class Executor:
         self.backward_group = mesh.axis_group_again("pp")
         with torch.no_grad():
             self.context_values: dict[str, Tensor] = stage.context(constants)
+        self.beacon = Beacon(None, 0)
         self._reset()
 
     def _reset(self) -> None:
@@ -138,6 +140,7 @@ class Executor:
         result = (0.0, 0.0)
         for kind, microbatch in self.stage.SCHEDULE:
             try:
+                self.beacon.mark(kind, self.index, microbatch)
                 result = self._run(kind, microbatch, lr) or result
             except Exception as error:
                 rank = dist.get_rank() if dist.is_initialized() else 0
@@ -217,6 +220,7 @@ class Executor:
         self.training = False
         self._take(batches, label_count)
         for microbatch in range(len(batches)):
+            self.beacon.mark("EVAL", self.index, microbatch)
             if self.stage.ENTRY is not None:
                 self._transfer("RECV_F", microbatch)
             self._forward(microbatch)

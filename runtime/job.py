@@ -1,4 +1,19 @@
-"""Job files: one TOML for plan and run."""
+"""Job files: one TOML for plan and run.
+
+extends = "base.toml"       # optional: another job file, whose values this one overrides
+model = "llama-125m"
+restarts = 3                # times a run whose rank died or hung starts again by itself
+
+[plan]                      # options of `meshwright plan`
+cluster = "h200:8"
+seq = 4096
+global_batch = 64
+pin = ["tp=2"]              # or a table: pin = { tp = 2 }
+
+[run]                       # options of `meshwright run`
+data = "file:corpus.bin"
+steps = 1000
+"""
 
 import difflib
 import tomllib
@@ -6,7 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .launch import RunOptions
+from .options import OptionError, RunOptions, run_options
 
 
 class JobError(ValueError):
@@ -14,13 +29,17 @@ class JobError(ValueError):
 
 
 DTYPES = ("f32", "bf16", "f64")
-PLAN_OPTIONS: dict[str, Any] = {
-    "cluster": "cpu:4",
-    "seq": None,
-    "global_batch": None,
-    "dtype": "f32",
-    "pin": [],
+TOP = {"model": str, "extends": str, "restarts": int}
+# Option -> (type, default); None: it must be given.
+PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
+    "cluster": (str, "cpu:4"),
+    "seq": (int, None),
+    "global_batch": (int, None),
+    "dtype": (str, "f32"),
+    "pin": ((list, dict, str), []),
+    "search": (bool, True),
 }
+RUN = {f.name: type(f.default) for f in fields(RunOptions)}
 
 
 @dataclass(frozen=True)
@@ -28,29 +47,56 @@ class Job:
     """model: a spec. plan: options of `plan`. run: options of `run`. text: as resolved, TOML."""
 
     model: str
+    restarts: int
     plan: dict
     run: dict
     text: str
 
 
 def load_job(path: Path, overrides: list[str]) -> Job:
-    """Read a job file and apply `a.b=c` overrides. Raises JobError with the place and a way out."""
+    """Read a job file and what it extends, then apply `a.b=c` overrides.
+
+    Raises JobError with the place and a way out.
+    """
+    data = _read(path, ())
+    for text in overrides:
+        _override(data, text)
+    _check(path, data)
+    plan = {**{name: default for name, (_, default) in PLAN.items()}, **data.get("plan", {})}
+    plan["pin"] = _pins(plan["pin"])
+    missing = [f"plan.{key}" for key, value in plan.items() if value is None]
+    missing = ["model"] * ("model" not in data) + missing
+    if missing:
+        raise JobError(f"{path}: lacks {', '.join(missing)}")
+    return Job(data["model"], data.get("restarts", 0), plan, data.get("run", {}), _toml(data))
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict:
+    """A file's tables over those of the file that it extends."""
+    if path.resolve() in above:
+        chain = " -> ".join(p.name for p in (*above, path))
+        raise JobError(f"{path}: extends itself: {chain}")
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{path}: not TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise JobError(f"{path}: not text: byte {error.start} is no UTF-8") from None
-    for text in overrides:
-        _override(data, text)
-    _check(path, data)
-    plan = {**PLAN_OPTIONS, **data.get("plan", {})}
-    plan["pin"] = _pins(plan["pin"])
-    missing = [key for key, value in plan.items() if value is None]
-    if "model" not in data or missing:
-        wanted = ["model"] if "model" not in data else [f"plan.{m}" for m in missing]
-        raise JobError(f"{path}: lacks {', '.join(wanted)}")
-    return Job(str(data["model"]), plan, dict(data.get("run", {})), _toml(data))
+    below = data.pop("extends", None)
+    if below is None:
+        return data
+    if not isinstance(below, str):
+        raise JobError(f"{path}: extends is {below!r}, expected the path of a job file")
+    return _merged(_read(path.parent / below, (*above, path.resolve())), data)
+
+
+def _merged(below: dict, over: dict) -> dict:
+    """Tables merge key by key; everything else is replaced."""
+    out = dict(below)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = _merged(out[key], value) if both else value
+    return out
 
 
 def _pins(given: object) -> list[str]:
@@ -66,6 +112,8 @@ def _override(data: dict, text: str) -> None:
     *tables, key = path.split(".")
     for name in tables:
         data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise JobError(f"--set {text}: {name} is {data!r}, not a table")
     try:
         data[key] = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
@@ -73,28 +121,46 @@ def _override(data: dict, text: str) -> None:
 
 
 def _check(path: Path, data: dict) -> None:
-    known = {
-        "": {"model", "plan", "run"},
-        "plan": set(PLAN_OPTIONS),
-        "run": {f.name for f in fields(RunOptions)},
-    }
-    _check_keys(path, "", data, known[""])
-    for table in ("plan", "run"):
-        if not isinstance(data.get(table, {}), dict):
-            raise JobError(f"{path}: {table} is {data[table]!r}, expected a table [{table}]")
-        _check_keys(path, f"{table}.", data.get(table, {}), known[table])
-    for item in fields(RunOptions):
-        value = data.get("run", {}).get(item.name, item.default)
-        kind = type(item.default)
-        if not isinstance(value, kind) and not (kind is float and isinstance(value, int)):
-            raise JobError(f"{path}: run.{item.name} is {value!r}, expected {kind.__name__}")
+    """Known keys, right types; the values of [run] as the command line has them."""
+    _check_keys(path, "", data, {*TOP, "plan", "run"})
+    for name, kind in TOP.items():
+        _check_type(path, name, data.get(name, kind()), kind)
+    tables: dict[str, dict] = {"plan": {k: kind for k, (kind, _) in PLAN.items()}, "run": RUN}
+    for table, known in tables.items():
+        values = data.get(table, {})
+        if not isinstance(values, dict):
+            raise JobError(f"{path}: {table} is {values!r}, expected a table [{table}]")
+        _check_keys(path, f"{table}.", values, set(known))
+        for name, value in values.items():
+            _check_type(path, f"{table}.{name}", value, known[name])
     dtype = data.get("plan", {}).get("dtype", "f32")
     if dtype not in DTYPES:
         raise JobError(f"{path}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-    for name in ("seq", "global_batch"):
-        value = data.get("plan", {}).get(name, 1)
-        if not isinstance(value, int):
-            raise JobError(f"{path}: plan.{name} is {value!r}, expected a whole number")
+    if data.get("restarts", 0) < 0:
+        raise JobError(f"{path}: restarts is {data['restarts']}, expected at least 0")
+    try:
+        run_options(data.get("run", {}))
+    except OptionError as error:
+        raise JobError(f"{path}: [run] {error}") from None
+
+
+def _check_type(path: Path, name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Exact types, as true is an int to Python; a whole number will do for a float."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    kinds = (*kinds, int) if float in kinds else kinds
+    if type(value) not in kinds:
+        wanted = " or ".join(_WORDS[k] for k in kinds)
+        raise JobError(f"{path}: {name} is {value!r}, expected {wanted}")
+
+
+_WORDS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 
 def _check_keys(path: Path, prefix: str, table: dict, known: set[str]) -> None:

@@ -111,6 +111,11 @@ def size(axis: str) -> int:
     return _state.sizes.get(axis, 1)
 
 
+def world() -> int:
+    """Ranks of the run."""
+    return math.prod(_state.sizes.values())
+
+
 def group(axis: str) -> dist.ProcessGroup | None:
     return _state.groups.get(axis)
 

@@ -36,12 +36,13 @@ class StepLog:
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
     or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
     print_every: steps between printed lines; the file has every step.
-    A resumed run appends; a line that a crash cut short is removed first.
+    A resumed run appends; a line that a crash cut short is removed first. path None: writes nothing
+    and prints nothing, as on ranks other than 0.
     """
 
     def __init__(
         self,
-        path: Path | str,
+        path: Path | str | None,
         *,
         flops_per_token: float,
         peak_flops: float | None,
@@ -50,9 +51,11 @@ class StepLog:
     ) -> None:
         self.print_every = max(1, print_every)
         self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(Path(path))
-        self._file = open(path, "a", encoding="utf-8")
+        self._file: TextIO | None = None
+        if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(Path(path))
+            self._file = open(path, "a", encoding="utf-8")
 
     def step(
         self,
@@ -88,7 +91,8 @@ class StepLog:
         return row
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> "StepLog":
         return self
@@ -107,6 +111,8 @@ class StepLog:
         return tokens_per_s * self.flops_per_token / self.peak_flops
 
     def _write(self, row: dict, text: str | None) -> None:
+        if self._file is None:
+            return
         # JSON has no NaN: strict readers stop at one. The text line still says nan.
         finite = {name: value if _is_json(value) else None for name, value in row.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
@@ -131,6 +137,14 @@ def step_text(row: dict) -> str:
     if row["peak_memory_bytes"] is not None:
         parts.append(f"peak {row['peak_memory_bytes'] / 2**30:.2f} GiB")
     return "  ".join(parts)
+
+
+def last_rows(path: Path) -> dict[str, float | int | None]:
+    """The last training row of a metrics.jsonl and the last held-out loss, in one dict."""
+    found: dict[str, float | int | None] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        found.update(json.loads(line))
+    return found
 
 
 def _is_json(value: float | int | None) -> bool:

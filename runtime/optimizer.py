@@ -74,17 +74,18 @@ class Optimizer:
             if groups
             else None
         )
-        self.set_step(0)
+        self.set_updates(0)
         # A signal on any rank asks for a stop; all ranks learn of it in the same step.
         self.stop_wanted = self.stop_agreed = False
 
-    def set_step(self, step: int) -> None:
-        """Moments as they stand, after `step` optimizer steps."""
+    def set_updates(self, updates: int) -> None:
+        """Moments as they stand, after so many updates; a skipped step is none."""
+        self.updates = updates
         if self.adamw is None:
             return
         for moments in self.moments.values():
             for param, _, state in moments.runs:
-                count = torch.full((), float(step), dtype=torch.float32, device=param.device)
+                count = torch.full((), float(updates), dtype=torch.float32, device=param.device)
                 self.adamw.state[param] = {"step": count, **state}
 
     def tensors(self, bucket: FlatBucket) -> dict[str, Tensor]:
@@ -114,6 +115,7 @@ class Optimizer:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
+        self.updates += 1
         self.publish()
         for bucket in self.buckets:
             bucket.zero_grads()

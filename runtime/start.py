@@ -1,43 +1,168 @@
-"""Start a program's ranks on this machine, one process each, through torchrun."""
+"""Start a program's ranks on this machine, one process each, and answer for them."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from .health import HUNG, read_beat
+from .options import STOPPED, flag
 from .program import ProgramError
 
-STOPPED = 75  # a run that a signal ended after saving (launch.py)
+# After the first rank died the others have so long to say what they know of it.
+_GRACE_S = 2.0
 
 
-def start_program(folder: Path, options: dict[str, object], port: int = 0) -> int:
-    """Run `main.py` in `folder`; returns the exit code, 2 when the program refused its input.
+@dataclass
+class _Rank:
+    """A rank's process; its standard error goes to a file, read when it fails."""
 
-    options: RunOptions by field name. port: of the rendezvous, 0 takes a free one.
-    Raises ProgramError for a folder without a program or a port in use.
+    number: int
+    process: subprocess.Popen
+    stderr: IO[str]
+
+    def said(self) -> list[str]:
+        self.stderr.seek(0)
+        return self.stderr.read().splitlines()
+
+
+def start_with_restarts(
+    folder: Path,
+    options: dict[str, object],
+    restarts: int,
+    *,
+    say: Callable[[str], None],
+    port: int = 0,
+    quiet: bool = False,
+) -> int:
+    """Start a program, and again from its newest good checkpoint when a rank died or hung.
+
+    At most `restarts` times; a refusal or a stop asked for by a signal is final.
+    """
+    for attempt in range(restarts + 1):
+        code = start_program(folder, options, port, quiet)
+        if code not in (1, HUNG) or attempt == restarts:
+            break
+        say(f"restart {attempt + 1} of {restarts}, from the newest good checkpoint")
+        options = {**options, "resume": "auto"}
+    return code
+
+
+def start_program(
+    folder: Path, options: dict[str, object], port: int = 0, quiet: bool = False
+) -> int:
+    """Run `main.py` in `folder` once a rank; returns the exit code.
+
+    0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
+    SIGTERM and SIGUSR1 go on to the ranks. options: RunOptions by field name. port: of the
+    rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
+    Raises ProgramError for a folder without a program or a port that cannot be had.
     """
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
-    ranks = num_ranks(layout.read_text())
-    command = [sys.executable, "main.py", *_arguments(options)]
-    if ranks > 1:
-        address = ["--master-addr", "127.0.0.1", "--master-port", str(_port(port))]
-        command[1:2] = [
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(ranks),
-            *address,
-            "main.py",
+    count = num_ranks(layout.read_text())
+    words = [sys.executable, "main.py", *_arguments(options)]
+    port = _port(port) if count > 1 else 0
+    with tempfile.TemporaryDirectory() as errors:
+        out = subprocess.DEVNULL if quiet else None
+        ranks = [
+            _start(folder, words, _environment(n, count, port), out, Path(errors) / str(n))
+            for n in range(count)
         ]
+        with _forwarding(ranks):
+            failed = _wait(ranks)
+        return _report(failed, ranks, Path(str(options.get("out", "run"))) / "beats")
+
+
+def _start(
+    folder: Path, words: list[str], environment: dict[str, str], out: int | None, errors: Path
+) -> _Rank:
+    stderr = open(errors, "w+", encoding="utf-8", errors="replace")
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=stderr)
+    return _Rank(int(environment["RANK"]), process, stderr)
+
+
+def _environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """What torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     environment.pop("PYTHONPATH", None)
-    finished = subprocess.run(
-        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    return _report(finished)
+    environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return environment
+
+
+@contextmanager
+def _forwarding(ranks: list[_Rank]) -> Iterator[None]:
+    """Signals that ask for a stop reach every rank; no rank outlives the block."""
+
+    def forward(number: int, _: object) -> None:
+        for rank in ranks:
+            if rank.process.poll() is None:
+                rank.process.send_signal(number)
+
+    before: dict[int, Callable | int | None] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            before[number] = signal.signal(number, forward)
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.wait()
+
+
+def _wait(ranks: list[_Rank]) -> list[_Rank]:
+    """Until all ended, or one failed and the others had their time; the failed in order."""
+    failed: list[_Rank] = []
+    deadline = float("inf")
+    while time.monotonic() < deadline:
+        codes = [rank.process.poll() for rank in ranks]
+        for rank, code in zip(ranks, codes, strict=True):
+            if code not in (None, 0, STOPPED) and rank not in failed:
+                failed.append(rank)
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if None not in codes:
+            break
+        time.sleep(0.05)
+    return failed
+
+
+def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
+    """A refusal's own message alone; of a death the rank, where it stood, and what it said."""
+    if not failed:
+        return max(rank.process.returncode for rank in ranks)
+    for rank in sorted(failed, key=lambda r: r.number):
+        messages = [line for line in rank.said() if line.startswith("error: ")]
+        if messages and rank.process.returncode in (2, HUNG):
+            print(messages[0], file=sys.stderr)
+            return rank.process.returncode
+    # A rank that was killed is the cause; one that raised may only have lost its peer.
+    rank = min(failed, key=lambda r: r.process.returncode >= 0)
+    print("\n".join(rank.said()), file=sys.stderr)
+    beat = read_beat(beats, rank.number)
+    where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
+    print(f"error: rank {rank.number} on {where}: {_death(rank)}", file=sys.stderr)
+    return 1
+
+
+def _death(rank: _Rank) -> str:
+    code = rank.process.returncode
+    if code >= 0:
+        return f"exit code {code}; the run ended, go on with --resume auto"
+    name = signal.Signals(-code).name
+    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}; the run ended, go on with --resume auto"
 
 
 def num_ranks(layout: str) -> int:
@@ -56,13 +181,16 @@ def num_ranks(layout: str) -> int:
 
 
 def _port(port: int) -> int:
+    if not 0 <= port < 2**16:
+        raise ProgramError(f"--port {port}: give 0 to {2**16 - 1}, 0 takes a free one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except OSError as error:
             raise ProgramError(
-                f"port {port} is in use; give another, or leave --port out to take a free one"
+                f"port {port} cannot be had ({error.strerror}); give another that is not in use, "
+                "or leave --port out to take a free one"
             ) from None
         return probe.getsockname()[1]
 
@@ -71,11 +199,10 @@ def _arguments(options: dict[str, object]) -> list[str]:
     """Options as command-line words; paths made absolute, as the program runs in its own folder."""
     arguments = []
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
         if value is True:
-            arguments.append(flag)
+            arguments.append(flag(name))
         elif value is not False and value is not None:
-            arguments += [flag, _absolute(name, str(value))]
+            arguments += [flag(name), _absolute(name, str(value))]
     return arguments
 
 
@@ -86,18 +213,3 @@ def _absolute(name: str, value: str) -> str:
     if name == "data" and value.startswith("file:"):
         return f"file:{Path(value.removeprefix('file:')).resolve()}"
     return value
-
-
-def _report(finished: subprocess.CompletedProcess) -> int:
-    """A refusal's own message alone; everything else as it came."""
-    code = finished.returncode
-    if code == 0:
-        return 0
-    messages = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
-    if messages:
-        print(messages[0], file=sys.stderr)
-        return 2
-    if f"exitcode  : {STOPPED}" in finished.stderr or code == STOPPED:
-        return STOPPED
-    print(finished.stderr, file=sys.stderr)
-    return code

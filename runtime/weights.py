@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .boxes import Box
-from .checkpoint import CheckpointError, Files, Stored, index_of, read_manifest
+from .checkpoint.manifest import CheckpointError, Files, Stored, read_manifest
 
 PREFIX = "hf."
 FILE_BYTES = 4 * 2**30
@@ -62,11 +62,11 @@ def export_weights(checkpoint: Path, config_folder: Path, out: Path) -> list[str
     tokenizer go along.
     """
     manifest = read_manifest(checkpoint)
-    boxes = {name: items for (kind, name), items in index_of(manifest).items() if kind == "param"}
+    boxes = {name: items for (kind, name), items in manifest.boxes.items() if kind == "param"}
     foreign = [name for name in boxes if not name.startswith(PREFIX)]
     if foreign:
         raise CheckpointError(
-            f"{checkpoint} is of {manifest['state']['model']}, not of an hf:DIR model: "
+            f"{checkpoint} is of {manifest.state.model}, not of an hf:DIR model: "
             f"{len(foreign)} parameters such as {foreign[0]} have no stock name"
         )
     out.mkdir(parents=True, exist_ok=True)

@@ -150,9 +150,22 @@ JOBS = {
     "no model": ("[plan]\nseq = 8\nglobal_batch = 2", (), ("job.toml: lacks model",)),
     "no batch": ('model = "tiny"\n[plan]\nseq = 8', (), ("lacks plan.global_batch",)),
     "key": ('model = "tiny"\n[run]\nsteeps = 3', (), ("run.steeps", "did you mean run.steps")),
-    "table": ('model = "tiny"\n[trian]\nsteps = 3', (), ("unknown key trian", "model, plan, run")),
+    "table": (
+        'model = "tiny"\n[trian]\nsteps = 3',
+        (),
+        ("unknown key trian", "model, plan, restarts, run"),
+    ),
     "kind": ('model = "tiny"\n[plan]\nseq = "eight"', (), ("plan.seq is 'eight'", "whole number")),
-    "kind in run": ('model = "tiny"\n[run]\nsteps = "ten"', (), ("run.steps is 'ten'", "int")),
+    "kind in run": ('model = "tiny"\n[run]\nsteps = "ten"', (), ("run.steps is 'ten'", "number")),
+    "bool": ('model = "tiny"\n[run]\nsteps = true', (), ("run.steps is True", "whole number")),
+    "choice": ('model = "tiny"\n[run]\nschedule = "foo"', (), ("--schedule foo", "cosine")),
+    "negative": ('model = "tiny"\n[run]\nclip = -1.0', (), ("--clip -1.0", "at least 0")),
+    "cluster": ('model = "tiny"\n[plan]\ncluster = 3', (), ("plan.cluster is 3", "a string")),
+    "model": ("model = 3", (), ("model is 3", "a string")),
+    "restarts": ('model = "tiny"\nrestarts = -1', (), ("restarts is -1", "at least 0")),
+    "extends itself": ('extends = "job.toml"', (), ("job.toml -> job.toml",)),
+    "extends nothing": ('extends = "none.toml"', (), ("none.toml: No such file",)),
+    "--set in no table": ('model = "tiny"', ("--set", "model.x=1"), ("model is 'tiny'", "table")),
     "dtype": ('model = "tiny"\n[plan]\ndtype = "f8"', (), ("plan.dtype is 'f8'", "f32, bf16")),
     "--set": ('model = "tiny"', ("--set", "steps"), ("--set steps", "a.b=c")),
     "--set of a key": ('model = "tiny"', ("--set", "run.stps=3"), ("did you mean run.steps",)),
@@ -233,7 +246,40 @@ def test_run_refuses_a_port_in_use(programs: Path, capsys: pytest.CaptureFixture
         taken.listen()
         port = str(taken.getsockname()[1])
         message = refused(capsys, "run", str(programs / "two"), "--port", port)
-    assert f"port {port} is in use" in message and "--port" in message
+    assert f"port {port} cannot be had (Address already in use)" in message
+
+
+OPTIONS = {
+    "clip": (("--clip", "-1"), ("--clip -1.0", "at least 0")),
+    "clip nan": (("--clip", "nan"), ("--clip nan", "finite")),
+    "steps": (("--steps", "0"), ("--steps 0", "at least 1")),
+    "rate": (("--lr", "-1"), ("--lr -1.0", "at least 0")),
+    "keep": (("--keep", "-1"), ("--keep -1", "at least 0")),
+    "evaluation": (("--eval-batches", "-1"), ("--eval-batches -1", "at least 0")),
+    "log": (("--log-every", "0"), ("--log-every 0", "at least 1")),
+    "port": (("--port", "70000"), ("--port 70000", "65535")),
+    "seed": (("--seed", "-3"), ("--seed -3", "at least 0")),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_run_refuses_an_option(
+    name: str, programs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given, said = OPTIONS[name]
+    message = refused(capsys, "run", str(programs / "two"), *given, "--out", str(tmp_path / "run"))
+    assert all(part in message for part in said), message
+    assert not (tmp_path / "run").exists()
+
+
+def test_compile_refuses_a_file_for_a_folder(
+    programs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("")
+    message = refused(
+        capsys, "compile", str(programs / "one.txt"), "-o", str(tmp_path / "taken" / "program")
+    )
+    assert "taken" in message and "Not a directory" in message
 
 
 def _started(folder: Path, *arguments: str, world: int | None = None) -> tuple[int, str]:

@@ -88,15 +88,94 @@ def test_a_pickle_bomb_is_refused_and_not_run(
     assert not mark.exists()
 
 
+OTHER = {
+    "names": ('preset = "tiny-llama"', "absent"),
+    "shapes": ('preset = "tiny-gemma2"\nffn = 24', "here"),  # smaller: its boxes lie within
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
 def test_another_models_checkpoint_is_refused(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    text, said = OTHER[name]
+    (tmp_path / "model.toml").write_text(text)
     plan = str(tmp_path / "other.txt")
     sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--cluster", "cpu:1"]
-    assert main(["plan", "tiny-llama", *sizes, "-o", plan]) == 0
+    assert main(["plan", str(tmp_path / "model.toml"), *sizes, "-o", plan]) == 0
     assert main(["compile", plan, "-o", str(tmp_path / "other")]) == 0
     start = (folder / "first" / "checkpoints" / "step_00000002").resolve()
     run = ["run", str(tmp_path / "other"), *RUN, "--steps", "3", "--resume", str(start)]
     capfd.readouterr()
     assert main([*run, "--out", str(tmp_path / "run")]) == 2
-    assert "of another model" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "of another model (tiny-gemma2)" in error and said in error
+
+
+def _edited(folder: Path, tmp_path: Path, **state: object) -> Path:
+    """A copy of the checkpoint after step 2, its manifest's state changed."""
+    copy = tmp_path / "step_00000002"
+    shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["state"] = {k: v for k, v in (manifest["state"] | state).items() if v is not None}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def test_skipped_steps_do_not_count_as_updates(folder: Path, tmp_path: Path) -> None:
+    """AdamW's bias correction goes on from the updates, not from the steps."""
+    start = _edited(folder, tmp_path, updates=1)
+    run = ["run", str(folder / "one"), *RUN, "--steps", "4", "--resume", str(start)]
+    assert main([*run, "--out", str(tmp_path / "run")]) == 0
+    whole, resumed = _losses(folder / "first"), _losses(tmp_path / "run")
+    assert abs(resumed[2] - whole[2]) <= 1e-12 * whole[2]
+    assert abs(resumed[3] - whole[3]) > 1e-6 * whole[3]
+
+
+STATES = {
+    "absent": ({"updates": None}, "malformed"),
+    "kind": ({"step": "two"}, "malformed"),
+    "seq": ({"seq": 64}, "of 64 tokens"),
+    "samples": ({"samples": 3}, "3 rows"),
+    "seed": ({"seed": 5}, "seed 5"),
+    "data": ({"data": "file:/nowhere"}, "data file:/nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_of_another_run_is_refused(
+    folder: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state, said = STATES[name]
+    start = _edited(folder, tmp_path, **state)
+    run = ["run", str(folder / "one"), *RUN, "--steps", "4", "--resume", str(start)]
+    assert main([*run, "--out", str(tmp_path / "run")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ") and said in error and "Traceback" not in error
+
+
+def test_what_a_dead_attempt_left_is_not_mixed_in(folder: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "run" / "checkpoints" / "step_00000002.part"
+    stale.mkdir(parents=True)
+    (stale / "rank_00001.json").write_text(
+        '{"file": "gone", "bytes": 1, "sha256": "", "boxes": []}'
+    )
+    run = ["run", str(folder / "tp2"), *RUN, "--steps", "2", "--save-every", "2"]
+    assert main([*run, "--resume", "auto", "--out", str(tmp_path / "run")]) == 0
+    start = str(tmp_path / "run" / "checkpoints" / "step_00000002")
+    assert (
+        main(
+            [
+                *run[:1],
+                str(folder / "one"),
+                *RUN,
+                "--steps",
+                "3",
+                "--resume",
+                start,
+                "--out",
+                str(tmp_path / "again"),
+            ]
+        )
+        == 0
+    )

@@ -1,0 +1,16 @@
+"""Checkpoints that any plan resumes: boxes of logical tensors in safetensors, state in JSON."""
+
+from .load import load, load_weights
+from .manifest import CheckpointError, Manifest, State, newest_good, read_manifest
+from .store import Checkpointer
+
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "Manifest",
+    "State",
+    "load",
+    "load_weights",
+    "newest_good",
+    "read_manifest",
+]

@@ -1,0 +1,194 @@
+"""What a checkpoint folder says of itself, and how its files are opened. Nothing is unpickled."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .. import mesh
+from ..boxes import Box
+
+VERSION = "meshwright checkpoint v1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run needs besides tensors.
+
+    step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
+    not). samples: rows of `seq` tokens seen.
+    """
+
+    step: int
+    updates: int
+    samples: int
+    seq: int
+    seed: int
+    data: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a box lies: file of the folder and key in it."""
+
+    box: Box
+    file: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """params: logical shapes by name. boxes: what is stored of (kind, parameter)."""
+
+    path: Path
+    state: State
+    params: dict[str, tuple[int, ...]]
+    boxes: dict[tuple[str, str], list[Stored]]
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def complete(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run, by step."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.glob("step_*") if p.is_dir() and p.suffix != ".part")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest, once the files it names have its sizes and digests.
+
+    Digests are divided among the ranks. Raises CheckpointError, on all ranks if on one.
+    """
+    problem, manifest = "", None
+    try:
+        manifest = _read(path)
+    except CheckpointError as error:
+        problem = str(error)
+    problem = any_rank(problem)
+    if problem or manifest is None:
+        raise CheckpointError(problem)
+    return manifest
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        data = json.loads((path / "manifest.json").read_text())
+        version = data["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: no readable manifest.json: {error}") from None
+    if version != VERSION:
+        raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
+    try:
+        entries = [(path / Path(e["file"]).name, e["bytes"], e["sha256"]) for e in data["ranks"]]
+        state = _state(data["state"])
+        params = {name: tuple(shape) for name, shape in data["params"].items()}
+        boxes = _boxes(data["ranks"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
+    _check_files(entries)
+    return Manifest(path, state, params, boxes)
+
+
+def _state(values: dict) -> State:
+    """Every field with its type, nothing else."""
+    for item in fields(State):
+        if type(values[item.name]) is not item.type:
+            raise TypeError(f"state.{item.name} is {values[item.name]!r}")
+    return State(**{item.name: values[item.name] for item in fields(State)})
+
+
+def _boxes(entries: list[dict]) -> dict[tuple[str, str], list[Stored]]:
+    found: dict[tuple[str, str], list[Stored]] = {}
+    for entry in entries:
+        for box in entry["boxes"]:
+            item = Box(tuple(box["offsets"]), tuple(box["sizes"]))
+            stored = Stored(item, Path(entry["file"]).name, box["key"])
+            found.setdefault((box["kind"], box["param"]), []).append(stored)
+    return found
+
+
+def _check_files(entries: list[tuple[Path, int, str]]) -> None:
+    for file, size, _ in entries:
+        found = file.stat().st_size if file.exists() else 0
+        if found != size:
+            raise CheckpointError(f"{file}: {found} bytes, the manifest says {size}")
+    for file, _, digest in entries[rank() :: world()]:
+        if sha256(file) != digest:
+            raise CheckpointError(f"{file}: contents differ from the manifest's SHA-256")
+
+
+def newest_good(folder: Path) -> tuple[Manifest | None, list[str]]:
+    """The newest checkpoint that reads, and why newer ones do not; the same on every rank."""
+    complaints: list[str] = []
+    for path in reversed(complete(folder)):
+        try:
+            return read_manifest(path), complaints
+        except CheckpointError as error:
+            complaints.append(str(error))
+    return None, complaints
+
+
+def any_rank(problem: str) -> str:
+    """A complaint of any rank, on all ranks."""
+    if world() == 1:
+        return problem
+    flag = torch.tensor([1 if problem else 0], device=mesh.device())
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return problem or ("another rank found a damaged file" if int(flag) else "")
+
+
+class Files:
+    """Open safetensors files of a checkpoint, read by slice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open: dict[str, Any] = {}
+
+    def read(self, item: Stored, part: Box) -> Tensor:
+        """The part of a stored box. Raises CheckpointError where the file holds something else."""
+        try:
+            if item.file not in self.open:
+                self.open[item.file] = safe_open(self.path / item.file, framework="pt")
+            found = self._slice(self.open[item.file], item, part)
+        except (SafetensorError, OSError, IndexError) as error:
+            raise CheckpointError(f"{self.path / item.file}: {item.key}: {error}") from None
+        if tuple(found.shape) != part.sizes:
+            raise CheckpointError(
+                f"{self.path / item.file}: {item.key} gave {list(found.shape)} of "
+                f"{list(part.sizes)}: it is not the tensor that the manifest names"
+            )
+        return found
+
+    def _slice(self, handle: Any, item: Stored, part: Box) -> Tensor:
+        if not item.box.sizes:
+            return handle.get_tensor(item.key)
+        return handle.get_slice(item.key)[part.slices_of(item.box)]
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open.clear()

@@ -1,0 +1,160 @@
+"""Saving: a copy to host memory in the step, files behind it.
+
+A checkpoint is a folder `step_00000100/`: one `rank_00000.safetensors` and one
+`rank_00000.json` (its boxes) per rank, and `manifest.json`, written last: the files with their
+sizes and SHA-256, the parameters' shapes and the run's state. The folder is written as
+`step_00000100.part` and renamed when complete, so a name without `.part` is whole.
+"""
+
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..executor import Executor
+from .manifest import VERSION, CheckpointError, State, complete, rank, sha256, world
+from .shards import local_pieces, owns, view
+
+
+class Checkpointer:
+    """Saves checkpoints of one run in `folder`.
+
+    keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
+    """
+
+    def __init__(
+        self, folder: Path, executor: Executor, keep: int = 0, keep_every: int = 0
+    ) -> None:
+        self.folder, self.executor = folder, executor
+        self.keep, self.keep_every = keep, keep_every
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, state: State) -> float:
+        """Copy this rank's boxes to the host and write them in the background.
+
+        Returns the seconds that the step waited. Raises CheckpointError when an earlier write
+        failed (a full disk, say).
+        """
+        started = time.perf_counter()
+        self.wait()
+        self._clear(_part(self.folder, state))
+        tensors, boxes = self._snapshot()
+        self._writer = threading.Thread(target=self._write, args=(state, tensors, boxes))
+        self._writer.start()
+        return time.perf_counter() - started
+
+    def _clear(self, part: Path) -> None:
+        """Remove what an attempt that died left, before any rank writes: never mix the two."""
+        if rank() == 0:
+            shutil.rmtree(part, ignore_errors=True)
+        if world() > 1:
+            dist.barrier()
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], list[dict]]:
+        tensors: dict[str, Tensor] = {}
+        boxes: list[dict] = []
+        layout = self.executor.layout
+        for bucket in self.executor.buckets.values():
+            flats = self.executor.optimizer.tensors(bucket)
+            for param, start, piece in local_pieces(bucket, layout):
+                if not owns(bucket, layout, param):
+                    continue
+                for kind, flat in flats.items():
+                    key = f"{kind}|{param}|{','.join(map(str, piece.box.offsets))}"
+                    part = view(flat, start, piece)
+                    tensors[key] = part.detach().to("cpu", copy=True).contiguous()
+                    boxes.append({"kind": kind, "param": param, "key": key, **asdict(piece.box)})
+        return tensors, boxes
+
+    def _write(self, state: State, tensors: dict[str, Tensor], boxes: list[dict]) -> None:
+        try:
+            self._publish(state, tensors, boxes)
+        except Exception as error:  # the step's thread raises it: none may die unseen here
+            self._failure = error
+
+    def _publish(self, state: State, tensors: dict[str, Tensor], boxes: list[dict]) -> None:
+        part = _part(self.folder, state)
+        final = part.with_suffix("")
+        part.mkdir(parents=True, exist_ok=True)
+        name = f"rank_{rank():05d}"
+        save_file(tensors, part / f"{name}.safetensors")
+        _write_whole(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
+        if rank() == 0:
+            manifest = {
+                "version": VERSION,
+                "state": asdict(state),
+                "params": {p.name: p.shape for p in self.executor.layout.params},
+                "ranks": _gather_entries(part, world()),
+            }
+            _write_whole(part / "manifest.json", json.dumps(manifest))
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(part, final)
+            self._retire()
+
+    def _retire(self) -> None:
+        """Remove all but the newest `keep`, and those of `keep_every`."""
+        old = complete(self.folder)[: -self.keep] if self.keep else []
+        for path in old:
+            step = int(path.name.removeprefix("step_"))
+            if not self.keep_every or step % self.keep_every:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until the last save is on disk; raises CheckpointError if it failed."""
+        while self._writer is not None:
+            self._writer.join(timeout=1.0)
+            if self._writer.is_alive():
+                self.executor.beacon.mark("SAVE")
+            else:
+                self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} could not be written: {failure}; free space or "
+                "choose another --out, and resume from the checkpoint before"
+            )
+
+
+def _part(folder: Path, state: State) -> Path:
+    return folder / f"step_{state.step:08d}.part"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".tmp")
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _entry(part: Path, name: str, boxes: list[dict]) -> dict:
+    file = part / f"{name}.safetensors"
+    return {
+        "file": file.name,
+        "bytes": file.stat().st_size,
+        "sha256": sha256(file),
+        "boxes": boxes,
+    }
+
+
+def _gather_entries(part: Path, count: int, timeout_s: float = 1800.0) -> list[dict]:
+    """Every rank's entry, once written; ranks write behind their steps, so files are the signal."""
+    deadline = time.monotonic() + timeout_s
+    entries = []
+    for number in range(count):
+        path = part / f"rank_{number:05d}.json"
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"{path} did not appear within {timeout_s:.0f} s")
+            time.sleep(0.02)
+        entries.append(json.loads(path.read_text()))
+    return entries

@@ -1,0 +1,104 @@
+"""What a run is given besides its program: command-line options, and keys of a job file's [run]."""
+
+import argparse
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .lr import SCHEDULES
+
+STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
+NAN_POLICIES = ("stop", "skip")
+
+
+class OptionError(ValueError):
+    """An option outside of what it may be."""
+
+
+def _option(
+    default: Any, text: str, *, low: float | None = None, choices: tuple[str, ...] = ()
+) -> Any:
+    return field(default=default, metadata={"help": text, "low": low, "choices": choices})
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Every field is a command-line option and a key of a job file's [run] table.
+
+    Raises OptionError for a value below its least, not finite, or not among its choices.
+    """
+
+    data: str = _option(
+        "demo", "demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]"
+    )
+    steps: int = _option(100, "optimizer steps of the whole run", low=1)
+    seed: int = _option(0, "of initial weights and the order of samples", low=0)
+    lr: float = _option(1e-3, "peak learning rate", low=0.0)
+    schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
+    warmup: int = _option(10, "steps of linear warm-up", low=0)
+    floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0)
+    beta1: float = _option(0.9, "AdamW's decay of the first moment", low=0.0)
+    beta2: float = _option(0.95, "AdamW's decay of the second moment", low=0.0)
+    eps: float = _option(1e-8, "AdamW's epsilon", low=0.0)
+    weight_decay: float = _option(0.1, "of matrices; vectors are not decayed", low=0.0)
+    clip: float = _option(1.0, "global gradient norm to clip to, 0 for none", low=0.0)
+    eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)
+    eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all", low=0)
+    log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step", low=1)
+    out: str = _option("run", "the run's folder")
+    save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none", low=0)
+    keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
+    keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
+    resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    on_nan: str = _option(
+        "stop", "a step whose loss is not finite: stop, or skip its update", choices=NAN_POLICIES
+    )
+    hang_after: float = _option(
+        300.0,
+        "seconds without progress that end the run, 0 for never; the first step has ten times as "
+        "long",
+        low=0.0,
+    )
+    weights: str = _option("", "a Hugging Face folder of safetensors to start from (hf: models)")
+    no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check(item.name, getattr(self, item.name), item.metadata)
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _check(name: str, value: Any, metadata: Any) -> None:
+    low, choices = metadata["low"], metadata["choices"]
+    if choices and value not in choices:
+        raise OptionError(f"{flag(name)} {value}: give one of {', '.join(choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OptionError(f"{flag(name)} {value}: give a finite number")
+    if low is not None and value < low:
+        raise OptionError(f"{flag(name)} {value}: give at least {low}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option per field of RunOptions."""
+    for item in fields(RunOptions):
+        name, text = flag(item.name), item.metadata["help"]
+        if isinstance(item.default, bool):
+            parser.add_argument(name, action="store_true", help=text)
+            continue
+        shown = f"{text} (default: {item.default})" if item.default != "" else text
+        choices = item.metadata["choices"] or None
+        kind = type(item.default)
+        metavar = None if choices else kind.__name__.upper()
+        parser.add_argument(
+            name, type=kind, default=item.default, choices=choices, help=shown, metavar=metavar
+        )
+
+
+def run_options(values: dict[str, Any]) -> RunOptions:
+    """RunOptions of parsed arguments or a job's table, other names left out."""
+    known = {f.name for f in fields(RunOptions)}
+    return RunOptions(**{k: v for k, v in values.items() if k in known})

@@ -1,0 +1,58 @@
+"""A run's folder when a run begins: nothing of an earlier one is lost or mixed in."""
+
+import json
+import os
+from pathlib import Path
+
+
+def begin(out: Path) -> Path | None:
+    """For a run from step 0: move an earlier run's log and checkpoints to OUT/earlier-001.
+
+    Returns where they went, None when there was nothing.
+    """
+    return _set_aside(out, [out / "metrics.jsonl", out / "checkpoints"])
+
+
+def go_on(out: Path, step: int) -> Path | None:
+    """For a run that resumes after `step` steps: what is past it is of an abandoned attempt.
+
+    Rows of the log from `step` on are dropped, as they will be written again; checkpoints past
+    `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.
+    """
+    _trim(out / "metrics.jsonl", step)
+    folders = sorted((out / "checkpoints").glob("step_*"))
+    past = [p for p in folders if p.suffix != ".part" and _step(p) > step]
+    return _set_aside(out, past)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def _set_aside(out: Path, paths: list[Path]) -> Path | None:
+    paths = [p for p in paths if p.exists()]
+    if not paths:
+        return None
+    number = 1 + len(list(out.glob("earlier-*")))
+    target = out / f"earlier-{number:03d}"
+    target.mkdir(parents=True)
+    for path in paths:
+        path.rename(target / path.name)
+    return target
+
+
+def _trim(path: Path, step: int) -> None:
+    """Keep rows of steps before `step`; a row that a crash cut short goes too."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text().splitlines() if _before(line, step)]
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(line + "\n" for line in kept))
+    os.replace(part, path)
+
+
+def _before(line: str, step: int) -> bool:
+    try:
+        return json.loads(line)["step"] < step
+    except (ValueError, KeyError, TypeError):
+        return False

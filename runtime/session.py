@@ -1,0 +1,268 @@
+"""One training run of one rank: batches in, steps, evaluation, checkpoints, the log."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from . import mesh, run_folder
+from .checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Manifest,
+    State,
+    load,
+    load_weights,
+    newest_good,
+    read_manifest,
+)
+from .compiling import compiler, missing_toolchain
+from .data import BatchReader, Corpus, DataError, eval_batches, open_corpus
+from .devices import peak_flops, peak_memory_bytes
+from .executor import Batch, Executor
+from .health import Beacon
+from .layout import Layout
+from .lr import learning_rate
+from .metrics import MFU_FORMULA, StepLog
+from .optimizer import AdamWOptions
+from .options import STOPPED, RunOptions
+from .program import build_executor
+
+
+class Stop(Protocol):
+    """wanted: finish the step under way on all ranks, save, exit with STOPPED."""
+
+    wanted: bool
+
+
+class Session:
+    """One training run of one rank. logs: whether this rank keeps the run's folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        options: RunOptions,
+        device: torch.device,
+        beacon: Beacon,
+        stop: Stop,
+        say: Callable[[str], None],
+        logs: bool,
+    ) -> None:
+        self.layout, self.options, self.device = layout, options, device
+        self.beacon, self.stop, self.say, self.logs = beacon, stop, say, logs
+        self.rows = layout.micro_batch * layout.num_microbatches
+        self.global_batch = self.rows * mesh.size("dp")
+        self.first_row = mesh.coordinate("dp") * self.rows
+        self.corpus = open_corpus(options.data, "train")
+        self.reader = BatchReader(
+            self.corpus,
+            global_batch=self.global_batch,
+            seq=layout.seq,
+            seed=options.seed,
+            vocab=layout.vocab_size,
+        )
+        learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
+        self.executor = self._executor(folder)
+
+    def _executor(self, folder: Path) -> Executor:
+        options = self.options
+        adamw = AdamWOptions(
+            options.beta1,
+            options.beta2,
+            options.eps,
+            options.weight_decay,
+            options.clip,
+            skip_nonfinite=options.on_nan == "skip",
+        )
+        compile_with = None if options.no_compile else compiler()
+        missing = missing_toolchain(self.device)
+        if compile_with is not None and missing is not None:
+            self.say(f"not compiling: this machine lacks {missing}; the same text runs eagerly")
+            compile_with = None
+        started = time.perf_counter()
+        executor = build_executor(
+            folder, self.layout, adamw, seed=options.seed, compiler=compile_with
+        )
+        numel = sum(b.bucket.numel for b in executor.buckets.values())
+        self.say(
+            f"{self.layout.model}: this stage's {numel:,} parameters "
+            f"made in {time.perf_counter() - started:.1f} s"
+        )
+        executor.beacon = self.beacon
+        return executor
+
+    def _lr_options(self) -> dict:
+        o = self.options
+        return {
+            "schedule": o.schedule,
+            "peak": o.lr,
+            "warmup": min(o.warmup, o.steps),
+            "total": o.steps,
+            "floor": o.floor * o.lr,
+        }
+
+    def train(self) -> int:
+        """All steps; returns the exit code, 0 or STOPPED."""
+        out = Path(self.options.out)
+        peak = peak_flops(self.device)
+        first = self._resume(out)
+        if peak:
+            self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
+        with self._log(out, peak and peak * mesh.world()) as log:
+            for step in range(first, self.options.steps):
+                self._step(step, log)
+                if self._evaluates_after(step):
+                    self._evaluate(step, log)
+                self._save_after(step)
+                if self.executor.optimizer.stop_agreed:
+                    return self._preempted(step)
+            self.checkpoints.wait()
+            self._final(log)
+        return 0
+
+    def _log(self, out: Path, peak: float | None) -> StepLog:
+        """metrics.jsonl and printed lines on rank 0, nothing elsewhere."""
+        return StepLog(
+            out / "metrics.jsonl" if self.logs else None,
+            flops_per_token=self.layout.flops_per_token,
+            peak_flops=peak,
+            print_every=self.options.log_every,
+        )
+
+    def _resume(self, out: Path) -> int:
+        """Load what `resume` asks for; returns the first step to run."""
+        o, folder = self.options, out / "checkpoints"
+        self.checkpoints = Checkpointer(folder, self.executor, o.keep, o.keep_every)
+        if o.weights:
+            count = load_weights(self.executor, Path(o.weights))
+            self.say(f"{count} parameters of this stage from {o.weights}")
+        manifest = self._wanted_checkpoint(folder)
+        first = 0 if manifest is None else self._take_up(manifest)
+        if self.logs:
+            aside = run_folder.go_on(out, first) if first else run_folder.begin(out)
+            if aside is not None:
+                self.say(f"what an earlier run left in {out} past step {first} is now in {aside}")
+        return first
+
+    def _wanted_checkpoint(self, folder: Path) -> Manifest | None:
+        wanted = self.options.resume
+        if wanted != "auto":
+            return read_manifest(Path(wanted)) if wanted else None
+        manifest, complaints = newest_good(folder)
+        for complaint in complaints:
+            self.say(f"passed over a checkpoint: {complaint}")
+        if manifest is None:
+            self.say(f"no checkpoint in {folder}: starting from step 0")
+        return manifest
+
+    def _take_up(self, manifest: Manifest) -> int:
+        self._check_state(manifest.state, manifest.path)
+        load(self.executor, manifest)
+        self.say(f"resumed {manifest.path} after {manifest.state.step} steps")
+        return manifest.state.step
+
+    def _check_state(self, state: State, path: Path) -> None:
+        """The same run goes on: its rows, seed and data."""
+        samples, seq = state.step * self.global_batch, self.layout.seq
+        if (state.samples, state.seq) != (samples, seq):
+            raise CheckpointError(
+                f"{path} has seen {state.samples} rows of {state.seq} tokens in {state.step} "
+                f"steps; this plan's global batch of {self.global_batch} rows would make it "
+                f"{samples} of {seq}: plan with the same --global-batch and --seq"
+            )
+        for name in ("seed", "data"):
+            then, now = getattr(state, name), getattr(self.options, name)
+            if then != now:
+                raise CheckpointError(f"{path} was made with {name} {then}, this run has {now}")
+
+    def _save_after(self, step: int) -> None:
+        every = self.options.save_every
+        due = bool(every) and (step + 1) % every == 0
+        if due or self.executor.optimizer.stop_agreed:
+            self.beacon.mark("SAVE")
+            self.checkpoints.save(self._state(step + 1))
+
+    def _state(self, step: int) -> State:
+        return State(
+            step=step,
+            updates=self.executor.optimizer.updates,
+            samples=step * self.global_batch,
+            seq=self.layout.seq,
+            seed=self.options.seed,
+            data=self.options.data,
+            model=self.layout.model,
+        )
+
+    def _preempted(self, step: int) -> int:
+        self.checkpoints.wait()
+        self.say(f"stopped by a signal after step {step}, saved; go on with --resume auto")
+        return STOPPED
+
+    def _step(self, step: int, log: StepLog) -> None:
+        started = time.perf_counter()
+        self.beacon.step = step
+        self.beacon.mark("DATA")
+        self.executor.optimizer.stop_wanted = self.stop.wanted
+        batch = self.reader.rows(step, self.first_row, self.first_row + self.rows)
+        batches = self._micro_batches(batch.tokens, batch.labels)
+        lr = learning_rate(step, **self._lr_options())
+        loss, norm = self.executor.train_step(batches, batch.label_count, lr)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        log.step(
+            step,
+            loss=loss,
+            lr=lr,
+            grad_norm=norm,
+            tokens=self.global_batch * self.layout.seq,
+            step_ms=(time.perf_counter() - started) * 1e3,
+            peak_memory_bytes=peak_memory_bytes(self.device),
+        )
+
+    def _micro_batches(self, tokens: torch.Tensor, labels: torch.Tensor) -> list[Batch]:
+        size = self.layout.micro_batch
+        pairs = zip(tokens.split(size), labels.split(size), strict=True)
+        return [(t.to(self.device), x.to(self.device)) for t, x in pairs]
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.options.eval_every
+        return bool(every) and (step + 1) % every == 0 and step + 1 < self.options.steps
+
+    def _evaluate(self, step: int, log: StepLog) -> float:
+        loss, tokens = self.held_out_loss()
+        log.evaluation(step, eval_loss=loss, tokens=tokens)
+        return loss
+
+    def held_out_loss(self) -> tuple[float, int]:
+        """Mean loss over held-out tokens, and how many."""
+        corpus = open_corpus(self.options.data, "held-out")
+        total, count = 0.0, 0
+        for batch in self._eval_batches(corpus):
+            pairs = self._micro_batches(batch.tokens, batch.labels)
+            total += self.executor.evaluate(pairs, batch.label_count) * batch.label_count
+            count += batch.label_count
+        return total / count, count
+
+    def _eval_batches(self, corpus: Corpus):  # type: ignore[no-untyped-def]
+        return eval_batches(
+            corpus,
+            global_batch=self.global_batch,
+            seq=self.layout.seq,
+            start=self.first_row,
+            stop=self.first_row + self.rows,
+            limit=self.options.eval_batches or None,
+            vocab=self.layout.vocab_size,
+        )
+
+    def _final(self, log: StepLog) -> None:
+        try:
+            loss, tokens = self.held_out_loss()
+        except DataError as error:
+            self.say(f"no held-out loss: {error}")
+            return
+        log.evaluation(self.options.steps - 1, eval_loss=loss, tokens=tokens)
+        unit = "nats/byte" if self.corpus.vocab == 256 else "nats/token"
+        self.say(f"held-out loss: {loss:.3f} {unit} ({tokens:,} tokens)")

@@ -1,0 +1,179 @@
+"""Dead, hung and stopped ranks: the run ends in seconds, says who and where, and goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.runtime.health import read_beat
+
+CLI = [sys.executable, "-m", "meshwright.cli"]
+RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--schedule", "constant"]
+TIMEOUT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two data-parallel ranks of the tiny preset."""
+    folder = tmp_path_factory.mktemp("failures")
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2", "--pin", "dp=2"]
+    assert main(["plan", "tiny", *sizes, "-o", str(folder / "plan.txt")]) == 0
+    assert main(["compile", str(folder / "plan.txt"), "-o", str(folder / "program")]) == 0
+    return folder / "program"
+
+
+@pytest.fixture
+def started(program: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts `meshwright run` into tmp_path/run in the background; none outlives the test."""
+    processes = []
+
+    def start(*options: str) -> subprocess.Popen:
+        command = [*CLI, "run", str(program), *RUN, *options, "--out", str(tmp_path / "run")]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def _rows(run: Path) -> list[dict]:
+    path = run / "metrics.jsonl"
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def _losses(run: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in _rows(run) if "loss" in row}
+
+
+def _after_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(_rows(run)) <= step:
+        assert time.monotonic() < deadline, f"step {step} did not come"
+        time.sleep(0.02)
+
+
+def _ranks(launcher: subprocess.Popen) -> list[int]:
+    """Process ids of the ranks, in order of rank."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    found = {}
+    for pid in children:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found[int(next(w for w in words if w.startswith(b"RANK=")).removeprefix(b"RANK="))] = pid
+    return [int(found[rank]) for rank in sorted(found)]
+
+
+def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = started("--steps", "2000", "--save-every", "5")
+    _after_step(run, 12)
+    os.kill(_ranks(process)[1], signal.SIGKILL)
+    killed = time.monotonic()
+    assert process.wait(10) == 1
+    assert time.monotonic() - killed < 10
+    message = process.stderr.read().splitlines()[-1]
+    assert message.startswith("error: rank 1 on ") and "killed by SIGKILL" in message
+    assert "stage 0, action" in message
+    before = _losses(run)
+    again = started("--steps", "16", "--resume", "auto")
+    assert again.wait(TIMEOUT_S) == 0
+    after = _losses(run)
+    assert sorted(after) == list(range(16)), "each step once"
+    assert {step: after[step] for step in before if step < 10} == {
+        step: loss for step, loss in before.items() if step < 10
+    }
+    shared = [step for step in before if step < 16]
+    assert [after[s] for s in shared] == [before[s] for s in shared], "the same bits"
+
+
+def test_a_stopped_rank_is_named_within_the_bound(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = started("--steps", "2000", "--hang-after", "3")
+    _after_step(run, 3)
+    os.kill(_ranks(process)[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert process.wait(15) == 3
+    assert time.monotonic() - stopped < 10
+    message = process.stderr.read()
+    assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_leaves_with_its_own_code(
+    number: signal.Signals, started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = started("--steps", "2000")
+    _after_step(run, 3)
+    process.send_signal(number)
+    assert process.wait(TIMEOUT_S) == 75
+    last = max(_losses(run))
+    assert (run / "checkpoints" / f"step_{last + 1:08d}" / "manifest.json").exists()
+
+
+def test_train_restarts_by_itself(tmp_path: Path) -> None:
+    run, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        'model = "tiny"\nrestarts = 1\n[plan]\ncluster = "cpu:2"\nseq = 32\nglobal_batch = 4\n'
+        'pin = ["dp=2"]\n[run]\nsteps = 150\nsave_every = 5\nno_compile = true\neval_batches = 1\n'
+    )
+    command = [*CLI, "train", str(job), "--out", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _after_step(run, 8)
+        os.kill(_ranks(process)[0], signal.SIGKILL)
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "restart 1 of 1" in said and "resumed" in said
+    assert sorted(_losses(run)) == list(range(150))
+
+
+def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["run", str(program), *RUN, "--steps", "4", "--save-every", "2", "--out", str(run)]
+    assert main(command) == 0
+    first = _losses(run)
+    assert main([*command, "--seed", "1", "--keep", "1"]) == 0
+    earlier = run / "earlier-001"
+    assert _losses(earlier) == first and _losses(run) != first
+    assert len(list((earlier / "checkpoints").glob("step_*"))) == 2
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+
+
+def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["run", str(program), *RUN, "--save-every", "2", "--warmup", "0"]
+    command += ["--out", str(run)]
+    assert main([*command, "--steps", "6"]) == 0
+    whole = _losses(run)
+    back = str(run / "checkpoints" / "step_00000002")
+    assert main([*command, "--steps", "4", "--keep", "1", "--resume", back]) == 0
+    assert _losses(run) == {step: whole[step] for step in range(4)}
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+    aside = sorted(p.name for p in (run / "earlier-001").iterdir())
+    assert aside == ["step_00000004", "step_00000006"]
+
+
+def test_beats_hold_the_last_mark(tmp_path: Path) -> None:
+    from meshwright.runtime.health import Beacon
+
+    beacon = Beacon(tmp_path, 3)
+    beacon.step = 7
+    beacon.mark("SEND_B", 2, 5)
+    beat = read_beat(tmp_path, 3)
+    assert beat is not None and str(beat) == "step 7, stage 2, action SEND_B, micro-batch 5"
+    assert read_beat(tmp_path, 4) is None
