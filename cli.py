@@ -237,6 +237,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     from meshwright.ir.plan_text import format_plan, plan_hash
     from meshwright.planner.explain import summary
 
+    if Path(arguments.output).is_dir():
+        raise ValueError(f"-o {arguments.output} is a folder; give the file that the plan goes to")
     plan, report = make_plan_of(arguments.model, arguments, _say_to(arguments))
     _write(Path(arguments.output), format_plan(plan))
     if report:

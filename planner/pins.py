@@ -41,12 +41,16 @@ def parse_pins(texts: list[str]) -> Pins:
             near = difflib.get_close_matches(key, kinds, 1)
             hint = f"; did you mean {near[0]}" if near else ""
             raise PlanError(f"pin {text!r}: unknown key {key!r}{hint}; keys: {', '.join(kinds)}")
+        if key in given:
+            raise PlanError(f"pin {key}: given twice, {given[key]} and {value}; give it once")
         given[key] = _convert(key, value, str(kinds[key]))
     return Pins(**given)  # type: ignore[arg-type]
 
 
 def _convert(key: str, value: str, kind: str) -> object:
     if kind.startswith("str"):
+        if not value:
+            raise PlanError(f"pin {key}=: no value; leave the pin out to let the search choose")
         return value
     try:
         number = float(value) if kind.startswith("float") else int(value)

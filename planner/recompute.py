@@ -6,6 +6,8 @@ reads directly; `cheap` recomputes what costs no matmul, attention, embedding or
 those that match (shell wildcards allowed) and saves the rest.
 """
 
+import difflib
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
@@ -37,26 +39,34 @@ def forward_ops(graph: Graph) -> tuple[Op, ...]:
 
 def saved_values(graph: Graph, rule: str) -> tuple[str, ...]:
     """Names of the forward values to keep, in order of definition."""
+    return _needed(graph, lambda name, op: _recomputes(rule, op, name))[0]
+
+
+def candidates(graph: Graph) -> tuple[str, ...]:
+    """Values that some rule saves: what backward reads, and what recomputing that reads."""
+    return _needed(graph, lambda name, op: True)[1]
+
+
+def _needed(
+    graph: Graph, recomputed: Callable[[str, Op], bool]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(saved, reached) values of a walk from what backward reads, on through what is recomputed."""
     made = {v.name: op for op in forward_ops(graph) for v in op.outputs}
     backward = [op for op in graph.ops if op.output.name not in made]
-    wanted = dict.fromkeys(n for op in backward for n in op.inputs if n in made)
-    wanted.update(dict.fromkeys(n for n in graph.outputs[1:] if n in made))
+    waiting = [n for op in backward for n in op.inputs] + list(graph.outputs[1:])
     saved: set[str] = set()
     seen: set[str] = set()
-
-    def need(name: str) -> None:
+    while waiting:
+        name = waiting.pop()
         if name in seen or name not in made:
-            return
+            continue
         seen.add(name)
-        if _recomputes(rule, made[name], name):
-            for operand in made[name].inputs:
-                need(operand)
+        if recomputed(name, made[name]):
+            waiting.extend(made[name].inputs)
         else:
             saved.add(name)
-
-    for name in wanted:
-        need(name)
-    return tuple(name for name in graph.values if name in saved)
+    names = tuple(graph.values)
+    return tuple(n for n in names if n in saved), tuple(n for n in names if n in seen)
 
 
 def _recomputes(rule: str, op: Op, name: str) -> bool:
@@ -70,13 +80,15 @@ def _recomputes(rule: str, op: Op, name: str) -> bool:
 
 
 def check_rule(rule: str, graphs: list[Graph]) -> None:
-    """Raises PlanError when a name in a list of values matches nothing."""
+    """Raises PlanError when a name in a list of values matches none that could be saved."""
     if rule in RULES:
         return
-    names = {name for graph in graphs for name in graph.values}
+    names = list(dict.fromkeys(name for graph in graphs for name in candidates(graph)))
     for pattern in rule.split(","):
         if not any(fnmatchcase(name, pattern.strip()) for name in names):
+            near = difflib.get_close_matches(pattern.strip(), names, 3) or names[:3]
             raise PlanError(
-                f"recompute={pattern.strip()}: matches none of the {len(names)} values; "
-                f"give {', '.join(RULES)} or names from the plan's pieces (wildcards allowed)"
+                f"recompute={pattern.strip()}: matches none of the {len(names)} values that "
+                f"backward can ask for, such as {', '.join(near)}; "
+                f"give {', '.join(RULES)}, or names (wildcards allowed)"
             )

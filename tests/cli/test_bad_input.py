@@ -97,6 +97,12 @@ PLANS = {
         (*PLAN, "--cluster", "cpu:2", "--pin", "pp=2", "--pin", "cuts=40"),
         ("cuts=40", "between 1 and 9"),
     ),
+    "recompute of a parameter": (
+        (*PLAN, "--cluster", "cpu:1", "--pin", "recompute=*.weight"),
+        ("recompute=*.weight", "matches none of the", "such as"),
+    ),
+    "recompute of nothing": ((*PLAN, "--pin", "recompute="), ("pin recompute=", "no value")),
+    "a pin twice": ((*PLAN, "--pin", "tp=1", "--pin", "tp=2"), ("pin tp: given twice, 1 and 2",)),
     "stages": ((*PLAN, "--cluster", "cpu:16", "--pin", "pp=16"), ("pp=16", "10 segments")),
     "positions": (
         ("plan", "tiny", "--seq", "4096", "--global-batch", "4"),
