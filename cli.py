@@ -1,4 +1,4 @@
-"""Commands: plan, compile, run, train, explain. Files, exit codes and messages; no logic."""
+"""Commands: plan, compile, run, train, explain, diff, export. Files and exit codes; no logic."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from meshwright import __version__
 
 if TYPE_CHECKING:  # the rooms load when a command needs them
     from meshwright.ir.plan import Plan
+    from meshwright.planner.cluster import Cluster
     from meshwright.runtime.job import Job
 
 
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     _run_command(commands)
     _train_command(commands)
     _explain_command(commands)
+    _diff_command(commands)
     _export_command(commands)
     return parser
 
@@ -157,10 +159,41 @@ def _explain_command(commands: Any) -> None:
         commands,
         "explain",
         _explain,
-        "Explain a plan: its decisions, pieces, memory and coverage; or one value's placement.",
+        "Explain a plan: its decisions, pieces, memory and coverage; or one value, one segment, or "
+        "why another decision was not taken.",
     )
     parser.add_argument("plan", help="a plan's file")
-    parser.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
+    which.add_argument("--segment", metavar="S", help="a segment's name: each op's time and bytes")
+    which.add_argument(
+        "--why-not",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="search again under this pin and say what it would cost, e.g. tp=4",
+    )
+    parser.add_argument("--model", metavar="MODEL", help="for --why-not: where the plan's is from")
+    _cluster_option(parser)
+
+
+def _diff_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "diff",
+        _diff,
+        "Compare two plans of one model. Prints the decisions that differ and what each is worth "
+        "in step time and peak memory.",
+    )
+    parser.add_argument("first", help="a plan's file")
+    parser.add_argument("second", help="a plan's file")
+    _cluster_option(parser)
+
+
+def _cluster_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster", metavar="C", help="where the plan names a TOML file that has moved: its path"
+    )
 
 
 def _export_command(commands: Any) -> None:
@@ -350,9 +383,51 @@ def _write_job(
 
 def _explain(arguments: argparse.Namespace) -> None:
     from meshwright.planner.explain import explain_value, report
+    from meshwright.planner.segments import explain_segment
 
     plan = _read_plan(arguments.plan)
-    text = explain_value(plan, arguments.value) if arguments.value else report(plan)
+    if arguments.why_not:
+        text = _why_not(plan, arguments)
+    elif arguments.value:
+        text = explain_value(plan, arguments.value)
+    elif arguments.segment:
+        text = explain_segment(plan, arguments.segment, _cluster_of(plan, arguments))
+    else:
+        text = report(plan)
+    print(json.dumps({"text": text}) if arguments.json else text)
+
+
+def _cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":
+    from meshwright.planner.cluster import parse_cluster
+
+    return parse_cluster(arguments.cluster or plan.cluster)
+
+
+def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
+    """The best plan under the pins, and what separates it from the one at hand."""
+    from meshwright.planner.diff import diff
+
+    options = argparse.Namespace(
+        cluster=arguments.cluster or plan.cluster,
+        seq=plan.seq,
+        global_batch=plan.global_batch,
+        dtype=plan.dtype,
+        pin=[*arguments.why_not, f"precision={plan.precision}"],
+    )
+    if plan.precision == "pure":
+        options.pin.pop()
+    other, _ = make_plan_of(arguments.model or plan.model, options, _say_to(arguments))
+    pins = " ".join(arguments.why_not)
+    return f"the best plan with {pins} against this one:\n" + diff(
+        plan, other, _cluster_of(plan, arguments)
+    )
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    from meshwright.planner.diff import diff
+
+    first, second = _read_plan(arguments.first), _read_plan(arguments.second)
+    text = diff(first, second, _cluster_of(first, arguments))
     print(json.dumps({"text": text}) if arguments.json else text)
 
 

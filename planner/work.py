@@ -87,14 +87,14 @@ def piece_work(
         _kept_bytes(functions, forward, size),
         sum(size(n) for n in x),
         size(graph.outputs[0]),
-        sum(_op_us(op, backward, placements, costs) for op in again),
+        sum(op_us(op, backward, placements, costs) for op in again),
     )
 
 
 def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:
     us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
     for op in work.graph.ops:
-        us[_kind(op)] += _op_us(op, work, placements, costs)
+        us[_kind(op)] += op_us(op, work, placements, costs)
     return Phase(us["matmul"], us["attention"], us["pointwise"], us["collective"], peak_bytes)
 
 
@@ -106,7 +106,8 @@ def _kind(op: Op) -> str:
     return "attention" if op.target.startswith("mw.attention") else "pointwise"
 
 
-def _op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
+def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
+    """Time of one op of a function; redistributions by their links."""
     ins = tuple(placements[n] for n in op.inputs if n)
     outs = tuple(placements[v.name] for v in op.outputs)
     if op.target == TARGET:

@@ -1,0 +1,173 @@
+"""What separates two plans of one model, and what each difference is worth.
+
+Decisions are changed one at a time from the first plan to the second, in the order of `DECISIONS`;
+every step between is a whole plan, made from the two texts and priced by the simulator, so the
+worths add up to the whole difference. A decision's worth depends on those changed before it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+
+from .cluster import Cluster
+from .explain import gib
+from .predict import Prediction, predict
+from .recompute import saved_values
+from .schedules import make_schedule
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One decision: its words in both plans, the plan after it changed, and its prediction."""
+
+    name: str
+    before: str
+    after: str
+    prediction: Prediction
+
+
+def diff(first: Plan, second: Plan, cluster: Cluster) -> str:
+    """A table of the decisions that differ and what each is worth in step time and peak memory.
+
+    Raises PlanError when the plans are not of the same model and batch.
+    """
+    _check(first, second)
+    start = predict(first, cluster)
+    found = list(differences(first, second, cluster))
+    if not found:
+        return f"the plans decide the same; {start.step_us / 1e3:,.1f} ms a step both"
+    end = found[-1].prediction
+    lines = [
+        f"{first.model} on {cluster.name}: {start.step_us / 1e3:,.1f} ms a step and "
+        f"{gib(start.peak_bytes)} against {end.step_us / 1e3:,.1f} ms and {gib(end.peak_bytes)} "
+        f"({end.step_us / start.step_us - 1:+.1%})",
+        "  decision      first -> second                         ms a step         peak",
+    ]
+    before = start
+    for item in found:
+        lines.append(_line(item, before))
+        before = item.prediction
+    lines += ["", *_parts(start, end)]
+    return "\n".join(lines)
+
+
+def _check(first: Plan, second: Plan) -> None:
+    for name in ("graph_hash", "dtype", "seq", "global_batch", "cluster"):
+        one, two = getattr(first, name), getattr(second, name)
+        if one != two:
+            raise PlanError(
+                f"the plans differ in {name.replace('_', ' ')}: {one} and {two}; compare plans of "
+                "one model, batch and cluster"
+            )
+
+
+def _line(item: Difference, before: Prediction) -> str:
+    us = item.prediction.step_us - before.step_us
+    size = item.prediction.peak_bytes - before.peak_bytes
+    sign = "-" if size < 0 else "+"
+    words = f"{item.before} -> {item.after}"
+    return f"  {item.name:<12}  {words:<36}  {us / 1e3:>+12,.1f}  {sign + gib(abs(size)):>12}"
+
+
+def _parts(start: Prediction, end: Prediction) -> Iterator[str]:
+    """Where the time of the slowest stage goes, first and second."""
+    yield "  ms of the busiest stage        first       second"
+    for name in ("compute", "waiting", "bubble", "after the last backward"):
+        one, two = (_part(p, name) / 1e3 for p in (start, end))
+        yield f"  {name:<24}{one:>12,.1f}{two:>13,.1f}"
+
+
+def _part(prediction: Prediction, name: str) -> float:
+    timeline = prediction.timeline
+    stage = max(range(len(timeline.busy_us)), key=lambda s: timeline.busy_us[s])
+    return {
+        "compute": timeline.busy_us[stage],
+        "waiting": timeline.exposed_us[stage],
+        "bubble": timeline.bubble_us(stage),
+        "after the last backward": timeline.step_us - max(timeline.finish_us),
+    }[name]
+
+
+def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Difference]:
+    """The decisions that differ, each with the prediction of the plan that has it changed."""
+    differing = [item for item in DECISIONS if item[1](first) != item[1](second)]
+    if first.num_stages != second.num_stages:  # other cuts came with the mesh
+        differing = [item for item in differing if item[0] != "cuts"]
+    plan = first
+    for name, words, change in differing:
+        plan = second if name == differing[-1][0] else change(plan, second)
+        yield Difference(name, words(first), words(second), predict(plan, cluster))
+
+
+def _mesh(plan: Plan, target: Plan) -> Plan:
+    """The target's mesh and placements under the plan's other decisions."""
+    rows = target.global_batch // target.mesh.size("dp")
+    micro_batch = max(n for n in range(1, plan.micro_batch + 1) if rows % n == 0)
+    moved = replace(
+        plan,
+        mesh=target.mesh,
+        pieces=target.pieces,
+        params=target.params,
+        instances=target.instances,
+        buckets=target.buckets,
+        micro_batch=micro_batch,
+        num_microbatches=rows // micro_batch,
+    )
+    return _scheduled(_saving(moved, plan.recompute), plan.schedule_name)
+
+
+def _micro_batch(plan: Plan, target: Plan) -> Plan:
+    moved = replace(plan, micro_batch=target.micro_batch, num_microbatches=target.num_microbatches)
+    return _scheduled(moved, plan.schedule_name)
+
+
+def _saving(plan: Plan, rule: str) -> Plan:
+    pieces = tuple(replace(p, saved=saved_values(p.graph, rule)) for p in plan.pieces)
+    return replace(plan, pieces=pieces, recompute=rule)
+
+
+def _recompute(plan: Plan, target: Plan) -> Plan:
+    return _saving(plan, target.recompute)
+
+
+def _zero(plan: Plan, target: Plan) -> Plan:
+    return replace(plan, zero=target.zero)
+
+
+def _precision(plan: Plan, target: Plan) -> Plan:
+    return replace(plan, precision=target.precision)
+
+
+def _schedule(plan: Plan, target: Plan) -> Plan:
+    return _scheduled(plan, target.schedule_name)
+
+
+def _scheduled(plan: Plan, name: str) -> Plan:
+    schedule = make_schedule(name, plan.mesh.size("pp"), plan.num_microbatches)
+    return replace(plan, schedule=schedule, schedule_name=name)
+
+
+def _cuts(plan: Plan, target: Plan) -> Plan:
+    return replace(plan, instances=target.instances, buckets=target.buckets)
+
+
+def _cut_words(plan: Plan) -> str:
+    starts = [
+        n for n, i in enumerate(plan.instances) if n and i.stage != plan.instances[n - 1].stage
+    ]
+    return ",".join(map(str, starts)) or "none"
+
+
+Change = Callable[[Plan, Plan], Plan]
+# Name, its words in a plan, and how a plan takes it over from another one.
+DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
+    ("mesh", lambda p: str(p.mesh), _mesh),
+    ("micro-batch", lambda p: f"{p.num_microbatches} x {p.micro_batch} rows", _micro_batch),
+    ("recompute", lambda p: p.recompute, _recompute),
+    ("ZeRO", lambda p: str(p.zero), _zero),
+    ("precision", lambda p: p.precision, _precision),
+    ("schedule", lambda p: p.schedule_name, _schedule),
+    ("cuts", _cut_words, _cuts),
+)

@@ -1,0 +1,89 @@
+"""What separates two plans, op by op and decision by decision: the parts add up to the whole."""
+
+import re
+from pathlib import Path
+
+import pytest
+from families import traced
+
+from meshwright.cli import main
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.diff import diff, differences
+from meshwright.planner.driver import make_plan
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.predict import predict
+from meshwright.planner.segments import explain_segment
+from meshwright.planner.step import step_model
+
+CLUSTER = parse_cluster("h200:4")
+
+
+def planned(*pins: str) -> Plan:
+    return make_plan(
+        traced("tiny-llama"), CLUSTER, seq=64, global_batch=16, pins=parse_pins(list(pins))
+    )
+
+
+PAIRS = {
+    "zero": (("dp=4", "zero=0"), ("dp=4", "zero=3"), ["ZeRO"]),
+    "everything": (
+        ("dp=4", "micro_batch=1", "recompute=none"),
+        ("pp=2", "tp=2", "micro_batch=4", "recompute=all", "schedule=gpipe", "zero=1"),
+        ["mesh", "micro-batch", "recompute", "ZeRO", "schedule"],
+    ),
+    "cuts": (("pp=4", "cuts=1,2,3"), ("pp=4", "cuts=1,3,5"), ["cuts"]),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_worths_add_up_from_the_first_plan_to_the_second(name: str) -> None:
+    one, two, names = PAIRS[name]
+    first, second = planned(*one), planned(*two)
+    found = list(differences(first, second, CLUSTER))
+    assert [d.name for d in found] == names
+    assert found[-1].prediction.step_us == predict(second, CLUSTER).step_us
+    assert found[-1].prediction.peak_bytes == predict(second, CLUSTER).peak_bytes
+    text = diff(first, second, CLUSTER)
+    worths = [float(x) for x in re.findall(r"  ([+-][0-9.]+)  ", text)]
+    whole = (predict(second, CLUSTER).step_us - predict(first, CLUSTER).step_us) / 1e3
+    assert sum(worths) == pytest.approx(whole, abs=0.05 * len(names) + 0.01)
+
+
+def test_equal_plans_differ_in_nothing() -> None:
+    assert "decide the same" in diff(planned("dp=4"), planned("dp=4"), CLUSTER)
+
+
+def test_plans_of_other_batches_are_refused_with_both_numbers() -> None:
+    other = make_plan(
+        traced("tiny-llama"), CLUSTER, seq=64, global_batch=8, pins=parse_pins(["dp=4"])
+    )
+    with pytest.raises(PlanError, match="global batch: 16 and 8"):
+        diff(planned("dp=4"), other, CLUSTER)
+
+
+def test_a_segments_ops_add_up_to_its_functions() -> None:
+    plan = planned("tp=2", "dp=2")
+    work = next(u.work for u in step_model(plan, CLUSTER).stages[0] if "ffn" in u.name)
+    text = explain_segment(plan, "ffn", CLUSTER)
+    rows = re.findall(r"^    \S.{41} +([0-9.,]+) ", text, re.MULTILINE)
+    total = sum(float(row.replace(",", "")) for row in rows)
+    assert total == pytest.approx(work.forward.us + work.backward.us, abs=0.05 * len(rows))
+
+
+def test_commands_explain_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = str(tmp_path / "one.txt"), str(tmp_path / "two.txt")
+    sizes = ["plan", "tiny-llama", "--cluster", "h200:4", "--seq", "64", "--global-batch", "16"]
+    assert main([*sizes, "--pin", "tp=1", "-o", one]) == 0
+    assert main([*sizes, "--pin", "tp=2", "-o", two]) == 0
+    capsys.readouterr()
+    assert main(["diff", one, two]) == 0
+    assert "mesh" in capsys.readouterr().out
+    assert main(["explain", one, "--why-not", "tp=2"]) == 0
+    said = capsys.readouterr().out
+    assert "the best plan with tp=2" in said and "dp=4 tp=1 -> pp=1 dp=2 tp=2" in said
+    assert main(["explain", one, "--segment", "layers.0.ffn"]) == 0
+    assert "mw.linear" in capsys.readouterr().out
+    assert main(["explain", one, "--segment", "fnn"]) == 2
+    assert "near: ffn" in capsys.readouterr().err
