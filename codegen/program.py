@@ -1,5 +1,7 @@
 """The folder of a program: file names and texts. Emission is deterministic."""
 
+import json
+
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Bucket, Param, Plan
 from meshwright.ir.plan_text import format_plan, plan_hash
@@ -15,6 +17,7 @@ def emit(plan: Plan) -> dict[str, str]:
         "plan.txt": format_plan(plan),
         "layout.py": layout_source(plan),
         "constants.json": _constants(plan),
+        "report.json": _report(plan),
         "main.py": _MAIN,
         "launch.sh": _launch(plan),
         "job.sbatch": _sbatch(plan),
@@ -88,6 +91,12 @@ def _constants(plan: Plan) -> str:
         for digest, dtype, shape, data in plan.constants
     ]
     return "{\n" + ",\n".join(rows) + "\n}\n" if rows else "{}\n"
+
+
+def _report(plan: Plan) -> str:
+    """What was predicted, for the run to set beside what it measures."""
+    report = {"plan": plan_hash(plan), "cluster": plan.cluster, "predicted": dict(plan.costs)}
+    return json.dumps(report, indent=1) + "\n"
 
 
 _MAIN = '''\

@@ -1,5 +1,6 @@
 """One training run of one rank: batches in, steps, evaluation, checkpoints, the log."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from . import mesh, run_folder
+from . import fidelity, mesh, run_folder
 from .checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -51,7 +52,7 @@ class Session:
         say: Callable[[str], None],
         logs: bool,
     ) -> None:
-        self.layout, self.options, self.device = layout, options, device
+        self.folder, self.layout, self.options, self.device = folder, layout, options, device
         self.beacon, self.stop, self.say, self.logs = beacon, stop, say, logs
         self.rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.rows * mesh.size("dp")
@@ -64,6 +65,7 @@ class Session:
             seed=options.seed,
             vocab=layout.vocab_size,
         )
+        self.step_ms: list[float] = []
         learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
         self.executor = self._executor(folder)
 
@@ -121,7 +123,17 @@ class Session:
                     return self._preempted(step)
             self.checkpoints.wait()
             self._final(log)
+        self._compare(out)
         return 0
+
+    def _compare(self, out: Path) -> None:
+        """Predicted beside measured."""
+        peak = peak_memory_bytes(self.device)
+        found = fidelity.compare(self.folder, self.step_ms, peak, self.device)
+        for line in fidelity.lines(found):
+            self.say(line)
+        if self.logs:
+            (out / "fidelity.json").write_text(json.dumps(found, indent=1) + "\n")
 
     def _log(self, out: Path, peak: float | None) -> StepLog:
         """metrics.jsonl and printed lines on rank 0, nothing elsewhere."""
@@ -212,13 +224,14 @@ class Session:
         loss, norm = self.executor.train_step(batches, batch.label_count, lr)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self.step_ms.append((time.perf_counter() - started) * 1e3)
         log.step(
             step,
             loss=loss,
             lr=lr,
             grad_norm=norm,
             tokens=self.global_batch * self.layout.seq,
-            step_ms=(time.perf_counter() - started) * 1e3,
+            step_ms=self.step_ms[-1],
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
 

@@ -1,0 +1,55 @@
+"""Predicted beside measured, at the end of every run: printed, and kept as OUT/fidelity.json."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from . import mesh
+
+# The first steps compile and warm caches; a run of fewer steps has nothing to compare.
+WARMUP_STEPS = 3
+
+
+def compare(
+    folder: Path, step_ms: Sequence[float], peak_bytes: int, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """{what: {predicted, measured, error}} of a program's run; every rank takes part.
+
+    step_ms: of this rank's steps in order; their median after WARMUP_STEPS counts. peak_bytes: most
+    memory of this rank; the largest rank counts, and on CUDA only, as the CPU's is of the process.
+    """
+    path = folder / "report.json"
+    predicted = json.loads(path.read_text())["predicted"] if path.exists() else {}
+    if device.type == "cuda" and mesh.world() > 1:
+        largest = torch.tensor([peak_bytes], dtype=torch.int64, device=device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        peak_bytes = int(largest)
+    measured: dict[str, float] = {}
+    if len(step_ms) > WARMUP_STEPS:
+        measured["step_us"] = 1e3 * statistics.median(step_ms[WARMUP_STEPS:])
+    if device.type == "cuda":
+        measured["peak_bytes"] = float(peak_bytes)
+    found = {}
+    for name, value in measured.items():
+        wanted = predicted.get(f"predicted_{name}")
+        if wanted:
+            error = wanted / value - 1
+            found[name] = {"predicted": wanted, "measured": value, "error": error}
+    return found
+
+
+def lines(found: dict[str, dict[str, float]]) -> list[str]:
+    """One line of text a quantity."""
+    words = {"step_us": ("step", 1e3, "ms"), "peak_bytes": ("peak memory", 2.0**30, "GiB")}
+    out = []
+    for name, row in found.items():
+        what, unit, symbol = words[name]
+        out.append(
+            f"{what}: predicted {row['predicted'] / unit:,.2f} {symbol}, measured "
+            f"{row['measured'] / unit:,.2f} {symbol} ({row['error']:+.1%})"
+        )
+    return out
