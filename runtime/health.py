@@ -1,10 +1,12 @@
 """Where every rank stands, and an end to a run that stands still.
 
 Each rank marks its progress in a small memory-mapped file, OUT/beats/rank_00000: a mark costs a
-memory write. A watch thread in each rank ends the process when its own marks stop, and names the
-rank that stands longest. The launcher reads the same files to say where a dead rank stood.
+memory write. A watch thread in each rank signs every second that the process lives, ends it when
+its marks stop, and names the rank that holds the others up: one whose process signs no longer, else
+the one whose last mark is oldest. The launcher reads the files to say where a dead rank stood.
 """
 
+import math
 import mmap
 import os
 import socket
@@ -17,13 +19,17 @@ from pathlib import Path
 
 HUNG = 3  # exit code of a rank whose watch ended the run
 
-_FORMAT = struct.Struct("<dqqq16s64s")  # time, step, stage, microbatch, kind, host
+_SIGN = struct.Struct("<d")  # when the watch signed last
+_MARK = struct.Struct("<dqqq16s64s")  # time, step, stage, microbatch, kind, host
+_SIZE = _SIGN.size + _MARK.size
+_TICK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A rank's last mark. time_s: since the epoch. microbatch -1: of none."""
+    """A rank's last mark. time_s, signed_s: since the epoch. microbatch -1: of none."""
 
+    signed_s: float
     time_s: float
     step: int
     stage: int
@@ -46,16 +52,21 @@ class Beacon:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = beat_path(folder, rank)
-        path.write_bytes(bytes(_FORMAT.size))
+        path.write_bytes(bytes(_SIZE))
         with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _FORMAT.size)
+            self._map = mmap.mmap(file.fileno(), _SIZE)
         self.mark("START")
 
     def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None:
         """The rank is about to do `kind`."""
         if self._map is not None:
             values = (time.time(), self.step, stage, microbatch, kind.encode()[:16], self._host)
-            _FORMAT.pack_into(self._map, 0, *values)
+            _MARK.pack_into(self._map, _SIGN.size, *values)
+
+    def sign(self) -> None:
+        """The process lives."""
+        if self._map is not None:
+            _SIGN.pack_into(self._map, 0, time.time())
 
     @property
     def beat(self) -> Beat | None:
@@ -72,25 +83,38 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
         data = beat_path(folder, rank).read_bytes()
     except OSError:
         return None
-    return _beat(data) if len(data) == _FORMAT.size and any(data) else None
+    return _beat(data) if len(data) == _SIZE and any(data) else None
 
 
 def _beat(data: bytes | mmap.mmap) -> Beat:
-    when, step, stage, microbatch, kind, host = _FORMAT.unpack_from(data)
+    (signed,) = _SIGN.unpack_from(data)
+    when, step, stage, microbatch, kind, host = _MARK.unpack_from(data, _SIGN.size)
     return Beat(
-        when, step, stage, microbatch, kind.rstrip(b"\0").decode(), host.rstrip(b"\0").decode()
+        signed,
+        when,
+        step,
+        stage,
+        microbatch,
+        kind.rstrip(b"\0").decode(),
+        host.rstrip(b"\0").decode(),
     )
 
 
-def standing_longest(folder: Path, world: int) -> tuple[int, Beat] | None:
-    """The rank with the oldest mark; where ranks wait for one another, the one they wait for."""
+def holding_up(folder: Path, world: int) -> tuple[int, Beat] | None:
+    """The rank that the others wait for: one that no longer signs, else that of the oldest mark."""
     beats = [(rank, read_beat(folder, rank)) for rank in range(world)]
     known = [(rank, beat) for rank, beat in beats if beat is not None]
-    return min(known, key=lambda item: item[1].time_s, default=None)
+    newest = max((beat.signed_s for _, beat in known), default=0.0)
+
+    def order(item: tuple[int, Beat]) -> tuple[bool, float]:
+        _, beat = item
+        return beat.signed_s > newest - 2 * _TICK_S, beat.time_s
+
+    return min(known, key=order, default=None)
 
 
 class Watch:
-    """Ends the process with HUNG when its beacon has not been marked for `limit_s` seconds.
+    """Ends the process with HUNG when its beacon was not marked for `limit_s` seconds; 0: never.
 
     The first step, which compiles, has ten times as long.
     """
@@ -99,24 +123,24 @@ class Watch:
         self.folder, self.rank, self.world = folder, rank, world
         self.beacon, self.limit_s = beacon, limit_s
         self.first_step: int | None = None
-        if limit_s > 0:
-            threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(1.0, self.limit_s / 4))
+            self.beacon.sign()
+            time.sleep(min(_TICK_S, (self.limit_s or math.inf) / 4))
             beat = self.beacon.beat
             if beat is None:
                 return
             self.first_step = beat.step if self.first_step is None else self.first_step
-            limit_s = self.limit_s * (10 if beat.step == self.first_step else 1)
+            limit_s = (self.limit_s or math.inf) * (10 if beat.step == self.first_step else 1)
             if time.time() - beat.time_s > limit_s:
                 self._end(beat, limit_s)
 
     def _end(self, own: Beat, limit_s: float) -> None:
-        rank, beat = standing_longest(self.folder, self.world) or (self.rank, own)
+        rank, beat = holding_up(self.folder, self.world) or (self.rank, own)
         print(
-            f"error: no progress for {limit_s:g} s: rank {rank} on {beat.host} stands longest, "
+            f"error: no progress for {limit_s:g} s: rank {rank} on {beat.host} holds it up, "
             f"at {beat}; raise --hang-after if a step may take longer",
             file=sys.stderr,
             flush=True,

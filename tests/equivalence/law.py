@@ -30,6 +30,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.driver import make_plan
 from meshwright.planner.pins import Pins
+from meshwright.planner.recompute import candidates
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
@@ -114,7 +115,7 @@ class Court:
 def _recomputed(traced: Traced, case: Case) -> str:
     if case.recompute != SOME:
         return case.recompute
-    values = {v.name for graph in traced.joints.values() for op in graph.ops for v in op.outputs}
+    values = {name for graph in traced.joints.values() for name in candidates(graph)}
     return random_names(case, sorted(values))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime.health import read_beat
+from meshwright.runtime.health import Beacon, holding_up, read_beat
 
 CLI = [sys.executable, "-m", "meshwright.cli"]
 RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--schedule", "constant"]
@@ -169,11 +169,25 @@ def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) 
 
 
 def test_beats_hold_the_last_mark(tmp_path: Path) -> None:
-    from meshwright.runtime.health import Beacon
-
     beacon = Beacon(tmp_path, 3)
     beacon.step = 7
     beacon.mark("SEND_B", 2, 5)
     beat = read_beat(tmp_path, 3)
     assert beat is not None and str(beat) == "step 7, stage 2, action SEND_B, micro-batch 5"
     assert read_beat(tmp_path, 4) is None
+
+
+def test_the_rank_that_signs_no_longer_holds_the_others_up(tmp_path: Path) -> None:
+    """Its mark may be the newest of all: it went on alone, then its process stopped."""
+    beacons = [Beacon(tmp_path, rank) for rank in range(3)]
+    beacons[2].sign()
+    time.sleep(2.2)
+    for rank in (0, 1):
+        beacons[rank].mark("B", 0, rank)
+        beacons[rank].sign()
+    beacons[2].mark("STEP")
+    found = holding_up(tmp_path, 3)
+    assert found is not None and found[0] == 2
+    beacons[2].sign()
+    found = holding_up(tmp_path, 3)
+    assert found is not None and found[0] == 0
