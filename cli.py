@@ -1,4 +1,4 @@
-"""Commands: plan, compile, run, train, explain, diff, export. Files and exit codes; no logic."""
+"""Commands (`meshwright --help` lists them): files, exit codes and messages; no logic."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from meshwright import __version__
 
 if TYPE_CHECKING:  # the rooms load when a command needs them
     from meshwright.ir.plan import Plan
+    from meshwright.models import ModelSource
     from meshwright.planner.cluster import Cluster
     from meshwright.runtime.job import Job
 
@@ -53,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     _explain_command(commands)
     _diff_command(commands)
     _export_command(commands)
+    _import_command(commands)
+    _generate_command(commands)
     return parser
 
 
@@ -201,16 +204,49 @@ def _export_command(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "Write a checkpoint of an hf:DIR model as a Hugging Face folder. Reads one tensor at a "
-        "time; transformers loads the result.",
+        "Write a checkpoint as a Hugging Face folder. Reads one tensor at a time; transformers "
+        "loads the result, for our own families as the stock class that computes the same.",
     )
     parser.add_argument(
         "checkpoint", help="a checkpoint's folder, e.g. run/checkpoints/step_00000100"
     )
-    parser.add_argument(
-        "--config", required=True, metavar="DIR", help="the DIR of the hf:DIR model"
-    )
+    parser.add_argument("--model", required=True, help="the model it is of, as given to plan")
     parser.add_argument("-o", "--output", default="export", help="the folder to write")
+
+
+def _import_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "import",
+        _import,
+        "Take Hugging Face weights over to one of our own models, for run's --weights. For hf:DIR "
+        "models --weights reads DIR itself.",
+    )
+    parser.add_argument("folder", help="a folder of safetensors")
+    parser.add_argument("--model", required=True, help="a preset or a TOML file of the same shape")
+    parser.add_argument("-o", "--output", default="weights", help="the folder to write")
+
+
+def _generate_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "generate",
+        _generate,
+        "Print samples of a checkpoint or a Hugging Face folder. Runs on one device through "
+        "transformers, with its KV cache.",
+    )
+    parser.add_argument("weights", help="a checkpoint's folder, or a Hugging Face folder")
+    parser.add_argument("--model", help="of a checkpoint: the model it is of, as given to plan")
+    parser.add_argument("--prompt", default="", help="text that the samples go on from")
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="a Hugging Face tokenizer's folder; bytes without one"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="(default: 128)")
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="(default: 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest")
+    parser.add_argument("--top-k", type=int, default=0, help="of the k likeliest, 0 for all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the likeliest with share p")
+    parser.add_argument("--seed", type=int, default=0)
 
 
 # The commands
@@ -432,14 +468,75 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    out = Path(arguments.output)
+    files = _exported(Path(arguments.checkpoint), arguments.model, out)
+    _wrote("weights", out, files, arguments)
+
+
+def _exported(checkpoint: Path, model: str, out: Path) -> list[str]:
+    from meshwright.models.stock import write_stock_config
     from meshwright.runtime.weights import export_weights
 
+    return [
+        *export_weights(checkpoint, _targets(model), out),
+        *write_stock_config(_source(model), out),
+    ]
+
+
+def _import(arguments: argparse.Namespace) -> None:
+    from meshwright.models.stock import param_shapes
+    from meshwright.runtime.weights import import_weights
+
     out = Path(arguments.output)
-    files = export_weights(Path(arguments.checkpoint), Path(arguments.config), out)
+    shapes = param_shapes(_source(arguments.model))
+    files = import_weights(Path(arguments.folder), _targets(arguments.model), shapes, out)
+    _wrote("weights", out, files, arguments)
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    import tempfile
+
+    from meshwright.models.generate import Sampling, generate
+
+    sampling = Sampling(
+        arguments.max_tokens,
+        arguments.samples,
+        arguments.temperature,
+        arguments.top_k,
+        arguments.top_p,
+        arguments.seed,
+    )
+    folder, tokenizer = Path(arguments.weights), arguments.tokenizer
+    with tempfile.TemporaryDirectory() as exported:
+        if (folder / "manifest.json").exists():
+            if arguments.model is None:
+                raise ValueError(f"{folder} is a checkpoint: say of which model with --model")
+            _exported(folder, arguments.model, Path(exported))
+            folder = Path(exported)
+        texts = generate(folder, arguments.prompt, sampling, tokenizer)
+    if arguments.json:
+        print(json.dumps({"samples": texts}))
+        return
+    print("\n---\n".join(texts))
+
+
+def _source(model: str) -> "ModelSource":
+    from meshwright.models import load_model
+
+    return load_model(model)
+
+
+def _targets(model: str) -> list[tuple[str, tuple[str, ...], bool]]:
+    from meshwright.models.stock import targets
+
+    return [(t.name, t.parts, t.transposed) for t in targets(_source(model))]
+
+
+def _wrote(what: str, out: Path, files: list[str], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"folder": str(out), "files": files}))
         return
-    print(f"weights written to {out}/: {', '.join(files)}")
+    print(f"{what} written to {out}/: {', '.join(files)}")
 
 
 if __name__ == "__main__":

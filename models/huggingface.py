@@ -48,7 +48,8 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     config = _read(spec, folder)
     _check(spec, config)
     max_seq = getattr(config, "max_position_embeddings", None)
-    return ModelSource(spec, config.vocab_size, max_seq, partial(_build, spec, config))
+    build = partial(_build, spec, config)
+    return ModelSource(spec, config.vocab_size, max_seq, build, folder=folder)
 
 
 def _transformers(spec: str) -> Any:

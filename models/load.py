@@ -39,4 +39,4 @@ def load_model(spec: str) -> ModelSource:
 
 
 def _decoder_source(name: str, config: DecoderConfig) -> ModelSource:
-    return ModelSource(name, config.vocab, config.max_seq, partial(Decoder, config))
+    return ModelSource(name, config.vocab, config.max_seq, partial(Decoder, config), config)

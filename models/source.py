@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
+
+from .config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +18,12 @@ class ModelSource:
     vocab_size: tokens are 0 .. vocab_size - 1. max_seq: longest sequence, None if not stated.
     build: makes the module in the current default dtype and device; its forward takes tokens,
     int64 [B, S], and returns logits [B, S, vocab_size] or an object that has them as `.logits`.
+    config: of our own decoders. folder: of Hugging Face models.
     """
 
     name: str
     vocab_size: int
     max_seq: int | None
     build: Callable[[], nn.Module]
+    config: DecoderConfig | None = None
+    folder: Path | None = None

@@ -6,12 +6,17 @@ the library's layer stores [in, out] (GPT-2's Conv1D). Both ways are then the sa
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from .config import DecoderConfig
 from .errors import ModelError
+from .source import ModelSource
 
 _PARTS = {
     "embed": "embed_tokens",
@@ -174,7 +179,8 @@ def _gpt2_tensors(names: list[str]) -> Iterator[StockTensor]:
         elif head in _GPT2_HEADS:
             yield StockTensor(f"transformer.{_GPT2_HEADS[head]}.{rest}", (name,))
         else:
-            yield from _gpt2_layer(*rest.split(".", 1), name)
+            layer, _, inner = rest.partition(".")
+            yield from _gpt2_layer(layer, inner, name)
 
 
 def _gpt2_layer(layer: str, rest: str, name: str) -> Iterator[StockTensor]:
@@ -188,3 +194,44 @@ def _gpt2_layer(layer: str, rest: str, name: str) -> Iterator[StockTensor]:
         yield StockTensor(f"transformer.h.{layer}.attn.c_attn.{kind}", parts, matrix)
         return
     yield StockTensor(f"transformer.h.{layer}.{_GPT2_PARTS[part]}.{kind}", (name,), matrix)
+
+
+def targets(source: ModelSource) -> tuple[StockTensor, ...]:
+    """Stock tensors of a model's parameters, for our own decoders and for hf:DIR alike.
+
+    Raises ModelError for a model that has no stock class.
+    """
+    names = list(param_shapes(source))
+    if source.config is not None:
+        return stock_tensors(source.config, names)
+    if source.folder is not None:
+        return tuple(StockTensor(name.removeprefix("hf."), (name,)) for name in names)
+    raise ModelError(f"{source.name} has no stock class; a preset, a TOML file or hf:DIR has")
+
+
+def param_shapes(source: ModelSource) -> dict[str, tuple[int, ...]]:
+    """Shapes of a model's parameters by name, a tied one once; no memory is taken."""
+    with torch.device("meta"):
+        module = source.build()
+    return {name: tuple(param.shape) for name, param in module.named_parameters()}
+
+
+def write_stock_config(source: ModelSource, out: Path) -> list[str]:
+    """config.json, and a Hugging Face folder's tokenizer, beside exported weights; their names."""
+    if source.folder is None:
+        assert source.config is not None
+        config = stock_config(source.config)
+        config.architectures = [_class_of(config)]
+        config.save_pretrained(out)
+        return ["config.json"]
+    kept = [p for p in source.folder.iterdir() if p.suffix in (".json", ".txt", ".model")]
+    kept = [p for p in kept if ".index." not in p.name]
+    for path in kept:
+        shutil.copy2(path, out / path.name)
+    return sorted(p.name for p in kept)
+
+
+def _class_of(config: Any) -> str:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__

@@ -1,13 +1,13 @@
 """Weights in Hugging Face's layout: start a run from a folder of safetensors, export a checkpoint.
 
-Parameters of a stock class are named `hf.` + the stock name, so no table of names is needed. Reads
-go by slice: a rank reads its own boxes. An export assembles one tensor at a time and writes a file
-when the next tensor would make it larger than FILE_BYTES.
+Parameters of a stock class are named `hf.` + the stock name; our own families come with a table of
+targets (models/stock.py). Reads go by slice: a rank reads its own boxes. An export assembles one
+tensor at a time and writes a file when the next tensor would make it larger than FILE_BYTES.
 """
 
 import json
-import shutil
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from .boxes import Box
 from .checkpoint.manifest import CheckpointError, Files, Stored, read_manifest
 
 PREFIX = "hf."
+# A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
+Target = tuple[str, tuple[str, ...], bool]
 FILE_BYTES = 4 * 2**30
 
 
@@ -55,39 +57,82 @@ def find_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]) ->
     return item
 
 
-def export_weights(checkpoint: Path, config_folder: Path, out: Path) -> list[str]:
-    """Write a checkpoint's parameters as a Hugging Face folder; returns the files written.
+def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> list[str]:
+    """Write a checkpoint's parameters as safetensors under other names; returns the files written.
 
-    checkpoint: of a model planned as `hf:DIR`. config_folder: that DIR; its JSON files and
-    tokenizer go along.
+    One target is in memory at a time, and one file's worth of them when it is written.
+    Raises CheckpointError where the checkpoint lacks a parameter, or has one that no target takes.
     """
     manifest = read_manifest(checkpoint)
     boxes = {name: items for (kind, name), items in manifest.boxes.items() if kind == "param"}
-    foreign = [name for name in boxes if not name.startswith(PREFIX)]
-    if foreign:
+    wanted = [part for _, parts, _ in targets for part in parts]
+    if sorted(wanted) != sorted(boxes):
+        odd = sorted(set(wanted) ^ set(boxes))
         raise CheckpointError(
-            f"{checkpoint} is of {manifest.state.model}, not of an hf:DIR model: "
-            f"{len(foreign)} parameters such as {foreign[0]} have no stock name"
+            f"{checkpoint} is of {manifest.state.model}, with {len(boxes)} parameters; the model "
+            f"has {len(wanted)}, and {odd[0]} is in one of them only"
         )
     out.mkdir(parents=True, exist_ok=True)
-    names = _write_shards(checkpoint, boxes, out)
-    for path in config_folder.iterdir():
-        if path.suffix in (".json", ".txt", ".model") and ".index." not in path.name:
-            shutil.copy2(path, out / path.name)
-    return [*names, "config.json"]
+    with Files(checkpoint) as files:
+
+        def tensor(target: Target) -> Tensor:
+            _, parts, transposed = target
+            whole = torch.cat([assemble(boxes[part], files) for part in parts])
+            return whole.T.contiguous() if transposed else whole
+
+        return _write_files(targets, lambda t: _numel(boxes, t), tensor, out)
 
 
-def _write_shards(checkpoint: Path, boxes: dict[str, list[Stored]], out: Path) -> list[str]:
-    groups = list(_groups(boxes))
+def import_weights(
+    folder: Path, targets: Sequence[Target], shapes: dict[str, tuple[int, ...]], out: Path
+) -> list[str]:
+    """The way back: stock safetensors as our own names, for `--weights`; returns the files written.
+
+    shapes: of our parameters. Raises CheckpointError where a stock tensor is missing or of another
+    shape.
+    """
+    stored = stored_weights(folder)
+    sources: dict[str, tuple[Stored, int, bool]] = {}
+    for name, parts, transposed in targets:
+        rows = [shapes[part][0] for part in parts]
+        shape = (sum(rows), *shapes[parts[0]][1:])
+        item = find_weight(stored, name, shape[::-1] if transposed else shape)
+        starts = [sum(rows[:k]) for k in range(len(rows))]
+        sources.update({p: (item, a, transposed) for p, a in zip(parts, starts, strict=True)})
+    with Files(folder) as files:
+
+        def tensor(target: Target) -> Tensor:
+            item, start, transposed = sources[target[0]]
+            size = shapes[target[0]]
+            if transposed:
+                part = Box((0, start), (size[1], size[0]))
+                return files.read(item, part).T.contiguous()
+            return files.read(item, Box((start, *(0,) * (len(size) - 1)), size))
+
+        ours = [(name, (name,), False) for name in sources]
+        out.mkdir(parents=True, exist_ok=True)
+        return _write_files(ours, lambda t: math.prod(shapes[t[0]]), tensor, out)
+
+
+def _numel(boxes: dict[str, list[Stored]], target: Target) -> int:
+    return sum(item.box.numel for part in target[1] for item in boxes[part])
+
+
+def _write_files(
+    targets: Sequence[Target],
+    numel: Callable[[Target], int],
+    tensor: Callable[[Target], Tensor],
+    out: Path,
+) -> list[str]:
+    groups = list(_groups(sorted(targets), numel))
     where: dict[str, str] = {}
     total = 0
-    with Files(checkpoint) as files:
-        for number, names in enumerate(groups, 1):
-            file = _file_name(number, len(groups))
-            tensors = {n.removeprefix(PREFIX): assemble(boxes[n], files) for n in names}
-            save_file(tensors, out / file, metadata={"format": "pt"})
-            where.update(dict.fromkeys(tensors, file))
-            total += sum(t.numel() * t.element_size() for t in tensors.values())
+    for number, group in enumerate(groups, 1):
+        file = _file_name(number, len(groups))
+        tensors = {target[0]: tensor(target) for target in group}
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        where.update(dict.fromkeys(tensors, file))
+        total += sum(t.numel() * t.element_size() for t in tensors.values())
     if len(groups) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
@@ -100,17 +145,17 @@ def _file_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _groups(boxes: dict[str, list[Stored]]) -> Iterator[list[str]]:
-    """Names in files of at most FILE_BYTES, counted at four bytes an element."""
-    group: list[str] = []
+def _groups(targets: Sequence[Target], numel: Callable[[Target], int]) -> Iterator[list[Target]]:
+    """Targets in files of at most FILE_BYTES, counted at four bytes an element."""
+    group: list[Target] = []
     size = 0
-    for name in sorted(boxes):
-        numel = sum(item.box.numel for item in boxes[name])
-        if group and size + 4 * numel > FILE_BYTES:
+    for target in targets:
+        bytes_ = 4 * numel(target)
+        if group and size + bytes_ > FILE_BYTES:
             yield group
             group, size = [], 0
-        group.append(name)
-        size += 4 * numel
+        group.append(target)
+        size += bytes_
     yield group
 
 

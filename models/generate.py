@@ -1,0 +1,94 @@
+"""Samples of a model in Hugging Face's layout, through `transformers` and its KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import ModelError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """max_tokens new ones, `samples` times. temperature 0 takes the likeliest token; top_k 0: all.
+
+    Raises ModelError for a number out of range.
+    """
+
+    max_tokens: int = 128
+    samples: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"max_tokens": 1, "samples": 1, "temperature": 0, "top_k": 0}
+        for name, low in least.items():
+            if not getattr(self, name) >= low:
+                raise ModelError(f"{name} = {getattr(self, name)}: give at least {low}")
+        if not 0 < self.top_p <= 1:
+            raise ModelError(f"top_p = {self.top_p}: give more than 0 and at most 1")
+
+
+class Bytes:
+    """A byte a token, for models of vocabulary 256."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | None) -> list[str]:
+    """Texts that go on from `prompt`, prompt included.
+
+    folder: of a config.json and safetensors. tokenizer: a folder, None for bytes.
+    Raises ModelError where the vocabularies do not fit, or the folder does not load.
+    """
+    model = _model(folder)
+    coder = Bytes() if tokenizer is None else _tokenizer(tokenizer)
+    vocab = model.config.get_text_config().vocab_size
+    tokens = coder.encode(prompt) or [10]
+    if tokenizer is None and vocab != 256:
+        raise ModelError(f"{folder} has {vocab} tokens, bytes are 256; give its --tokenizer")
+    if max(tokens) >= vocab:
+        raise ModelError(f"the tokenizer gave token {max(tokens)}, {folder} has {vocab}")
+    torch.manual_seed(sampling.seed)
+    ids = torch.tensor([tokens] * sampling.samples, device=model.device)
+    with torch.no_grad():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **_words(sampling))
+    return [coder.decode(row.tolist()) for row in out]
+
+
+def _words(sampling: Sampling) -> dict[str, Any]:
+    """The library's words; nothing of a model's own generation config may come in."""
+    words = {"max_new_tokens": sampling.max_tokens, "use_cache": True, "pad_token_id": 0}
+    if sampling.temperature == 0:
+        return {**words, "do_sample": False}
+    return {
+        **words,
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
+
+
+def _model(folder: Path) -> Any:
+    import transformers
+
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no config.json; give a Hugging Face folder")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _tokenizer(folder: str) -> Any:
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
