@@ -1,0 +1,206 @@
+"""Faults at random moments, each followed by a resumed run that must equal an undisturbed one.
+
+    python benchmarks/faults.py [--count 60] [--seed 0] [--workdir DIR]
+
+Two data-parallel CPU ranks train a tiny model for STEPS steps with a checkpoint every SAVE_EVERY. A
+fault is SIGKILL or SIGSTOP of a random rank in forward, backward, optimizer step, checkpoint write
+or data read, a disk that is full (a limit on file size stands for it), or flipped bytes in the
+newest checkpoint. Then the run goes on with `--resume auto`; its losses must be the undisturbed
+run's, bit for bit, each step once. Prints one row a fault, then a table by kind in Markdown:
+seconds from the fault to the end of the run (detect), and from the restart to its first step
+(resume).
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.runtime.health import read_beat
+
+STEPS, SAVE_EVERY, HANG_S = 48, 4, 3.0
+WORLD = 2
+CLI = [sys.executable, "-m", "meshwright.cli"]
+PHASES = {"forward": "F", "backward": "B", "optimizer step": "STEP", "data read": "DATA"}
+KINDS = tuple(
+    f"{name} in {phase}"
+    for phase in (*PHASES, "checkpoint write")
+    for name in ("SIGKILL", "SIGSTOP")
+) + ("disk full", "flipped bytes in the newest checkpoint")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """detect_s: from the fault to the run's end; resume_s: from the restart to its first step."""
+
+    kind: str
+    code: int
+    detect_s: float
+    resume_s: float
+    equal: bool
+    said: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workdir", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = arguments.workdir or Path(folder)
+        program = _program(work)
+        reference = _losses(_finished(program, work / "reference"))
+        rng = random.Random(arguments.seed)
+        kinds = [KINDS[n % len(KINDS)] for n in range(arguments.count)]
+        outcomes = []
+        for number, kind in enumerate(kinds):
+            outcome = fault(kind, program, work / f"fault_{number:03d}", rng, reference)
+            outcomes.append(outcome)
+            print(
+                f"{number + 1:3d}/{len(kinds)} {kind}: exit {outcome.code} after "
+                f"{outcome.detect_s:.1f} s, resumed in {outcome.resume_s:.1f} s, "
+                f"{'equal' if outcome.equal else 'NOT EQUAL'}; {outcome.said}",
+                flush=True,
+            )
+    print(_table(outcomes))
+    sys.exit(not all(o.equal for o in outcomes))
+
+
+def _program(work: Path) -> Path:
+    plan, program = work / "plan.txt", work / "program"
+    sizes = ["--cluster", f"cpu:{WORLD}", "--seq", "64", "--global-batch", "8"]
+    pins = ["--pin", f"dp={WORLD}", "--pin", "zero=2", "--pin", "micro_batch=2"]
+    subprocess.run([*CLI, "plan", "tiny", *sizes, *pins, "-o", plan], check=True)
+    subprocess.run([*CLI, "compile", plan, "-o", program], check=True)
+    return program
+
+
+def _command(program: Path, run: Path) -> list[str]:
+    options = {"data": "demo", "steps": STEPS, "save-every": SAVE_EVERY, "hang-after": HANG_S}
+    options |= {"eval-batches": 1, "schedule": "constant", "out": run, "resume": "auto"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [*CLI, "run", str(program), *words, "--no-compile"]
+
+
+def _finished(program: Path, run: Path) -> Path:
+    subprocess.run(_command(program, run), check=True, stdout=subprocess.DEVNULL)
+    return run
+
+
+def _losses(run: Path) -> list[tuple[int, float]]:
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
+def fault(
+    kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
+) -> Outcome:
+    """Start, disturb at a random step past the first checkpoint, wait, resume, compare."""
+    full = kind == "disk full"
+    process = subprocess.Popen(
+        _command(program, run),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_little_disk if full else None,
+    )
+    step, rank = rng.randrange(SAVE_EVERY + 1, STEPS // 2), rng.randrange(WORLD)
+    if full:
+        struck = _when(lambda: bool(list((run / "checkpoints").glob("*.part"))))
+    else:
+        struck = _strike(kind, process, run, rank, step)
+    said = process.communicate(timeout=120)[1].strip().splitlines()
+    detect_s = time.monotonic() - struck
+    if kind.startswith("flipped"):
+        _flip(run, rng)
+    started = time.monotonic()
+    again = subprocess.Popen(_command(program, run), stdout=subprocess.PIPE, text=True)
+    assert again.stdout is not None
+    for line in again.stdout:
+        if line.startswith("step "):
+            break
+    resume_s = time.monotonic() - started
+    again.communicate(timeout=300)
+    equal = again.returncode == 0 and _losses(run) == reference
+    return Outcome(kind, process.returncode, detect_s, resume_s, equal, said[-1] if said else "")
+
+
+def _strike(kind: str, process: subprocess.Popen, run: Path, rank: int, step: int) -> float:
+    """Send the kind's signal to a rank when it is where the kind says; the moment."""
+    number = signal.SIGSTOP if kind.startswith("SIGSTOP") else signal.SIGKILL
+    phase = PHASES.get(kind.partition(" in ")[2])
+    _when(lambda: len(_losses(run)) > step)
+    pid = _rank_pid(process, rank)
+    beats = run / "beats"
+    if phase is None:
+        _when(lambda: bool(list((run / "checkpoints").glob("*.part"))))
+    else:
+        _when(lambda: (beat := read_beat(beats, rank)) is not None and beat.kind == phase)
+    os.kill(pid, number)
+    return time.monotonic()
+
+
+def _when(true: Callable[[], bool], timeout_s: float = 120.0) -> float:
+    """Waits busily, as some moments last a millisecond; the moment."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the moment did not come in {timeout_s:.0f} s")
+    return time.monotonic()
+
+
+def _rank_pid(launcher: subprocess.Popen, rank: int) -> int:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    for pid in children:
+        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return int(pid)
+    raise RuntimeError(f"rank {rank} is not among the {len(children)} processes of the launcher")
+
+
+def _little_disk() -> None:
+    """Files end at 1 MiB: logs fit, a checkpoint does not. Inherited by the ranks."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+
+def _flip(run: Path, rng: random.Random) -> None:
+    newest = max(p for p in (run / "checkpoints").glob("step_*") if p.suffix != ".part")
+    file = rng.choice(sorted(newest.glob("*.safetensors")))
+    data = bytearray(file.read_bytes())
+    for _ in range(3):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def _table(outcomes: list[Outcome]) -> str:
+    lines = ["| fault | times | equal | detect s, worst | detect s, median | resume s, median |"]
+    lines.append("|---|---|---|---|---|---|")
+    for kind in KINDS:
+        mine = [o for o in outcomes if o.kind == kind]
+        if mine:
+            detect = [o.detect_s for o in mine]
+            lines.append(
+                f"| {kind} | {len(mine)} | {sum(o.equal for o in mine)} | {max(detect):.1f} | "
+                f"{statistics.median(detect):.1f} | "
+                f"{statistics.median(o.resume_s for o in mine):.1f} |"
+            )
+    lines.append(
+        f"\n{sum(o.equal for o in outcomes)} of {len(outcomes)} faults ended in a resumed run "
+        "equal to the undisturbed one."
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
