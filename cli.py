@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _export_command(commands)
     _import_command(commands)
     _generate_command(commands)
+    _data_commands(commands)
     return parser
 
 
@@ -247,6 +249,81 @@ def _generate_command(commands: Any) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="of the k likeliest, 0 for all")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the likeliest with share p")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def _data_commands(commands: Any) -> None:
+    text = "Make, check and describe training data. What tokenize writes, run reads as shards:DIR."
+    parser = commands.add_parser("data", help=text.split(". ")[0], description=text)
+    below = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _tokenize_command(below)
+    for name, run, says in (
+        ("info", _data_info, "Say what a folder of shards holds, from its manifest."),
+        ("verify", _data_verify, "Compare every shard with the size and SHA-256 in the manifest."),
+    ):
+        _command(below, name, run, says).add_argument("folder", help="a folder of shards")
+
+
+def _tokenize_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "tokenize",
+        _tokenize,
+        "Tokenize documents into memory-mapped shards with a manifest. The result is the same, "
+        "byte for byte, for any number of workers; a command that was killed goes on behind its "
+        "last finished shard when it is given again.",
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="a text file (one document), a jsonl file (a document a line), a folder of them, or "
+        "hf:NAME_OR_PATH[:SPLIT], a Hugging Face dataset (needs the library datasets)",
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="the shards' folder, empty at first"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default="bytes",
+        metavar="T",
+        help="bytes (a token a byte, NUL ends a document), a tokenizers JSON file, or a Hugging "
+        "Face folder with a tokenizer.json (default: bytes)",
+    )
+    parser.add_argument(
+        "--eos",
+        default="",
+        metavar="TOKEN",
+        help="the token that ends a document, or none; a Hugging Face folder names its own",
+    )
+    parser.add_argument(
+        "--format",
+        default="auto",
+        choices=("auto", "text", "jsonl"),
+        help="of files; auto goes by the suffix: .jsonl, .ndjson, .json (default: auto)",
+    )
+    parser.add_argument(
+        "--field", default="text", help="of a jsonl line or dataset row (default: text)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=2**27,
+        metavar="N",
+        help="tokens of a shard; a killed command loses at most one (default: 134217728)",
+    )
+    parser.add_argument(
+        "--on-bad",
+        default="stop",
+        choices=("stop", "skip"),
+        help="what a document that cannot be read does; both name it (default: stop)",
+    )
+    parser.add_argument(
+        "--held-out",
+        default="",
+        metavar="DIR",
+        help="a folder of shards of the same tokenizer that evaluations of this data read",
+    )
 
 
 # The commands
@@ -537,6 +614,65 @@ def _wrote(what: str, out: Path, files: list[str], arguments: argparse.Namespace
         print(json.dumps({"folder": str(out), "files": files}))
         return
     print(f"{what} written to {out}/: {', '.join(files)}")
+
+
+def _tokenize(arguments: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from meshwright.runtime.data.shards import describe
+    from meshwright.runtime.data.tokenize import Settings, tokenize
+
+    settings = Settings(
+        tokenizer=arguments.tokenizer,
+        end=arguments.eos,
+        form=arguments.format,
+        field=arguments.field,
+        shard_tokens=arguments.shard_tokens,
+        held_out=arguments.held_out,
+    )
+    folder = Path(arguments.output)
+    manifest = tokenize(
+        arguments.inputs,
+        folder,
+        settings,
+        workers=os.cpu_count() or 1 if arguments.workers is None else arguments.workers,
+        on_bad=arguments.on_bad,
+        say=_say_on_stderr,
+    )
+    if arguments.json:
+        print(json.dumps({"folder": str(folder), **asdict(manifest)}))
+        return
+    print(describe(folder))
+    print(f"train on it with: --data shards:{folder}")
+
+
+def _say_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _data_info(arguments: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from meshwright.runtime.data.manifest import read_manifest
+    from meshwright.runtime.data.shards import describe
+
+    folder = Path(arguments.folder)
+    manifest = read_manifest(folder)
+    if arguments.json:
+        print(json.dumps({**asdict(manifest), "identity": manifest.identity}))
+        return
+    print(describe(folder))
+
+
+def _data_verify(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.data.shards import total_bytes, verify
+
+    manifest = verify(Path(arguments.folder))
+    count, size = len(manifest.shards), total_bytes(manifest)
+    if arguments.json:
+        print(json.dumps({"shards": count, "bytes": size, "identity": manifest.identity}))
+        return
+    print(f"{arguments.folder}: {count} shards, {size:,} bytes, as the manifest says")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,12 @@ class RunOptions:
     """
 
     data: str = _option(
-        "demo", "demo, file:PATH (bytes), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]"
+        "demo",
+        "demo, shards:DIR (see data tokenize), mix:FILE.toml (weighted [[source]] tables), "
+        "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), random:VOCAB[:SEED] or "
+        "fixed:VOCAB[:SEED]",
     )
+    eval_data: str = _option("", "held-out data, where it is not the held-out part of --data")
     steps: int = _option(100, "optimizer steps of the whole run", low=1)
     seed: int = _option(0, "of initial weights and the order of samples", low=0)
     lr: float = _option(1e-3, "peak learning rate", low=0.0)

@@ -20,7 +20,15 @@ from .checkpoint import (
     read_manifest,
 )
 from .compiling import compiler, missing_toolchain
-from .data import BatchReader, Corpus, DataError, eval_batches, open_corpus
+from .data import (
+    Corpus,
+    DataError,
+    Prefetcher,
+    check_vocab,
+    eval_batches,
+    held_out_corpus,
+    open_reader,
+)
 from .devices import peak_flops, peak_memory_bytes
 from .executor import Batch, Executor
 from .health import Beacon
@@ -57,15 +65,18 @@ class Session:
         self.rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.rows * mesh.size("dp")
         self.first_row = mesh.coordinate("dp") * self.rows
-        self.corpus = open_corpus(options.data, "train")
-        self.reader = BatchReader(
-            self.corpus,
+        self.reader = open_reader(
+            options.data,
             global_batch=self.global_batch,
             seq=layout.seq,
             seed=options.seed,
             vocab=layout.vocab_size,
         )
         self.step_ms: list[float] = []
+        self.batches = Prefetcher(self.reader, self.first_row, self.first_row + self.rows)
+        self.held_out: Corpus | None = None
+        if options.eval_every or options.eval_data:
+            self._held_out()  # missing data is refused now, not at the first evaluation
         learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
         self.executor = self._executor(folder)
 
@@ -172,6 +183,7 @@ class Session:
 
     def _take_up(self, manifest: Manifest) -> int:
         self._check_state(manifest.state, manifest.path)
+        self.reader.restore(manifest.state.step, manifest.state.data_position)
         load(self.executor, manifest)
         self.say(f"resumed {manifest.path} after {manifest.state.step} steps")
         return manifest.state.step
@@ -185,10 +197,17 @@ class Session:
                 f"steps; this plan's global batch of {self.global_batch} rows would make it "
                 f"{samples} of {seq}: plan with the same --global-batch and --seq"
             )
-        for name in ("seed", "data"):
-            then, now = getattr(state, name), getattr(self.options, name)
-            if then != now:
-                raise CheckpointError(f"{path} was made with {name} {then}, this run has {now}")
+        if state.seed != self.options.seed:
+            raise CheckpointError(
+                f"{path} was made with seed {state.seed}, this run has {self.options.seed}"
+            )
+        # The name may differ, as data moves; the tokens may not.
+        if state.data_identity != self.reader.identity:
+            raise CheckpointError(
+                f"{path} was made with data {state.data} ({state.data_identity[:12]}), this run "
+                f"has {self.options.data} ({self.reader.identity[:12]}): give the same data, or "
+                "start a run of its own without --resume"
+            )
 
     def _save_after(self, step: int) -> None:
         every = self.options.save_every
@@ -205,6 +224,8 @@ class Session:
             seq=self.layout.seq,
             seed=self.options.seed,
             data=self.options.data,
+            data_identity=self.reader.identity,
+            data_position=self.reader.state(step),
             model=self.layout.model,
         )
 
@@ -218,7 +239,7 @@ class Session:
         self.beacon.step = step
         self.beacon.mark("DATA")
         self.executor.optimizer.stop_wanted = self.stop.wanted
-        batch = self.reader.rows(step, self.first_row, self.first_row + self.rows)
+        batch = self.batches.take(step)
         batches = self._micro_batches(batch.tokens, batch.labels)
         lr = learning_rate(step, **self._lr_options())
         loss, norm = self.executor.train_step(batches, batch.label_count, lr)
@@ -251,13 +272,20 @@ class Session:
 
     def held_out_loss(self) -> tuple[float, int]:
         """Mean loss over held-out tokens, and how many."""
-        corpus = open_corpus(self.options.data, "held-out")
+        corpus = self._held_out()
         total, count = 0.0, 0
         for batch in self._eval_batches(corpus):
             pairs = self._micro_batches(batch.tokens, batch.labels)
             total += self.executor.evaluate(pairs, batch.label_count) * batch.label_count
             count += batch.label_count
         return total / count, count
+
+    def _held_out(self) -> Corpus:
+        if self.held_out is None:
+            corpus = held_out_corpus(self.options.data, self.options.eval_data)
+            check_vocab(corpus.name, corpus.vocab, self.layout.vocab_size)
+            self.held_out = corpus
+        return self.held_out
 
     def _eval_batches(self, corpus: Corpus):  # type: ignore[no-untyped-def]
         return eval_batches(
@@ -277,5 +305,5 @@ class Session:
             self.say(f"no held-out loss: {error}")
             return
         log.evaluation(self.options.steps - 1, eval_loss=loss, tokens=tokens)
-        unit = "nats/byte" if self.corpus.vocab == 256 else "nats/token"
+        unit = "nats/byte" if self.reader.vocab == 256 else "nats/token"
         self.say(f"held-out loss: {loss:.3f} {unit} ({tokens:,} tokens)")

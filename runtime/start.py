@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .data import absolute
 from .health import HUNG, read_beat
 from .options import STOPPED, flag
 from .program import ProgramError
@@ -210,6 +211,4 @@ def _absolute(name: str, value: str) -> str:
     folder = name in ("resume", "weights") and value not in ("", "auto")
     if name == "out" or folder:
         return str(Path(value).resolve())
-    if name == "data" and value.startswith("file:"):
-        return f"file:{Path(value.removeprefix('file:')).resolve()}"
-    return value
+    return absolute(value) if name in ("data", "eval_data") else value

@@ -26,7 +26,8 @@ class State:
     """What a run needs besides tensors.
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
-    not). samples: rows of `seq` tokens seen.
+    not). samples: rows of `seq` tokens seen. data_identity, data_position: the data's hash, and
+    where a stream goes on (data.Reader).
     """
 
     step: int
@@ -35,6 +36,8 @@ class State:
     seq: int
     seed: int
     data: str
+    data_identity: str
+    data_position: dict
     model: str
 
 

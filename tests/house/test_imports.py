@@ -19,6 +19,8 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
 MORE = {
     r"ir/(capture\w*|joint|semantic)\.py": {"torch"},  # the way from torch into the graph
     r"planner/solver\.py": {"ortools"},  # the one adaptor
+    r"runtime/data/tokenizer\.py": {"tokenizers"},  # optional: imported when a file is given
+    r"runtime/data/hub\.py": {"datasets"},  # optional: imported for hf: and hf-stream:
 }
 
 

@@ -9,11 +9,11 @@ import torch
 from meshwright.runtime.data import (
     IGNORED,
     ArrayCorpus,
-    BatchReader,
     DataError,
     eval_batches,
     open_corpus,
     permute,
+    shuffled_reader,
 )
 
 
@@ -45,8 +45,8 @@ def test_the_demo_corpus_is_real_text_in_two_disjoint_parts() -> None:
 
 
 def test_an_epoch_takes_each_window_once_and_the_next_another_order() -> None:
-    reader = BatchReader(counting(5 * 12 + 3), global_batch=4, seq=4, seed=1)
-    assert reader.num_windows == 12
+    reader = shuffled_reader(counting(5 * 12 + 3), global_batch=4, seq=4, seed=1)
+    assert reader.samples.num_windows == 12
     starts = [reader.batch(step).tokens[:, 0].tolist() for step in range(6)]
     first, second = sum(starts[:3], []), sum(starts[3:], [])
     assert sorted(first) == sorted(second) == list(range(0, 60, 5))
@@ -54,14 +54,14 @@ def test_an_epoch_takes_each_window_once_and_the_next_another_order() -> None:
 
 
 def test_a_batch_that_spans_two_epochs_repeats_nothing_within_either() -> None:
-    reader = BatchReader(counting(5 * 7), global_batch=4, seq=4, seed=1)
+    reader = shuffled_reader(counting(5 * 7), global_batch=4, seq=4, seed=1)
     starts = sum((reader.batch(step).tokens[:, 0].tolist() for step in range(7)), [])
     for epoch in range(4):
         assert sorted(starts[epoch * 7 : epoch * 7 + 7]) == list(range(0, 35, 5))
 
 
 def test_labels_are_the_next_tokens() -> None:
-    batch = BatchReader(counting(100), global_batch=3, seq=4, seed=0).batch(0)
+    batch = shuffled_reader(counting(100), global_batch=3, seq=4, seed=0).batch(0)
     assert batch.tokens.dtype == batch.labels.dtype == torch.int64
     assert batch.tokens.shape == batch.labels.shape == (3, 4)
     assert torch.equal(batch.labels, batch.tokens + 1)
@@ -70,7 +70,7 @@ def test_labels_are_the_next_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["demo", "random:97", "fixed:97:3"])
 def test_rows_are_rows_of_the_batch_at_any_step_in_any_order(name: str) -> None:
-    reader = BatchReader(open_corpus(name, "train"), global_batch=6, seq=16, seed=5)
+    reader = shuffled_reader(open_corpus(name, "train"), global_batch=6, seq=16, seed=5)
     whole = reader.batch(10**6)
     for start, stop in ((4, 6), (0, 1), (1, 4), (2, 2)):
         part = reader.rows(10**6, start, stop)
@@ -81,7 +81,7 @@ def test_rows_are_rows_of_the_batch_at_any_step_in_any_order(name: str) -> None:
 
 def test_the_seed_chooses_the_order() -> None:
     one, same, other = (
-        BatchReader(counting(10_000), global_batch=8, seq=4, seed=seed).batch(3).tokens
+        shuffled_reader(counting(10_000), global_batch=8, seq=4, seed=seed).batch(3).tokens
         for seed in (1, 1, 2)
     )
     assert torch.equal(one, same) and not torch.equal(one, other)
@@ -89,7 +89,7 @@ def test_the_seed_chooses_the_order() -> None:
 
 def test_random_tokens_fill_the_vocabulary_and_change_with_step_and_seed() -> None:
     corpora = [open_corpus(name, "train") for name in ("random:10", "random:10:1")]
-    readers = [BatchReader(corpus, global_batch=8, seq=64, seed=0) for corpus in corpora]
+    readers = [shuffled_reader(corpus, global_batch=8, seq=64, seed=0) for corpus in corpora]
     batches = [readers[0].batch(0), readers[0].batch(1), readers[1].batch(0)]
     assert set(batches[0].tokens.flatten().tolist()) == set(range(10))
     assert not torch.equal(batches[0].tokens, batches[1].tokens)
@@ -97,7 +97,7 @@ def test_random_tokens_fill_the_vocabulary_and_change_with_step_and_seed() -> No
 
 
 def test_fixed_gives_one_batch_for_all_steps_with_rows_that_differ() -> None:
-    reader = BatchReader(open_corpus("fixed:50", "train"), global_batch=4, seq=32, seed=9)
+    reader = shuffled_reader(open_corpus("fixed:50", "train"), global_batch=4, seq=32, seed=9)
     assert torch.equal(reader.batch(0).tokens, reader.batch(17).tokens)
     assert len({tuple(row) for row in reader.batch(0).tokens.tolist()}) == 4
 
@@ -159,7 +159,7 @@ def test_a_file_shorter_than_a_sample_is_refused_with_both_numbers(
     path = tmp_path / "short.bin"
     path.write_bytes(b"x" * size)
     with pytest.raises(DataError, match=rf"needs 17 tokens .* has {size};"):
-        BatchReader(open_corpus(f"file:{path}", "train"), global_batch=1, seq=16, seed=0)
+        shuffled_reader(open_corpus(f"file:{path}", "train"), global_batch=1, seq=16, seed=0)
     with pytest.raises(DataError, match="needs 2 tokens .* has 0;"):
         next(eval_batches(open_corpus(f"file:{path}", "held-out"), global_batch=1, seq=16))
 
@@ -172,11 +172,11 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_vocabulary_larger_than_the_models_is_refused_with_both_numbers() -> None:
     corpus = open_corpus("random:300", "train")
     with pytest.raises(DataError, match=r"vocabulary of 300, the model one of 256"):
-        BatchReader(corpus, global_batch=1, seq=4, seed=0, vocab=256)
-    BatchReader(corpus, global_batch=1, seq=4, seed=0, vocab=300)
+        shuffled_reader(corpus, global_batch=1, seq=4, seed=0, vocab=256)
+    shuffled_reader(corpus, global_batch=1, seq=4, seed=0, vocab=300)
 
 
 def test_rows_outside_the_batch_are_refused() -> None:
-    reader = BatchReader(counting(100), global_batch=4, seq=4, seed=0)
+    reader = shuffled_reader(counting(100), global_batch=4, seq=4, seed=0)
     with pytest.raises(DataError, match=r"rows 2\.\.5 of a global batch of 4"):
         reader.rows(0, 2, 5)

@@ -1,0 +1,41 @@
+"""Training data: text becomes shards of tokens once, a reader cuts them into batches in every run.
+
+    text, jsonl, datasets --tokenize--> shards + manifest --corpus--> samples --reader--> batches
+
+Note: three orders. A *window* is a piece of a corpus, numbered as it lies there. A *sample* is a
+window in the order of training: sample k of an epoch is window permute(k). A *row* is a sample's
+place in the global batch: row r of step s is sample s * global_batch + r, counted over all epochs.
+All follows from (data, seed, step, row), so any rank reads any rows, under any plan, with no state
+to save; only a stream (`hf-stream:`) has a position, which its reader hands to the checkpoint.
+
+`open_reader` and `Prefetcher` are what a run needs, `open_corpus` what an evaluation reads.
+"""
+
+from .batches import Batch, BatchReader, Reader, eval_batches, shuffled_reader
+from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus
+from .errors import DataError
+from .permutation import permute
+from .prefetch import Prefetcher
+from .samples import IGNORED, check_vocab
+from .source import absolute, held_out_corpus, open_corpus, open_reader
+
+__all__ = [
+    "IGNORED",
+    "ArrayCorpus",
+    "Batch",
+    "BatchReader",
+    "Corpus",
+    "DataError",
+    "JoinedCorpus",
+    "Prefetcher",
+    "Reader",
+    "SyntheticCorpus",
+    "absolute",
+    "check_vocab",
+    "eval_batches",
+    "held_out_corpus",
+    "open_corpus",
+    "open_reader",
+    "permute",
+    "shuffled_reader",
+]

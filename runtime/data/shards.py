@@ -1,0 +1,75 @@
+"""A folder of shards as a corpus, mapped into memory; and what a person may ask about it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from .corpus import ArrayCorpus, JoinedCorpus
+from .manifest import Manifest, check_hashes, check_sizes, read_manifest
+from .progress import Progress
+
+CHEAP_BYTES = 2**26  # hashes of no more than this are checked whenever the folder is opened
+
+
+def open_shards(folder: Path) -> JoinedCorpus:
+    """The stream of a folder that `meshwright data tokenize` wrote.
+
+    Raises DataError where a shard is missing, of another size than the manifest says, or, in a
+    folder of up to 64 MiB, of another content; larger ones are checked by `verify` only.
+    """
+    manifest = read_manifest(folder)
+    check_sizes(folder, manifest)
+    if total_bytes(manifest) <= CHEAP_BYTES:
+        check_hashes(folder, manifest)
+    sha256 = manifest.tokenizer["sha256"]
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    parts = tuple(
+        ArrayCorpus(
+            f"shards:{folder}/{shard.name}",
+            np.memmap(folder / f"{shard.name}.bin", dtype, "r"),
+            manifest.vocab_size,
+            sha256,
+            shard.sha256,
+        )
+        for shard in manifest.shards
+    )
+    return JoinedCorpus(f"shards:{folder}", parts, manifest.identity)
+
+
+def total_bytes(manifest: Manifest) -> int:
+    return sum(size for s in manifest.shards for _, size, _ in s.files(manifest.dtype))
+
+
+def verify(folder: Path) -> Manifest:
+    """Check every size and hash, with a progress line on stderr. Raises DataError."""
+    manifest = read_manifest(folder)
+    check_sizes(folder, manifest)
+    bar = Progress("verify", total_bytes(manifest))
+    try:
+        check_hashes(folder, manifest, bar.at)
+    finally:
+        bar.clear()
+    return manifest
+
+
+def describe(folder: Path) -> str:
+    """The manifest as a few lines of text."""
+    m = read_manifest(folder)
+    sizes = [shard.tokens for shard in m.shards]
+    lines = [
+        f"{folder}: {m.tokens:,} tokens, {m.documents:,} documents",
+        f"tokenizer   {m.tokenizer['name']} ({m.tokenizer['sha256'][:12]}), vocabulary "
+        f"{m.vocab_size:,}, a document ends with {_end(m.tokenizer['end'])}",
+        f"shards      {len(sizes)} of {max(sizes):,} tokens, {m.dtype}, "
+        f"{total_bytes(m) / 2**20:,.1f} MiB",
+        f"inputs      {len(m.inputs)}: {', '.join(str(i['name']) for i in m.inputs[:4])}"
+        + (", ..." if len(m.inputs) > 4 else ""),
+        f"passed over {m.broken:,} broken, {m.empty:,} empty documents",
+        f"held out    {m.held_out or 'none named'}",
+        f"identity    {m.identity}",
+    ]
+    return "\n".join(lines)
+
+
+def _end(token: int | None) -> str:
+    return "no token" if token is None else f"token {token}"

@@ -1,0 +1,103 @@
+"""From what `--data` says to a corpus or a reader."""
+
+from pathlib import Path
+
+from .batches import BatchReader, Reader, shuffled_reader
+from .builtin import file_bytes, standard_library, synthetic
+from .corpus import Corpus, JoinedCorpus
+from .errors import DataError
+from .manifest import read_manifest
+from .mixture import Mixture, read_mixture, shares_of
+from .shards import open_shards
+from .stream import StreamReader, open_stream, stream_file
+
+KINDS = "demo, file:PATH, shards:DIR, mix:FILE.toml, hf-stream:NAME, random:VOCAB or fixed:VOCAB"
+
+
+def open_corpus(name: str, split: str) -> Corpus:
+    """The corpus called `name`, its `train` or its `held-out` part.
+
+    demo                    the Python standard library's source, by file; a NUL ends each file
+    shards:DIR              what `meshwright data tokenize` wrote; held out is the folder it names
+    mix:FILE.toml           held out only: the held-out parts of its sources, one behind the other
+    file:PATH               raw bytes of one file; the last twentieth is held out
+    random:VOCAB[:SEED]     uniform tokens without end
+    fixed:VOCAB[:SEED]      uniform tokens, the same batch at every step
+    Raises DataError for an unknown name or split, or data that cannot be read.
+    """
+    if split not in ("train", "held-out"):
+        raise DataError(f"unknown split {split!r}; choose from train, held-out")
+    held_out = split == "held-out"
+    kind, _, rest = name.partition(":")
+    if name == "demo":
+        return standard_library(held_out)
+    if kind == "shards" and rest:
+        return open_shards(_held_out_folder(Path(rest)) if held_out else Path(rest))
+    if kind == "mix" and rest and held_out:
+        sources = [source.data for source in read_mixture(Path(rest))]
+        return JoinedCorpus(
+            name, tuple(open_corpus(beside(Path(rest), data), split) for data in sources)
+        )
+    if kind == "file" and rest:
+        return file_bytes(name, Path(rest), held_out)
+    if kind in ("random", "fixed"):
+        return synthetic(name, held_out)
+    if kind == "hf-stream" and held_out:
+        raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
+    raise DataError(f"unknown corpus {name!r}; give {KINDS}")
+
+
+def _held_out_folder(folder: Path) -> Path:
+    named = read_manifest(folder).held_out
+    if not named:
+        raise DataError(
+            f"{folder} names no held-out part; give --eval-data shards:DIR, or tokenize with "
+            "--held-out DIR"
+        )
+    return folder / named
+
+
+def held_out_corpus(name: str, eval_data: str) -> Corpus:
+    """What an evaluation reads: all of `eval_data` where it is shards, else a held-out part."""
+    if eval_data.startswith("shards:"):
+        return open_corpus(eval_data, "train")
+    return open_corpus(eval_data or name, "held-out")
+
+
+def open_reader(
+    name: str, *, global_batch: int, seq: int, seed: int, vocab: int | None = None
+) -> Reader:
+    """The training batches of `name`, shuffled by seed and epoch; a stream in its own order.
+
+    vocab: the model's. Raises DataError for data that cannot be read, is shorter than a sample, or
+    has a larger vocabulary than the model.
+    """
+    kind, _, rest = name.partition(":")
+    sizes = {"global_batch": global_batch, "seq": seq}
+    if kind == "mix" and rest:
+        mixture = _mixture(name, Path(rest), seq + 1, seed)
+        return BatchReader(mixture, **sizes, vocab=vocab)
+    if kind == "hf-stream" and rest:
+        return StreamReader(open_stream(rest), **sizes, vocab=vocab)
+    return shuffled_reader(open_corpus(name, "train"), **sizes, seed=seed, vocab=vocab)
+
+
+def _mixture(name: str, path: Path, width: int, seed: int) -> Mixture:
+    sources = read_mixture(path)
+    corpora = [open_corpus(beside(path, source.data), "train") for source in sources]
+    return Mixture(name, corpora, shares_of(sources), width=width, seed=seed)
+
+
+def beside(file: Path, name: str) -> str:
+    """`name` with its path seen from the folder of `file`."""
+    kind, _, rest = name.partition(":")
+    if kind in ("file", "shards") and rest:
+        return f"{kind}:{file.parent / rest}"
+    return name
+
+
+def absolute(name: str) -> str:
+    """`name` with its path made absolute: a program runs in its own folder."""
+    kind, _, rest = name.partition(":")
+    is_path = kind in ("file", "shards", "mix") or (kind == "hf-stream" and stream_file(rest))
+    return f"{kind}:{Path(rest).resolve()}" if is_path and rest else name
