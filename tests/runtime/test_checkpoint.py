@@ -138,7 +138,7 @@ STATES = {
     "seq": ({"seq": 64}, "of 64 tokens"),
     "samples": ({"samples": 3}, "3 rows"),
     "seed": ({"seed": 5}, "seed 5"),
-    "data": ({"data": "file:/nowhere"}, "data file:/nowhere"),
+    "data": ({"data": "file:/old", "data_identity": "f" * 64}, "data file:/old (ffffffffffff)"),
 }
 
 
