@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _export_command(commands)
     _import_command(commands)
     _generate_command(commands)
+    _plot_command(commands)
     _data_commands(commands)
     return parser
 
@@ -227,6 +228,17 @@ def _import_command(commands: Any) -> None:
     parser.add_argument("folder", help="a folder of safetensors")
     parser.add_argument("--model", required=True, help="a preset or a TOML file of the same shape")
     parser.add_argument("-o", "--output", default="weights", help="the folder to write")
+
+
+def _plot_command(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "plot",
+        _plot,
+        "Draw runs: loss, throughput, memory, predicted against measured, in one picture.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    parser.add_argument("-o", "--output", default="runs.png", help="a .png, .svg or .pdf file")
 
 
 def _generate_command(commands: Any) -> None:
@@ -595,6 +607,14 @@ def _generate(arguments: argparse.Namespace) -> None:
         print(json.dumps({"samples": texts}))
         return
     print("\n---\n".join(texts))
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.plot import plot_runs
+
+    out = Path(arguments.output)
+    plot_runs([Path(run) for run in arguments.runs], out)
+    print(json.dumps({"picture": str(out)}) if arguments.json else f"drawn in {out}")
 
 
 def _source(model: str) -> "ModelSource":

@@ -43,25 +43,28 @@ class Beat:
 
 
 class Beacon:
-    """This rank's marks; without a folder they go nowhere."""
+    """This rank's marks; without a folder they go nowhere. The folder is made at the first mark."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
-        self.step, self._map = 0, None
+        self.folder, self.rank, self.step = folder, rank, 0
+        self.first_step: float = math.inf  # of this process; known once training begins
+        self._map: mmap.mmap | None = None
         self._host = socket.gethostname().encode()[:64]
-        if folder is None:
-            return
+
+    def _open(self, folder: Path) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)
-        path = beat_path(folder, rank)
+        path = beat_path(folder, self.rank)
         path.write_bytes(bytes(_SIZE))
         with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _SIZE)
-        self.mark("START")
+            return mmap.mmap(file.fileno(), _SIZE)
 
     def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None:
         """The rank is about to do `kind`."""
-        if self._map is not None:
-            values = (time.time(), self.step, stage, microbatch, kind.encode()[:16], self._host)
-            _MARK.pack_into(self._map, _SIGN.size, *values)
+        if self.folder is None:
+            return
+        self._map = self._map or self._open(self.folder)
+        values = (time.time(), self.step, stage, microbatch, kind.encode()[:16], self._host)
+        _MARK.pack_into(self._map, _SIGN.size, *values)
 
     def sign(self) -> None:
         """The process lives."""
@@ -116,13 +119,12 @@ def holding_up(folder: Path, world: int) -> tuple[int, Beat] | None:
 class Watch:
     """Ends the process with HUNG when its beacon was not marked for `limit_s` seconds; 0: never.
 
-    The first step, which compiles, has ten times as long.
+    All up to the first step, which compiles, has ten times as long.
     """
 
     def __init__(self, folder: Path, rank: int, world: int, beacon: Beacon, limit_s: float) -> None:
         self.folder, self.rank, self.world = folder, rank, world
         self.beacon, self.limit_s = beacon, limit_s
-        self.first_step: int | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -131,9 +133,9 @@ class Watch:
             time.sleep(min(_TICK_S, (self.limit_s or math.inf) / 4))
             beat = self.beacon.beat
             if beat is None:
-                return
-            self.first_step = beat.step if self.first_step is None else self.first_step
-            limit_s = (self.limit_s or math.inf) * (10 if beat.step == self.first_step else 1)
+                continue
+            compiles = beat.step <= self.beacon.first_step
+            limit_s = (self.limit_s or math.inf) * (10 if compiles else 1)
             if time.time() - beat.time_s > limit_s:
                 self._end(beat, limit_s)
 

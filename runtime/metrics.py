@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from .trackers import Tracker
+
 # Printed beside the number, since houses count differently.
 MFU_FORMULA = (
     "mfu = tokens/s * flops per token / peak flops; flops per token = 6 * matmul parameters "
@@ -35,7 +37,7 @@ class StepLog:
 
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
     or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
-    print_every: steps between printed lines; the file has every step.
+    print_every: steps between printed lines; the file has every step. tracker: takes rows too.
     A resumed run appends; a line that a crash cut short is removed first. path None: writes nothing
     and prints nothing, as on ranks other than 0.
     """
@@ -48,7 +50,9 @@ class StepLog:
         peak_flops: float | None,
         stream: TextIO | None = sys.stdout,
         print_every: int = 1,
+        tracker: Tracker | None = None,
     ) -> None:
+        self.tracker = tracker
         self.print_every = max(1, print_every)
         self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
         self._file: TextIO | None = None
@@ -93,6 +97,8 @@ class StepLog:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self.tracker is not None:
+            self.tracker.close()
 
     def __enter__(self) -> "StepLog":
         return self
@@ -117,6 +123,9 @@ class StepLog:
         finite = {name: value if _is_json(value) else None for name, value in row.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
+        if self.tracker is not None:
+            known = {name: value for name, value in finite.items() if value is not None}
+            self.tracker.row(int(known.pop("step")), known)
         if self.stream is not None and text is not None:
             print(text, file=self.stream, flush=True)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .lr import SCHEDULES
+from .trackers import TRACKERS
 
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 NAN_POLICIES = ("stop", "skip")
@@ -49,6 +50,7 @@ class RunOptions:
     eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)
     eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all", low=0)
     log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step", low=1)
+    track: str = _option("none", "where rows go besides metrics.jsonl", choices=TRACKERS)
     out: str = _option("run", "the run's folder")
     save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none", low=0)
     keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)

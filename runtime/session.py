@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,7 @@ from .metrics import MFU_FORMULA, StepLog
 from .optimizer import AdamWOptions
 from .options import STOPPED, RunOptions
 from .program import build_executor
+from .trackers import open_tracker
 
 
 class Stop(Protocol):
@@ -78,6 +80,7 @@ class Session:
         if options.eval_every or options.eval_data:
             self._held_out()  # missing data is refused now, not at the first evaluation
         learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
+        self.beacon.mark("START")
         self.executor = self._executor(folder)
 
     def _executor(self, folder: Path) -> Executor:
@@ -125,6 +128,7 @@ class Session:
         if peak:
             self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
         with self._log(out, peak and peak * mesh.world()) as log:
+            self.beacon.first_step = first
             for step in range(first, self.options.steps):
                 self._step(step, log)
                 if self._evaluates_after(step):
@@ -148,11 +152,13 @@ class Session:
 
     def _log(self, out: Path, peak: float | None) -> StepLog:
         """metrics.jsonl and printed lines on rank 0, nothing elsewhere."""
+        tracker = open_tracker(self.options.track, out, asdict(self.options)) if self.logs else None
         return StepLog(
             out / "metrics.jsonl" if self.logs else None,
             flops_per_token=self.layout.flops_per_token,
             peak_flops=peak,
             print_every=self.options.log_every,
+            tracker=tracker,
         )
 
     def _resume(self, out: Path) -> int:

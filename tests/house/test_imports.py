@@ -20,6 +20,8 @@ MORE = {
     r"ir/(capture\w*|joint|semantic)\.py": {"torch"},  # the way from torch into the graph
     r"planner/solver\.py": {"ortools"},  # the one adaptor
     r"runtime/data/tokenizer\.py": {"tokenizers"},  # optional: imported when a file is given
+    r"runtime/plot\.py": {"matplotlib"},  # optional: imported when something is drawn
+    r"runtime/trackers\.py": {"wandb"},  # optional: imported when it is asked for
     r"runtime/data/hub\.py": {"datasets"},  # optional: imported for hf: and hf-stream:
 }
 

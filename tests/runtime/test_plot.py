@@ -1,0 +1,86 @@
+"""Pictures and trackers of runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.runtime.metrics import StepLog
+from meshwright.runtime.trackers import TrackerError, open_tracker
+
+
+def run_in(folder: Path, steps: int) -> Path:
+    folder.mkdir()
+    rows = [
+        {"step": n, "loss": 5.0 / (n + 1), "tokens_per_s": 100.0, "peak_memory_bytes": 2**30}
+        for n in range(steps)
+    ]
+    rows.append({"step": steps - 1, "eval_loss": 1.0, "tokens": 5})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"predicted": 2.0, "measured": 1.0, "error": 1.0}
+    (folder / "fidelity.json").write_text(json.dumps({"step_us": row}))
+    return folder
+
+
+def test_runs_are_drawn_with_their_names_and_titles(tmp_path: Path) -> None:
+    runs = [str(run_in(tmp_path / name, 5)) for name in ("first", "second")]
+    out = tmp_path / "runs.svg"
+    assert main(["plot", *runs, "-o", str(out)]) == 0
+    text = out.read_text()
+    for said in ("first, held out", "second", "tokens a second", "predicted / measured"):
+        assert f"<!-- {said} -->" in text, said
+
+
+def test_a_folder_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plot", str(tmp_path), "-o", str(tmp_path / "a.png")]) == 2
+    assert "holds no metrics.jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "a.png").exists()
+
+
+class Kept:
+    """Remembers rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed = False
+
+    def row(self, step: int, values: dict[str, float]) -> None:
+        self.rows.append((step, values))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
+    kept = Kept()
+    with StepLog(
+        tmp_path / "m.jsonl", flops_per_token=1.0, peak_flops=None, stream=None, tracker=kept
+    ) as log:
+        log.step(
+            3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, step_ms=2.0,
+            peak_memory_bytes=7,
+        )  # fmt: skip
+        log.evaluation(3, eval_loss=0.5, tokens=2)
+    (step, row), evaluation = kept.rows
+    assert step == 3 and row["lr"] == 0.1 and "loss" not in row and "mfu" not in row
+    assert evaluation == (3, {"eval_loss": 0.5, "tokens": 2}) and kept.closed
+
+
+def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tracker = open_tracker("tensorboard", tmp_path, {})
+    assert tracker is not None
+    tracker.row(1, {"loss": 2.0})
+    tracker.close()
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(TrackerError, match="pip install wandb"):
+        open_tracker("wandb", tmp_path, {})
