@@ -90,8 +90,9 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
-        "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe), cuts, price, "
-        "shard_weights, precision (pure, master)",
+        "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
+        "zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, shard_weights, "
+        "precision (pure, master)",
     )
     parser.add_argument(
         "--no-search",

@@ -9,7 +9,7 @@ from meshwright.ir.sizes import Shape, Size, evaluate
 
 # Names that emitted functions use and values must not hide.
 _RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "TP", "TP_RANK", "DEVICE"}
-_RESERVED |= {"params", "saved", "grads"}
+_RESERVED |= {"params", "saved", "grads", "handed"}
 
 
 def identifier(name: str) -> str:

@@ -1,16 +1,14 @@
-"""The two functions of a unique segment: forward and backward, as text."""
+"""The functions of a unique segment as text: forward, and backward whole or in two."""
+
+from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
 from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.split import split_backward
 
 from .local import Locals, identifier
 from .ops import op_text
 from .writer import Writer
-
-
-def piece_functions(writer: Writer, piece: Piece, plan: Plan) -> None:
-    """Write `<name>_forward` and `<name>_backward`."""
-    _PieceText(piece, plan).write(writer)
 
 
 def operand_inputs(piece: Piece) -> tuple[Input, ...]:
@@ -18,12 +16,13 @@ def operand_inputs(piece: Piece) -> tuple[Input, ...]:
     return piece.graph.inputs_of("data") + piece.graph.inputs_of("context")
 
 
-class _PieceText:
+class PieceText:
+    """The text of one piece's functions under a plan."""
+
     def __init__(self, piece: Piece, plan: Plan) -> None:
         self.piece, self.plan, self.graph = piece, plan, piece.graph
         self.local = Locals.of(piece, plan)
         self.read = {n for op in self.graph.ops for n in op.inputs} | set(self.graph.outputs)
-        self.in_backward = False
         self.x = self.graph.inputs_of("activation")
         self.operands = operand_inputs(piece)
         self.params = self.graph.inputs_of("param")
@@ -35,7 +34,19 @@ class _PieceText:
         read = {n for op in self.backward_ops for n in op.inputs} | grads
         kept = [i.value.name for i in (*self.x, *self.operands)]
         self.saved = [n for n in kept if n in read] + list(piece.saved)
-        self.recomputed = [op for op in self.backward_ops if op.output.name in made]
+        self.recomputed = frozenset(
+            op.output.name for op in self.backward_ops if op.output.name in made
+        )
+        self.split = (
+            split_backward(self.graph, self.backward_ops, self.recomputed)
+            if plan.splits_backward
+            else None
+        )
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """What is written, by suffix of the piece's name."""
+        return ("forward", *(("input_grad", "weight_grad") if self.split else ("backward",)))
 
     def _needed(self, wanted: set[str], given: set[str]) -> list[Op]:
         """Ops that make `wanted` from `given`, in the graph's order."""
@@ -72,8 +83,9 @@ class _PieceText:
 
     def write(self, writer: Writer) -> None:
         self._forward(writer)
-        writer.lines("", "")
-        self._backward(writer)
+        for function in self.functions[1:]:
+            writer.lines("", "")
+            getattr(self, f"_{function}")(writer)
 
     def _forward(self, writer: Writer) -> None:
         names = [identifier(i.value.name) for i in (*self.x, *self.operands)]
@@ -108,10 +120,11 @@ class _PieceText:
         if names:
             writer.wrapped("(", names, f",) = {source}")
 
-    def _op(self, writer: Writer, op: Op, last: str, recomputed: bool = False) -> str:
+    def _op(self, writer: Writer, op: Op, last: str, backward: bool = False) -> str:
         """One op, after a comment where its origin differs from `last`; returns the origin."""
-        source = op.source or ("gradients" if self.in_backward else "")
-        note = f"recompute: {source}" if recomputed else source
+        again = backward and op.output.name in self.recomputed
+        source = op.source or ("gradients" if backward else "")
+        note = f"recompute: {source}" if again else source
         if note and note != last:
             writer.line(f"# {note}")
         targets = [identifier(v.name) if v.name in self.read else "_" for v in op.outputs]
@@ -119,32 +132,66 @@ class _PieceText:
         return note or last
 
     def _backward(self, writer: Writer) -> None:
-        is_loss = not self.graph.inputs_of("grad")
-        grad_of = [n for n in self.graph.outputs[2:]]
         with writer.block(f"def {self.piece.name}_backward(params, saved, dy, grads):"):
-            dx = self.graph.outputs[1]
-            result = f"d_x {self._shape(dx)}" if dx else "None"
-            given = "dy is the loss's own 1. " if is_loss else ""
-            writer.line(f'"""{given}Adds to grads; returns {result}."""')
-            self._unpack(writer, self.params, "params")
-            if self.saved:
-                writer.wrapped("(", [identifier(n) for n in self.saved], ",) = saved")
-            grads = [f"grad_{identifier(i.value.name)}" for i in self.params]
-            if grads:
-                writer.wrapped("(", grads, ",) = grads")
-            recomputed = {op.output.name for op in self.recomputed}
-            self.in_backward = True
-            self._ops_with_grads(writer, recomputed, dict(zip(grad_of, grads, strict=True)))
-            writer.line(f"return {identifier(dx) if dx else 'None'}")
+            writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
+            self._unpack_saved(writer)
+            pending = self._unpack_grads(writer)
+            self._gradient_ops(writer, self.backward_ops, pending)
+            writer.line(f"return {self._dx}")
 
-    def _ops_with_grads(self, writer: Writer, recomputed: set[str], grads: dict[str, str]) -> None:
+    def _input_grad(self, writer: Writer) -> None:
+        assert self.split is not None
+        with writer.block(f"def {self.piece.name}_input_grad(params, saved, dy):"):
+            writer.line(f'"""{self._given}Returns {self._dx_text}, handed."""')
+            self._unpack_saved(writer)
+            self._gradient_ops(writer, self.split.input_grad, {})
+            writer.line("# handed to weight_grad")
+            names = [identifier(n) for n in self.split.handed]
+            writer.wrapped("handed = (", names, ",)")
+            writer.line(f"return {self._dx}, handed")
+
+    def _weight_grad(self, writer: Writer) -> None:
+        assert self.split is not None
+        with writer.block(f"def {self.piece.name}_weight_grad(handed, grads):"):
+            writer.line('"""Adds to grads."""')
+            writer.wrapped("(", [identifier(n) for n in self.split.handed], ",) = handed")
+            pending = self._unpack_grads(writer)
+            self._gradient_ops(writer, self.split.weight_grad, pending)
+
+    @property
+    def _given(self) -> str:
+        is_loss = not self.graph.inputs_of("grad")
+        return "dy is the loss's own 1. " if is_loss else ""
+
+    @property
+    def _dx(self) -> str:
+        return identifier(self.graph.outputs[1]) if self.graph.outputs[1] else "None"
+
+    @property
+    def _dx_text(self) -> str:
+        dx = self.graph.outputs[1]
+        return f"d_x {self._shape(dx)}" if dx else "None"
+
+    def _unpack_saved(self, writer: Writer) -> None:
+        self._unpack(writer, self.params, "params")
+        if self.saved:
+            writer.wrapped("(", [identifier(n) for n in self.saved], ",) = saved")
+
+    def _unpack_grads(self, writer: Writer) -> dict[str, str]:
+        """Gradients' names by the value that is added to each."""
+        grads = [f"grad_{identifier(i.value.name)}" for i in self.params]
+        if grads:
+            writer.wrapped("(", grads, ",) = grads")
+        return dict(zip(self.graph.outputs[2:], grads, strict=True))
+
+    def _gradient_ops(self, writer: Writer, ops: Sequence[Op], pending: dict[str, str]) -> None:
         """Ops, each parameter gradient added to its bucket as soon as it is there."""
-        pending = dict(grads)
-        for name in [n for n in pending if n in {i.value.name for i in self.graph.inputs}]:
-            writer.line(f"{pending.pop(name)}.add_({identifier(name)})")
+        made = {v.name for op in ops for v in op.outputs}
+        for name in [n for n in pending if n and n not in made]:
+            writer.line(self._accumulate(name, pending.pop(name)))
         last = ""
-        for op in self.backward_ops:
-            last = self._op(writer, op, last, op.output.name in recomputed)
+        for op in ops:
+            last = self._op(writer, op, last, backward=True)
             for value in op.outputs:
                 if value.name in pending:
                     writer.line(self._accumulate(value.name, pending.pop(value.name)))

@@ -7,6 +7,7 @@ from meshwright.ir.plan import Bucket, Param, Plan
 from meshwright.ir.plan_text import format_plan, plan_hash
 from meshwright.ir.sizes import evaluate
 
+from .schedule import schedule_source
 from .stage import stage_source
 from .writer import Writer
 
@@ -16,6 +17,7 @@ def emit(plan: Plan) -> dict[str, str]:
     files = {
         "plan.txt": format_plan(plan),
         "layout.py": layout_source(plan),
+        "schedule.py": schedule_source(plan),
         "constants.json": _constants(plan),
         "report.json": _report(plan),
         "main.py": _MAIN,
@@ -42,6 +44,7 @@ def layout_source(plan: Plan) -> str:
             f'model="{plan.model}",',
             f'dtype="{TORCH_NAMES[plan.dtype]}",',
             f"mesh={{{axes}}},  # major to minor",
+            f"stage_ranks={plan.stage_ranks},  # of every stage its pp coordinate",
             f"micro_batch={plan.micro_batch},",
             f"num_microbatches={plan.num_microbatches},",
             f"seq={plan.seq},",
@@ -75,7 +78,7 @@ def _param(writer: Writer, param: Param) -> None:
 
 def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:
     with writer.block("Bucket("):
-        writer.line(f'"{bucket.name}", {bucket.numel}, {bucket.stages},')
+        writer.line(f'"{bucket.name}", {bucket.numel}, {plan.homes(bucket)},')
         with writer.block("("):
             for e in bucket.entries:
                 shape = plan.param(e.param).local_shape(plan.mesh)

@@ -6,10 +6,10 @@ from meshwright.ir.plan import InstancePlan, Piece, Plan
 
 from .local import Locals, identifier
 from .ops import op_text
-from .piece import operand_inputs, piece_functions
+from .piece import PieceText, operand_inputs
 from .writer import Writer
 
-_LOOPS = '''
+_FORWARD_LOOP = '''
 def forward(run, microbatch, x):
     """One micro-batch through this stage: {flow}."""
     for index, item in enumerate(INSTANCES):
@@ -21,8 +21,9 @@ def forward(run, microbatch, x):
         run.keep(index, microbatch, saved)
         run.release(index)
     return x
+'''
 
-
+_BACKWARD_LOOP = '''
 def backward(run, microbatch, dy):
     """The same micro-batch back; gradients are added into buckets and reduced behind compute."""
     for index in reversed(range(len(INSTANCES))):
@@ -31,8 +32,34 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy
+'''
+
+_SPLIT_LOOPS = '''
+def input_grad(run, microbatch, dy):
+    """The same micro-batch back to the stage's input; what weight_grad needs is handed to it."""
+    for index in reversed(range(len(INSTANCES))):
+        run.prefetch(index - 1)
+        piece = run.pieces[INSTANCES[index].piece]
+        saved = run.saved(index, microbatch)
+        if piece.backward is not None:  # it makes all gradients at once
+            dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+            run.reduce(index)
+        else:
+            dy, handed = piece.input_grad(run.params(index), saved, dy)
+            run.hand(index, microbatch, handed)
+        run.release(index)
+    return dy
+
+
+def weight_grad(run, microbatch):
+    """Gradients of the weights, added into buckets and reduced behind compute."""
+    for index in reversed(range(len(INSTANCES))):
+        piece = run.pieces[INSTANCES[index].piece]
+        if piece.weight_grad is not None:
+            piece.weight_grad(run.handed(index, microbatch), run.grads(index))
+            run.reduce(index)
 '''
 
 
@@ -41,6 +68,7 @@ def stage_source(plan: Plan, stage: int) -> str:
     instances = [i for i in plan.instances if i.stage == stage]
     names = dict.fromkeys(i.piece for i in instances)
     pieces = [plan.piece(name) for name in names]
+    texts = {piece.name: PieceText(piece, plan) for piece in pieces}
     writer = Writer()
     _head(writer, plan, stage, instances)
     _context(writer, plan, pieces)
@@ -48,20 +76,21 @@ def stage_source(plan: Plan, stage: int) -> str:
         uses = sum(i.piece == piece.name for i in instances)
         writer.lines("", "", f"# {piece.name}: used {uses} times on this stage")
         writer.line("")
-        piece_functions(writer, piece, plan)
-    _tables(writer, plan, pieces, instances, stage)
+        texts[piece.name].write(writer)
+    _tables(writer, plan, texts, instances, stage)
     flow = "tokens in" if stage == 0 else f"from stage {stage - 1}"
     out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
-    writer.line("")
-    for line in _LOOPS.format(flow=f"{flow}, {out}").rstrip("\n").split("\n"):
-        writer.line(line)
+    backward = _SPLIT_LOOPS if plan.splits_backward else _BACKWARD_LOOP
+    writer.lines("", *_FORWARD_LOOP.format(flow=f"{flow}, {out}").rstrip("\n").split("\n"))
+    writer.lines("", *backward.rstrip("\n").split("\n"))
     return writer.text()
 
 
 def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan]) -> None:
     first, last = instances[0].name, instances[-1].name
     writer.lines(
-        f'"""Stage {stage} of {plan.num_stages}: {plan.model}, {first} to {last}.',
+        f'"""Stage {stage} of {plan.num_stages}, on pp rank {plan.stage_ranks[stage]}: '
+        f"{plan.model}, {first} to {last}.",
         "",
         f"Mesh {plan.mesh}; micro-batches: {plan.num_microbatches} of {plan.micro_batch} rows a",
         f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
@@ -114,12 +143,16 @@ def _only(graph: Graph, wanted: set[str]) -> Graph:
 
 
 def _tables(
-    writer: Writer, plan: Plan, pieces: list[Piece], instances: list[InstancePlan], stage: int
+    writer: Writer,
+    plan: Plan,
+    texts: dict[str, PieceText],
+    instances: list[InstancePlan],
+    stage: int,
 ) -> None:
     writer.lines("", "")
     with writer.block("PIECES = {"):
-        for piece in pieces:
-            _piece_row(writer, piece)
+        for text in texts.values():
+            _piece_row(writer, text)
     writer.line("}")
     writer.line("")
     with writer.block("INSTANCES = ("):
@@ -132,19 +165,14 @@ def _tables(
         "# What crosses the stage's borders: (local shape, dtype), None at the ends.",
         f"ENTRY = {_border(plan, instances[0], True) if stage else None}",
         f"EXIT = {_border(plan, instances[-1], False) if stage < plan.num_stages - 1 else None}",
-        "",
-        "# (action, micro-batch): F forward, B backward, transfers of activations and gradients.",
     )
-    actions = [f'("{a.kind}", {a.microbatch})' for a in plan.schedule[stage]]
-    writer.wrapped("SCHEDULE = (", actions, ",)")
 
 
-def _piece_row(writer: Writer, piece: Piece) -> None:
-    operands = operand_inputs(piece)
+def _piece_row(writer: Writer, text: PieceText) -> None:
+    piece, operands = text.piece, operand_inputs(text.piece)
     with writer.block(f'"{piece.name}": Piece('):
         writer.lines(
-            f"forward={piece.name}_forward,",
-            f"backward={piece.name}_backward,",
+            *(f"{function}={piece.name}_{function}," for function in text.functions),
             f"takes_x={bool(piece.graph.inputs_of('activation'))},",
             f"context={_tuple([i.ref for i in operands if i.kind == 'context'])},",
             f"data={_tuple([i.ref for i in operands if i.kind == 'data'])},",

@@ -30,7 +30,7 @@ class Writer:
                 row = ""
             row += f"{item}, "
         self.line("    " + row.rstrip())
-        self.line(tail.lstrip(","))
+        self.line(tail.removeprefix(","))
 
     def call(self, text: str) -> None:
         """One assignment of a call, its arguments on lines of their own where it is too long."""

@@ -67,7 +67,7 @@ class Entry:
 class Bucket:
     """Parameters stored, gathered and reduced together, flat, in one dtype.
 
-    numel is padded so that the data axis cuts it evenly. stages: one, or the homes of a tied
+    numel is padded so that the data axis cuts it evenly. stages: one, or those that use a tied
     parameter, whose gradients are summed over them.
     """
 
@@ -101,6 +101,7 @@ class Plan:
     pieces: tuple[Piece, ...]
     instances: tuple[InstancePlan, ...]
     buckets: tuple[Bucket, ...]
+    stage_ranks: tuple[int, ...]  # of every stage its pp coordinate
     schedule: Schedule
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
@@ -113,7 +114,20 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        return self.mesh.size("pp")
+        return len(self.stage_ranks)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a pp rank holds, in order of the model."""
+        return [stage for stage, home in enumerate(self.stage_ranks) if home == rank]
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backward runs in two, I and W."""
+        return any(action.kind == "W" for action in self.schedule[0])
+
+    def homes(self, bucket: Bucket) -> tuple[int, ...]:
+        """The pp ranks that hold a bucket, that of its first stage first."""
+        return tuple(dict.fromkeys(self.stage_ranks[stage] for stage in bucket.stages))
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ def format_plan(plan: Plan) -> str:
     lines = [HEADER]
     lines += [f"{key}: {getattr(plan, key)}" for key in (*_KEYS, *_NUMBERS)]
     lines += [f"flops_per_token: {plan.flops_per_token!r}", f"mesh: {plan.mesh}"]
+    lines += [f"stage_ranks: {' '.join(map(str, plan.stage_ranks))}"]
     sections = [
         ("coverage", "".join(f"{c}\n" for c in plan.coverage)),
         ("costs", "".join(f"{name} {value!r}\n" for name, value in plan.costs)),
@@ -103,6 +104,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         **fields,
         flops_per_token=_number(keys, "flops_per_token", float),
         mesh=parse_mesh(keys["mesh"]),
+        stage_ranks=_stage_ranks(keys["stage_ranks"]),
         coverage=tuple(sections["coverage"].splitlines()),
         costs=_rows(sections, "costs", _parse_cost),
         schedule=parse_schedule(sections["schedule"]),
@@ -120,6 +122,12 @@ def _number(keys: dict[str, str], key: str, kind: type[int] | type[float]) -> fl
         return kind(keys[key])
     except ValueError:
         raise ParseError(f"{key}: {keys[key]!r} is no {kind.__name__}") from None
+
+
+def _stage_ranks(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+( \d+)*", text):
+        raise ParseError(f"stage_ranks: {text!r}; expected the pp rank of every stage, such as 0 1")
+    return tuple(map(int, text.split()))
 
 
 def _rows(sections: dict[str, str], name: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
-"""Schedules as data: per stage an ordered list of actions over micro-batches.
+"""Schedules as data: per pp rank an ordered list of actions over stages and micro-batches.
 
-Text form of an action: kind, then the micro-batch where it has one: `F0`, `SEND_F0`, `B3`, `STEP`.
+A rank holds one stage or several (chunks of an interleaved or V-shaped pipeline). Text form of an
+action: stage, kind, micro-batch: `0F3`, `2SEND_F0`, `7W1`; `STEP` belongs to the rank.
 `parse_action(str(a)) == a`.
 """
 
@@ -9,40 +10,57 @@ from dataclasses import dataclass
 
 from .errors import ParseError
 
-# F forward, B backward; transfers of activations (F) and their gradients (B); STEP optimizer.
-KINDS = ("F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "STEP")
+# F forward, B backward, or its halves: I gradient of the stage's input, W gradients of its weights.
+# SEND_F of stage s takes its output to stage s + 1, SEND_B its input's gradient to stage s - 1;
+# RECV_F and RECV_B of a stage bring its own input and its output's gradient. STEP: the optimizer.
+KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "STEP")
+COMPUTE = ("F", "B", "I", "W")
+# Sends of one rank to another of one kind that may wait for their receives; the next one waits.
+SENDS_IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
+    """stage, microbatch: -1 for STEP."""
+
     kind: str
+    stage: int = -1
     microbatch: int = -1
 
     def __str__(self) -> str:
-        return self.kind if self.microbatch < 0 else f"{self.kind}{self.microbatch}"
+        return self.kind if self.stage < 0 else f"{self.stage}{self.kind}{self.microbatch}"
 
 
 def parse_action(text: str) -> Action:
-    match = re.fullmatch(r"([A-Z_]+?)(\d*)", text)
-    if match is None or match[1] not in KINDS:
-        raise ParseError(f"not an action: {text!r}; kinds are {', '.join(KINDS)}")
-    return Action(match[1], int(match[2]) if match[2] else -1)
+    if text == "STEP":
+        return Action("STEP")
+    match = re.fullmatch(r"(\d+)([A-Z_]+)(\d+)", text)
+    if match is None or match[2] not in KINDS[:-1]:
+        raise ParseError(
+            f"not an action: {text!r}; expected stage, kind, micro-batch, kinds {', '.join(KINDS)}"
+        )
+    return Action(match[2], int(match[1]), int(match[3]))
 
 
-Schedule = tuple[tuple[Action, ...], ...]  # by stage
+Schedule = tuple[tuple[Action, ...], ...]  # by pp rank
 
 
 def format_schedule(schedule: Schedule) -> str:
     return "".join(
-        f"stage {stage}: {' '.join(map(str, actions))}\n" for stage, actions in enumerate(schedule)
+        f"rank {rank}: {' '.join(map(str, actions))}\n" for rank, actions in enumerate(schedule)
     )
 
 
 def parse_schedule(text: str) -> Schedule:
-    stages: list[tuple[Action, ...]] = []
+    ranks: list[tuple[Action, ...]] = []
     for line in text.splitlines():
         head, _, actions = line.partition(": ")
-        if head != f"stage {len(stages)}":
-            raise ParseError(f"expected 'stage {len(stages)}: ...', found {line!r}")
-        stages.append(tuple(parse_action(a) for a in actions.split()))
-    return tuple(stages)
+        if head != f"rank {len(ranks)}":
+            raise ParseError(f"expected 'rank {len(ranks)}: ...', found {line!r}")
+        ranks.append(tuple(parse_action(a) for a in actions.split()))
+    return tuple(ranks)
+
+
+def peer_stage(action: Action) -> int:
+    """The stage at the other end of a transfer."""
+    return action.stage + (1 if action.kind in ("SEND_F", "RECV_B") else -1)

@@ -22,7 +22,8 @@ def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> l
     """
     if num_stages > len(costs):
         raise PlanError(
-            f"pp={num_stages} stages, but the model has {len(costs)} segments; lower pp"
+            f"{num_stages} pipeline stages, but the model has {len(costs)} segments; lower pp or "
+            "chunks"
         )
     if pinned:
         starts = _pinned(pinned, num_stages, len(costs))
@@ -168,6 +169,39 @@ def shortest_pipeline(
         else:
             low = limit
     return low
+
+
+def shortest_start(
+    forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
+) -> float:
+    """What no cuts beat when only the start of a stage waits for those before it.
+
+    forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
+    after the forwards P ahead of it: step >= m t + P.
+    """
+    low, high = sum(forward), (num_microbatches + 1) * sum(both)
+    while high - low > 1e-6 * high:
+        limit = (low + high) / 2
+        if _starts_within(forward, both, num_stages, num_microbatches, limit):
+            high = limit
+        else:
+            low = limit
+    return low
+
+
+def _starts_within(
+    forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
+) -> bool:
+    """Whether stages filled in order, each as far as it may, take all units within a limit."""
+    before, index = 0.0, 0
+    for _ in range(num_stages):
+        busy = ahead = 0.0
+        while index < len(both) and m * (busy + both[index]) + before <= limit:
+            busy += both[index]
+            ahead += forward[index]
+            index += 1
+        before += ahead
+    return index == len(both)
 
 
 def _passes(

@@ -20,7 +20,7 @@ from .layout import instances_of, params_of
 from .pins import Pins
 from .predict import predict, with_costs
 from .recompute import check_rule, forward_ops, saved_values
-from .schedules import make_schedule
+from .schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
 
 Progress = Callable[[str], None]
 
@@ -42,6 +42,8 @@ def make_plan(
     """
     mesh = choose_mesh(cluster.num_devices, pins)
     micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
+    pp, (name, chunks) = mesh.size("pp"), choose_schedule(pins)
+    check_sizes(name, pp, num_microbatches)
     progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
     sharded = sharded or shard_model(
         traced.segmented,
@@ -62,11 +64,10 @@ def make_plan(
         for low in sharded.lowered.values()
     )
     per_token = flops_per_token(traced, seq)
-    stages = cut_stages(_instance_flops(traced, seq), mesh.size("pp"), pins.cuts)
+    stages = cut_stages(_instance_flops(traced, seq), pp * chunks, pins.cuts)
     params = params_of(traced, sharded)
     instances, buckets = instances_of(traced, sharded, stages, params, pieces, mesh)
-    name = pins.schedule or "1f1b"
-    schedule = make_schedule(name, mesh.size("pp"), num_microbatches)
+    schedule = make_schedule(name, pp, num_microbatches, chunks)
     progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
     plan = Plan(
         model=traced.model,
@@ -91,6 +92,7 @@ def make_plan(
         pieces=pieces,
         instances=instances,
         buckets=buckets,
+        stage_ranks=stage_ranks(name, pp, chunks),
         schedule=schedule,
     )
     return with_costs(plan, predict(plan, cluster), cluster)
@@ -105,6 +107,13 @@ def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
             f"{num_devices}; pin axes whose product is {num_devices}"
         )
     return Mesh((("pp", pp), ("dp", dp), ("tp", tp)))
+
+
+def choose_schedule(pins: Pins) -> tuple[str, int]:
+    """(name, stages of a rank); 1F1B unless pinned."""
+    name = pins.schedule or ("interleaved" if (pins.chunks or 1) > 1 else "1f1b")
+    check_name(name)
+    return name, chunks_of(name, pins.chunks)
 
 
 def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:

@@ -12,6 +12,7 @@ Bound of a candidate, in us, valid for all cuts:
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from functools import cached_property
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
+from meshwright.ir.schedule import Action
 from meshwright.ir.sizes import evaluate as evaluate_size
 from meshwright.ir.sizes import num_elements
 from meshwright.ir.traced import Traced
@@ -26,18 +28,20 @@ from meshwright.ir.traced import Traced
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
-from .cuts import Passes, Room, balanced, shortest_pipeline, stages_of
+from .cuts import Passes, Room, balanced, shortest_pipeline, shortest_start, stages_of
 from .driver import choose_precision
 from .layout import instances_of, params_of, with_stages
 from .links import Links
-from .memory import Filling
+from .memory import Filling, Storage, model_peaks
 from .pins import Pins
 from .recompute import saved_values
-from .schedules import make_schedule
+from .schedules import SPLIT, make_schedule, stage_ranks
 from .simulator import OVERLAP_PRICE, Timeline, simulate
 from .space import Candidate
 from .step import Precision, StepModel, Unit, UnitTable, bucket_bytes, precision_of
 from .work import PieceWork, WorkTable
+
+PLAIN = ("1f1b", "gpipe")  # one stage a rank, backward in one
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Evaluator:
             rule = (c.tp, name, c.recompute)
             if rule not in self.saved:
                 self.saved[rule] = saved_values(low.graph, c.recompute)
-            found[name] = self.tables[key].of(low.graph, low.placements, self.saved[rule])
+            parts = low.graph, low.placements, self.saved[rule]
+            found[name] = self.tables[key].of(*parts, c.schedule in SPLIT)
         return found
 
     def layout(self, c: Candidate) -> Layout:
@@ -127,7 +132,7 @@ class Evaluator:
 
     def stage_units(self, c: Candidate) -> tuple[UnitTable, tuple[Unit, ...]]:
         """All units in order, as if on one stage."""
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute)
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.schedule in SPLIT)
         if key not in self.units:
             layout = self.layout(c)
             table = UnitTable(self.works(c), c.zero, Links(self.cluster, c.mesh), self.precision)
@@ -137,7 +142,7 @@ class Evaluator:
     def stored_bytes(self, c: Candidate) -> float:
         """What the fullest stage stores at least: the mean of parameters and their states."""
         held = sum(bucket_bytes(b) for b in self.layout(c).buckets) / c.pp
-        return Filling(c.dp, c.zero, self.precision, 1, 0.0, held).total_bytes
+        return Storage(held, 0.0, c.dp, c.zero, self.precision).total_bytes
 
     def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
         """A lower bound on the simulated step, for any cuts that fit the limit (see above)."""
@@ -159,8 +164,13 @@ class Evaluator:
 
     def _pipeline(self, c: Candidate, units: tuple[Unit, ...], limit_bytes: float | None) -> float:
         sharded = c.zero >= 2
+        if c.schedule not in PLAIN:
+            limit_bytes = None  # its bound knows no memory
         key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero if sharded else 0, c.recompute, c.schedule)
         if limit_bytes is None and key in self.pipelines:
+            return self.pipelines[key]
+        if c.schedule not in PLAIN:
+            self.pipelines[key] = _busiest(c, units)
             return self.pipelines[key]
         room = None if limit_bytes is None else self._room(c, limit_bytes)
         reduces = [0.0 if sharded else u.reduce_us for u in units]
@@ -185,59 +195,83 @@ class Evaluator:
         return given + 2 * 8 * c.micro_batch * c.num_microbatches * self.seq
 
     def starts(self, c: Candidate, limit_bytes: float) -> tuple[int, ...] | None:
-        """The best cuts that fit the memory; None where none do."""
+        """The best cuts that fit the memory; None where none are found."""
         _, units = self.stage_units(c)
-        room = self._room(c, limit_bytes)
         times = [_unit_us(u, c.zero >= 2) for u in units]
         if self.pins.cuts is not None:
             pinned = (0, *(int(n) for n in self.pins.cuts.split(",")))
-            spans = zip(pinned, (*pinned[1:], len(units)), strict=True)
-            fits = all(all(map(room(s), range(*span))) for s, span in enumerate(spans))
-            return pinned if fits else None
-        best = balanced(times, c.pp, room)
-        return None if best is None else tuple(best)
+            return pinned if self.peak_bytes(c, self.model(c, pinned)) <= limit_bytes else None
+        if c.schedule in PLAIN:
+            best = balanced(times, c.num_stages, self._room(c, limit_bytes))
+            return None if best is None else tuple(best)
+        for shared in (False, True):
+            room = self._share(c, limit_bytes) if shared else None
+            best = balanced(times, c.num_stages, room)
+            if best and self.peak_bytes(c, self.model(c, tuple(best))) <= limit_bytes:
+                return tuple(best)
+        return None
 
     def _room(self, c: Candidate, limit_bytes: float) -> Room:
-        """Whether units still fit a stage; each takes what it would alone and in order."""
+        """Whether units still fit a stage that has a rank of its own."""
+        count = c.num_microbatches
+
+        def held(stage: int) -> tuple[int, int]:
+            return count if c.schedule == "gpipe" else min(count, c.pp - stage), 0
+
+        return self._takes(c, limit_bytes - self.context_bytes(c), held)
+
+    def _share(self, c: Candidate, limit_bytes: float) -> Room:
+        """Whether units still fit a stage within its share of a rank; a guess, as the stages of a
+        rank are not fullest at once."""
+        share = (limit_bytes - self.context_bytes(c)) / c.chunks
+        schedule = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        ranks = stage_ranks(c.schedule, c.pp, c.chunks)
+        return self._takes(c, share, lambda stage: most_held(schedule[ranks[stage]], stage))
+
+    def _takes(
+        self, c: Candidate, limit_bytes: float, held: Callable[[int], tuple[int, int]]
+    ) -> Room:
+        """Of a stage: whether units, each taken in order, stay within the limit."""
         _, units = self.stage_units(c)
-        context = self.context_bytes(c)
 
         def room(stage: int) -> Callable[[int], bool]:
-            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
+            filled = Filling(c.schedule in SPLIT)
 
             def takes(index: int) -> bool:
                 filled.add(units[index])
-                return filled.total_bytes <= limit_bytes
+                stored = filled.bucket_bytes, filled.largest_bytes, c.dp, c.zero, self.precision
+                moment = filled.peak(*held(stage))
+                return Storage(*stored).total_bytes + moment.total_bytes <= limit_bytes
 
             return takes
 
         return room
+
+    def model(self, c: Candidate, starts: tuple[int, ...]) -> StepModel:
+        """The step under cuts: first unit of each stage."""
+        table, units = self.stage_units(c)
+        layout = self.layout(c)
+        stages = stages_of(starts, len(units))
+        instances, buckets = with_stages(layout.instances, layout.buckets, stages)
+        schedule = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        ranks = stage_ranks(c.schedule, c.pp, c.chunks)
+        return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
 
     def fit(self, c: Candidate, limit_bytes: float) -> Fitted | None:
         """Cut and simulate; None where no cuts fit the memory."""
         starts = self.starts(c, limit_bytes)
         if starts is None:
             return None
-        table, units = self.stage_units(c)
-        layout = self.layout(c)
-        stages = stages_of(starts, len(units))
-        instances, buckets = with_stages(layout.instances, layout.buckets, stages)
-        schedule = make_schedule(c.schedule, c.pp, c.num_microbatches)
-        model = table.step(instances, buckets, schedule, c.num_microbatches)
+        model = self.model(c, starts)
         peak = self.peak_bytes(c, model)
         if peak > limit_bytes:
             return None
         return Fitted(c, starts, model, simulate(model), peak)
 
     def peak_bytes(self, c: Candidate, model: StepModel) -> float:
-        """Of the fullest stage."""
-        context, peaks = self.context_bytes(c), []
-        for stage, units in enumerate(model.stages):
-            filled = Filling(c.dp, c.zero, self.precision, held(c, stage), context)
-            for unit in units:
-                filled.add(unit)
-            peaks.append(filled.total_bytes)
-        return max(peaks)
+        """Of the fullest rank."""
+        peaks = model_peaks(model, c.dp, self.precision, self.context_bytes(c))
+        return max(p.total_bytes for p in peaks)
 
     def least_peak_bytes(self, c: Candidate) -> float:
         """The smallest limit that the candidate's cuts can meet, to 1%."""
@@ -251,9 +285,16 @@ class Evaluator:
         return high
 
 
-def held(c: Candidate, stage: int) -> int:
-    """Micro-batches in flight on a stage: all for GPipe, at most p - stage for 1F1B."""
-    return c.num_microbatches if c.schedule == "gpipe" else min(c.num_microbatches, c.pp - stage)
+def most_held(actions: tuple[Action, ...], stage: int) -> tuple[int, int]:
+    """The most micro-batches of a stage between F and B or I, and the most between I and W."""
+    counts: Counter[str] = Counter()
+    kept = waiting = 0
+    for action in actions:
+        if action.stage == stage:
+            counts[action.kind] += 1
+            kept = max(kept, counts["F"] - counts["B"] - counts["I"])
+            waiting = max(waiting, counts["I"] - counts["W"])
+    return kept, waiting
 
 
 def _unit_us(unit: Unit, reduces: bool) -> float:
@@ -267,13 +308,31 @@ def _forward_us(unit: Unit, beside_us: float) -> float:
 
 def _backward_us(unit: Unit, reduces: bool, beside_us: float) -> float:
     partial = unit.partial_us if reduces else 0.0
-    return _beside(unit.work.backward.us + unit.accumulate_us, beside_us) + partial
+    kinds = ("I", "W") if unit.work.split else ("B",)
+    return _beside(sum(map(unit.pass_us, kinds)), beside_us) + partial
 
 
 def _beside(compute_us: float, collective_us: float) -> float:
     """From the start of a unit to that of the next one, whose parameters arrive meanwhile."""
     slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
     return max(slowed, collective_us)
+
+
+def _busiest(c: Candidate, units: tuple[Unit, ...]) -> float:
+    """What no cuts of an interleaved or zero-bubble pipeline beat, collectives aside.
+
+    A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
+    before its first; unless W fills the end, one more goes back through them. These stages have a
+    unit each at least, and where a rank has one stage, all that the ranks before it have.
+    """
+    m, split = c.num_microbatches, c.schedule in SPLIT
+    forward = [_forward_us(u, 0.0) for u in units]
+    both = [_unit_us(u, False) for u in units]
+    if c.chunks == 1:
+        return shortest_start(forward, both, c.pp, m)
+    edge = forward if split else both
+    before = sum(sum(edge[:rank]) for rank in range(c.pp))
+    return max(sum(forward), (m * sum(both) + before) / c.pp)
 
 
 def _length(
@@ -283,7 +342,7 @@ def _length(
     units = Passes([f for f, _ in passes], [b for _, b in passes], reduces)
 
     def warmup(stage: int) -> int:
-        return 1 if c.schedule == "gpipe" else held(c, stage)
+        return 1 if c.schedule == "gpipe" else min(c.num_microbatches, c.pp - stage)
 
     return shortest_pipeline(units, c.pp, c.num_microbatches, warmup, room)
 
@@ -324,5 +383,6 @@ def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
         zero=c.zero,
         recompute=c.recompute,
         schedule=c.schedule,
+        chunks=c.chunks if c.schedule == "interleaved" else None,
         cuts=cuts,
     )

@@ -14,13 +14,13 @@ from .schedules import in_flight
 from .step import step_model
 
 
-def memory_by_kind(plan: Plan, stage: int) -> dict[str, int]:
-    """Bytes of one rank of a stage at its peak, by kind."""
-    return {kind: int(size) for kind, size in peaks(plan)[stage].bytes_by_kind}
+def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
+    """Bytes of one device of a pp rank at its peak, by kind."""
+    return {kind: int(size) for kind, size in peaks(plan)[rank].bytes_by_kind}
 
 
 def peaks(plan: Plan) -> tuple[Peak, ...]:
-    """The fullest moment of one rank of every stage; bytes depend on no cluster's rates."""
+    """The fullest moment of every pp rank; bytes depend on no cluster's rates."""
     return plan_peaks(plan, step_model(plan, CPU))
 
 
@@ -48,19 +48,21 @@ def gib(size: float) -> str:
 
 def report(plan: Plan) -> str:
     """Summary, memory by stage and kind, and one table row per piece and per stage."""
-    lines = [summary(plan), "", "peak memory of one rank"]
-    for stage, peak in enumerate(peaks(plan)):
+    lines = [summary(plan), "", "peak memory of one device of each pp rank"]
+    for rank, peak in enumerate(peaks(plan)):
         kinds, where = dict(peak.bytes_by_kind), peak.where
         parts = ", ".join(f"{name} {gib(size)}" for name, size in kinds.items())
-        lines.append(f"  stage {stage}: {gib(sum(kinds.values()))} in {where} ({parts})")
+        lines.append(f"  rank {rank}: {gib(sum(kinds.values()))} in {where} ({parts})")
     lines += ["", "stages"]
     for stage in range(plan.num_stages):
         mine = [i for i in plan.instances if i.stage == stage]
-        held = in_flight(plan.schedule[stage])
+        rank = plan.stage_ranks[stage]
         lines.append(
-            f"  stage {stage}: {len(mine)} segments, {mine[0].name} to {mine[-1].name}; "
-            f"{held} micro-batches in flight"
+            f"  stage {stage} on rank {rank}: {len(mine)} segments, {mine[0].name} to "
+            f"{mine[-1].name}"
         )
+    for rank, actions in enumerate(plan.schedule):
+        lines.append(f"  rank {rank}: {in_flight(actions)} passes in flight")
     lines += ["", "pieces (bytes are of one micro-batch on one rank)"]
     for piece in plan.pieces:
         lines += _piece_lines(plan, piece)

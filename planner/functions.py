@@ -1,4 +1,4 @@
-"""The two functions of a piece as graphs: what runs forward, and what runs backward.
+"""The functions of a piece as graphs: what runs forward, and what runs backward, whole or in two.
 
 The forward makes the output and what is kept; the backward starts from parameters, kept values and
 the incoming gradient, and computes again what was not kept, right before its first reader, as the
@@ -11,6 +11,7 @@ from functools import cached_property
 from meshwright.ir.graph import Graph, Input, Op
 from meshwright.ir.optable import FREE
 from meshwright.ir.placement import Placement
+from meshwright.ir.split import split_backward
 
 from .cost import GraphWork
 
@@ -20,7 +21,8 @@ class Functions:
     """Forward and backward of one piece.
 
     kept: names that forward hands to backward, the piece's own input first where backward reads
-    it. gradients: outputs of the backward that are parameters' gradients.
+    it. gradients: outputs of the backward that are parameters' gradients. recomputed: names of
+    forward values that the backward makes again.
     """
 
     forward: Graph
@@ -28,6 +30,19 @@ class Functions:
     kept: tuple[str, ...]
     gradients: frozenset[str]
     placements: dict[str, Placement]
+    recomputed: frozenset[str]
+
+    def halves(self, joint: Graph) -> tuple[Graph, Graph] | None:
+        """The backward's I and W as graphs; None where it is not split. I's outputs: d_x and what
+        it hands to W. joint: the graph that the functions were made of."""
+        split = split_backward(joint, self.backward.ops, self.recomputed)
+        if split is None:
+            return None
+        dx = joint.outputs[1]
+        first = _function(joint, list(split.input_grad), ((dx,) if dx else ()) + split.handed)
+        made = {v.name for op in split.weight_grad for v in op.outputs}
+        grads = tuple(n for n in joint.outputs[2:] if n in made)
+        return first, _function(joint, list(split.weight_grad), grads)
 
 
 class PhaseWork(GraphWork):
@@ -72,6 +87,7 @@ def functions_of(
         kept,
         frozenset(n for n in graph.outputs[2:] if n),
         placements,
+        frozenset(op.output.name for op in backward if op.output.name in made),
     )
 
 

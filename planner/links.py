@@ -37,11 +37,13 @@ class Links:
             self.cluster, collective, size_bytes, self.mesh.size(axis), self.stride(axis)
         )
 
-    def transfer_us(self, size_bytes: float, stage: int) -> float:
-        """From a rank of `stage` to its peer on the next; across nodes if any pair crosses."""
+    def transfer_us(self, size_bytes: float, source: int, target: int) -> float:
+        """From a device of one pp rank to its peer on another; across nodes if any pair crosses."""
+        if source == target:
+            return 0.0
         stride, per_node = self.stride("pp"), self.cluster.devices_per_node
-        first, last = stage * stride, (stage + 1) * stride - 1
-        crosses = any(r // per_node != (r + stride) // per_node for r in (first, last))
+        pairs = ((source * stride + k, target * stride + k) for k in (0, stride - 1))
+        crosses = any(a // per_node != b // per_node for a, b in pairs)
         return strided_us(self.cluster, "send_recv", size_bytes, 2, per_node if crosses else 1)
 
     def world_us(self) -> float:

@@ -1,19 +1,21 @@
-"""Memory of one rank at every position of forward and backward, by kind.
+"""Memory of one rank at every action of its schedule and every unit in it, by kind.
 
-A stage holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
+A rank holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
 of micro-batch j: what the other micro-batches in flight kept, what this one kept up to k, what k's
-function has alive, and the gathered and reduced buckets around k. The number in flight is the only
-thing a schedule changes, so the peak is the largest over units at the largest number in flight.
+function has alive, and the gathered and reduced buckets around k. Where backward runs in two, what
+I hands to W lives between them. The fullest unit of a stage's F, B, I or W does not depend on what
+the rest of the rank holds, so the walk goes over actions alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.plan import Plan
+from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
 
 from .cluster import Cluster
-from .schedules import in_flight
 from .step import Precision, StepModel, Unit, precision_of
 
 # What a plan may not use of a device: the driver's context, communicators' buffers, and blocks the
@@ -28,7 +30,7 @@ def usable_bytes(cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest moment of a stage: total and parts in bytes, and the unit it happens at."""
+    """The fullest moment of a rank: total and parts in bytes, and the unit it happens at."""
 
     bytes_by_kind: tuple[tuple[str, float], ...]
     where: str
@@ -40,7 +42,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a stage's buckets, and how the ZeRO level cuts them over dp."""
+    """Bytes of a rank's buckets, and how the ZeRO level cuts them over dp."""
 
     bucket_bytes: float
     largest_bytes: float
@@ -67,73 +69,135 @@ class Storage:
         return sum(self.by_kind().values())
 
 
-@dataclass
-class Filling:
-    """A stage as units are added to it in order, and its peak so far.
+@dataclass(frozen=True)
+class Moment:
+    """The fullest of a kind of action. live: bytes of its own micro-batch, passing: of the function
+    that is running."""
 
-    held: micro-batches in flight. context: bytes given to every unit.
-    """
-
-    dp: int
-    zero: int
-    precision: Precision
-    held: int
-    context: float
-    bucket_bytes: float = 0.0
-    largest_bytes: float = 0.0
-    kept_bytes: float = 0.0
-    live_bytes: float = 0.0  # at the peak: of the micro-batch that is running
-    passing_bytes: float = 0.0  # at the peak: of the function that is running
-    where: str = ""
-
-    def add(self, unit: Unit) -> None:
-        work = unit.work
-        for name, live, passing in (
-            ("forward", self.kept_bytes + work.entry_bytes, work.forward.peak_bytes),
-            ("backward", self.kept_bytes + work.kept_bytes, work.backward.peak_bytes),
-        ):
-            if live + passing > self.live_bytes + self.passing_bytes or not self.where:
-                self.live_bytes, self.passing_bytes = live, passing
-                self.where = f"{name} of {unit.name}"
-        self.kept_bytes += work.kept_bytes
-        self.bucket_bytes += unit.owned_bytes
-        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+    live_bytes: float
+    passing_bytes: float
+    where: str
 
     @property
     def total_bytes(self) -> float:
-        storage = Storage(self.bucket_bytes, self.largest_bytes, self.dp, self.zero, self.precision)
-        fixed = storage.total_bytes
-        running = self.live_bytes + self.passing_bytes
-        return fixed + (self.held - 1) * self.kept_bytes + running + self.context
+        return self.live_bytes + self.passing_bytes
 
 
-def stage_peak(units: tuple[Unit, ...], storage: Storage, held: int, context: float) -> Peak:
-    """The peak of a stage that holds `held` micro-batches at once; context: bytes given to all."""
-    filled = Filling(storage.dp, storage.zero, storage.precision, held, context)
+@dataclass
+class Filling:
+    """What a stage holds of micro-batches, as units are added to it in order.
+
+    Of one micro-batch: kept_bytes from F to B or I, handed_bytes from I to W.
+    """
+
+    split: bool = False
+    bucket_bytes: float = 0.0
+    largest_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    handed_bytes: float = 0.0
+    moments: dict[str, Moment] = field(default_factory=dict)
+
+    def add(self, unit: Unit) -> None:
+        work = unit.work
+        self._see("F", self.kept_bytes + work.entry_bytes, work.forward.peak_bytes, unit)
+        self.kept_bytes += work.kept_bytes
+        if self.split:
+            assert work.split is not None, unit.name
+            self._hand(work.split.handed_bytes)
+            self.handed_bytes += work.split.handed_bytes
+            self._see("I", self.kept_bytes, work.split.input_grad.peak_bytes, unit)
+            self._see("W", self.handed_bytes, work.split.weight_grad.peak_bytes, unit)
+        else:
+            self._see("B", self.kept_bytes, work.backward.peak_bytes, unit)
+        self.bucket_bytes += unit.owned_bytes
+        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+
+    def _hand(self, size: float) -> None:
+        """A later unit's I comes first: what it hands over is there in those of earlier units."""
+        if before := self.moments.get("I"):
+            self.moments["I"] = replace(before, live_bytes=before.live_bytes + size)
+
+    def _see(self, kind: str, live: float, passing: float, unit: Unit) -> None:
+        best = self.moments.get(kind)
+        if best is None or live + passing > best.total_bytes:
+            self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
+
+    def peak(self, held: int, waiting: int) -> Moment:
+        """The fullest moment, `held` micro-batches between F and B or I, and `waiting` for W."""
+        kept, handed = held * self.kept_bytes, waiting * self.handed_bytes
+        beside = {
+            "F": kept - self.kept_bytes + handed,
+            "B": kept - self.kept_bytes,
+            "I": kept - self.kept_bytes + handed,
+            "W": kept + handed - self.handed_bytes,
+        }
+        moments = [
+            replace(m, live_bytes=m.live_bytes + max(0.0, beside[kind]))
+            for kind, m in self.moments.items()
+        ]
+        return max(moments, key=lambda m: m.total_bytes)
+
+
+_WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+
+
+def filled(units: Iterable[Unit], split: bool) -> Filling:
+    found = Filling(split)
     for unit in units:
-        filled.add(unit)
+        found.add(unit)
+    return found
+
+
+def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
+    """The fullest moment of a rank's schedule; stages: those it holds."""
+    others, best = 0.0, None
+    for action in actions:
+        if action.kind not in COMPUTE:
+            continue
+        stage, kind = stages[action.stage], action.kind
+        others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
+        moment = stage.moments[kind]
+        if best is None or others + moment.total_bytes > best.total_bytes:
+            best = replace(moment, live_bytes=others + moment.live_bytes)
+        others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
+    assert best is not None, "a schedule without compute"
+    return best
+
+
+def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
+    """The peak of a rank; context: bytes given to all."""
+    actions = model.schedule[rank]
+    split = any(a.kind == "W" for a in actions)
+    pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
+    stages = {s: filled(units, split) for s, (units, home) in pairs if home == rank}
+    moment = walk(actions, stages)
     kinds = storage.by_kind() | {
-        "activations": (held - 1) * filled.kept_bytes + filled.live_bytes,
-        "temporaries": filled.passing_bytes,
+        "activations": moment.live_bytes,
+        "temporaries": moment.passing_bytes,
         "context and data": context,
     }
-    return Peak(tuple(kinds.items()), filled.where)
+    return Peak(tuple(kinds.items()), moment.where)
+
+
+def model_peaks(
+    model: StepModel, dp: int, precision: Precision, context: float
+) -> tuple[Peak, ...]:
+    """The peak of every rank."""
+    peaks = []
+    for rank in range(len(model.schedule)):
+        mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
+        units = [u for s in mine for u in model.stages[s]]
+        stored = sum(u.owned_bytes for u in units)
+        largest = max(u.bucket_bytes for u in units)
+        storage = Storage(stored, largest, dp, model.zero, precision)
+        peaks.append(rank_peak(model, rank, storage, context))
+    return tuple(peaks)
 
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
-    """The peak of every stage of a plan; model: the plan on any cluster, bytes know no rates."""
-    context = context_bytes(plan)
-    return tuple(
-        stage_peak(units, storage_of(plan, stage), in_flight(plan.schedule[stage]), context)
-        for stage, units in enumerate(model.stages)
-    )
-
-
-def storage_of(plan: Plan, stage: int) -> Storage:
-    sizes = [b.numel * ITEM_BYTES[b.dtype] for b in plan.buckets if stage in b.stages]
+    """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
     precision = precision_of(plan.dtype, plan.precision)
-    dp = plan.mesh.size("dp")
-    return Storage(sum(sizes), max(sizes, default=0), dp, plan.zero, precision)
+    return model_peaks(model, plan.mesh.size("dp"), precision, context_bytes(plan))
 
 
 def context_bytes(plan: Plan) -> float:

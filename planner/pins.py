@@ -12,8 +12,9 @@ class Pins:
 
     pp, dp, tp: mesh axis sizes. micro_batch: rows of one data-parallel rank in a micro-batch.
     zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over dp.
-    recompute: cheap, all, none, or names of values. cuts: first instance of every stage but the
-    first, e.g. "5,9". price: value of a resident byte in us (None: from the cluster).
+    recompute: cheap, all, none, or names of values. chunks: stages of a rank, of the interleaved
+    schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
+    resident byte in us (None: from the cluster).
     shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
     plan's dtype) or master (gradients summed and reduced, moments and master weights in float32).
     """
@@ -25,6 +26,7 @@ class Pins:
     zero: int | None = None
     recompute: str | None = None
     schedule: str | None = None
+    chunks: int | None = None
     cuts: str | None = None
     price: float | None = None
     shard_weights: int | None = None

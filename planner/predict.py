@@ -13,7 +13,7 @@ from .work import WorkTable
 
 @dataclass(frozen=True)
 class Prediction:
-    """cluster: what it was priced on. model: what was run, timeline: how. peaks: by stage."""
+    """cluster: what it was priced on. model: what was run, timeline: how. peaks: by rank."""
 
     cluster: Cluster
     model: StepModel
@@ -30,7 +30,7 @@ class Prediction:
 
     @property
     def fullest(self) -> int:
-        """The stage with the highest peak."""
+        """The pp rank with the highest peak."""
         return max(range(len(self.peaks)), key=lambda s: self.peaks[s].total_bytes)
 
 

@@ -17,9 +17,9 @@ def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
     parts = [
         [_decision(plan, found, prediction), "", summary(plan)],
         ["us of one micro-batch by segment, forward + backward", *_segments(plan, prediction)],
-        [f"stages (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
-         *_stages(plan, prediction)],
-        [f"memory at the peak of stage {prediction.fullest}", *_memory(prediction)],
+        [f"ranks (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
+         *_ranks(plan, prediction)],
+        [f"memory at the peak of rank {prediction.fullest}", *_memory(prediction)],
         ["runners-up and why each lost", *_losers(found)],
         ["bound", *_bound(found)],
     ]  # fmt: skip
@@ -56,14 +56,16 @@ def _segments(plan: Plan, prediction: Prediction) -> list[str]:
     return lines
 
 
-def _stages(plan: Plan, prediction: Prediction) -> list[str]:
-    lines = ["  stage  segments      busy ms  waiting ms  bubble ms      peak"]
-    timeline = prediction.timeline
-    for stage, units in enumerate(prediction.model.stages):
+def _ranks(plan: Plan, prediction: Prediction) -> list[str]:
+    lines = ["  rank  segments      busy ms  waiting ms  bubble ms      peak  stages"]
+    timeline, stages = prediction.timeline, prediction.model.stages
+    for rank in range(len(plan.schedule)):
+        mine = plan.stages_of(rank)
         lines.append(
-            f"  {stage:>5}  {len(units):>8}  {timeline.busy_us[stage] / 1e3:>11,.1f}"
-            f"{timeline.exposed_us[stage] / 1e3:>12,.1f}{timeline.bubble_us(stage) / 1e3:>11,.1f}"
-            f"  {gib(prediction.peaks[stage].total_bytes):>10}"
+            f"  {rank:>4}  {sum(len(stages[s]) for s in mine):>8}"
+            f"  {timeline.busy_us[rank] / 1e3:>11,.1f}"
+            f"{timeline.exposed_us[rank] / 1e3:>12,.1f}{timeline.bubble_us(rank) / 1e3:>11,.1f}"
+            f"  {gib(prediction.peaks[rank].total_bytes):>10}  {', '.join(map(str, mine))}"
         )
     return _thinned(lines)
 

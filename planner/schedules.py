@@ -1,94 +1,122 @@
-"""Schedule generators: lists of actions, nothing else; communication is inserted by a pass.
+"""Schedules of a pipeline: the generators' lists with transfers and the step, proven sound."""
 
-GPipe (Huang et al. 2019): all forwards, then all backwards. 1F1B (Narayanan et al. 2021,
-PipeDream-flush): warm-up of min(m, p - stage - 1) forwards, then one forward and one backward in
-turn, so that at most p - stage micro-batches are in flight.
-"""
+from functools import cache
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Action, Schedule
 
-GENERATORS = ("1f1b", "gpipe")
+from . import generators
+from .validate import validate
+
+GENERATORS = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
+SPLIT = ("zb-h1", "zbv")  # backward in two parts, I and W
 
 
-def make_schedule(name: str, num_stages: int, num_microbatches: int) -> Schedule:
-    """Compute actions of every stage with transfers and the step inserted, validated."""
+def check_name(name: str) -> None:
     if name not in GENERATORS:
         raise PlanError(f"schedule={name}: unknown; give one of {', '.join(GENERATORS)}")
-    make = _gpipe if name == "gpipe" else _one_f_one_b
-    compute = [make(stage, num_stages, num_microbatches) for stage in range(num_stages)]
-    schedule = tuple(_with_transfers(a, s, num_stages) for s, a in enumerate(compute))
-    validate(schedule)
+
+
+def chunks_of(name: str, pinned: int | None) -> int:
+    """Stages of a rank. Raises PlanError where the pin is not what the schedule has."""
+    if name == "interleaved":
+        if pinned == 1:
+            raise PlanError("chunks=1: interleaved needs 2 or more stages a rank; or take 1f1b")
+        return pinned or 2
+    chunks = 2 if name == "zbv" else 1
+    if pinned not in (None, chunks):
+        raise PlanError(
+            f"chunks={pinned}: {name} has {chunks} a rank; pin schedule=interleaved for others"
+        )
+    return chunks
+
+
+def stage_ranks(name: str, pp: int, chunks: int) -> tuple[int, ...]:
+    """The pp rank of every stage: in turn, or there and back for a V."""
+    ranks = tuple(range(pp))
+    return ranks + ranks[::-1] if name == "zbv" else ranks * chunks
+
+
+def make_schedule(name: str, pp: int, num_microbatches: int, chunks: int | None = None) -> Schedule:
+    """Actions of every rank with transfers and the step inserted, validated.
+
+    Raises PlanError for an unknown name, or sizes that the schedule cannot take.
+    """
+    check_name(name)
+    return _made(name, pp, num_microbatches, chunks_of(name, chunks))
+
+
+def runs(name: str, pp: int, num_microbatches: int) -> bool:
+    """Whether a schedule can run on so many ranks and micro-batches."""
+    if pp == 1:
+        return name in ("1f1b", "gpipe")
+    return name != "interleaved" or num_microbatches % pp == 0
+
+
+def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
+    """Raises PlanError where a schedule cannot run on so many ranks or micro-batches."""
+    if runs(name, pp, num_microbatches):
+        return
+    if pp == 1:
+        raise PlanError(f"schedule={name} with pp=1: there is no bubble to fill; pin pp, or 1f1b")
+    below = num_microbatches - num_microbatches % pp
+    near = f"{below} or {below + pp}" if below else f"{pp}"
+    raise PlanError(
+        f"schedule={name}: {num_microbatches} micro-batches do not divide by pp={pp}; "
+        f"take {near}, or another schedule"
+    )
+
+
+@cache
+def _made(name: str, pp: int, m: int, chunks: int) -> Schedule:
+    check_sizes(name, pp, m)
+    ranks = stage_ranks(name, pp, chunks)
+    schedule = with_transfers([_compute(name, rank, pp, m, chunks) for rank in range(pp)], ranks)
+    validate(schedule, ranks, m)
     return schedule
 
 
-def _gpipe(stage: int, num_stages: int, m: int) -> list[Action]:
-    return [Action("F", i) for i in range(m)] + [Action("B", i) for i in range(m)]
+def _compute(name: str, rank: int, pp: int, m: int, chunks: int) -> list[Action]:
+    if name == "interleaved":
+        return generators.interleaved(rank, pp, m, chunks)
+    make = {
+        "1f1b": generators.one_f_one_b,
+        "gpipe": generators.gpipe,
+        "zb-h1": generators.zb_h1,
+        "zbv": generators.zbv,
+    }[name]
+    return make(rank, pp, m)
 
 
-def _one_f_one_b(stage: int, num_stages: int, m: int) -> list[Action]:
-    warmup = min(m, num_stages - stage - 1)
-    actions = [Action("F", i) for i in range(warmup)]
-    for i in range(m - warmup):
-        actions += [Action("F", warmup + i), Action("B", i)]
-    return actions + [Action("B", i) for i in range(m - warmup, m)]
+def with_transfers(compute: list[list[Action]], ranks: tuple[int, ...]) -> Schedule:
+    """Receives right before what reads them, sends right after what makes them, STEP at the end.
+
+    Between two stages of one rank nothing moves.
+    """
+    return tuple((*_transferred(actions, ranks), Action("STEP")) for actions in compute)
 
 
-def _with_transfers(actions: list[Action], stage: int, num_stages: int) -> tuple[Action, ...]:
+def _transferred(actions: list[Action], ranks: tuple[int, ...]) -> list[Action]:
+    def moves(stage: int, step: int) -> bool:
+        other = stage + step
+        return 0 <= other < len(ranks) and ranks[other] != ranks[stage]
+
     out: list[Action] = []
     for action in actions:
-        forward = action.kind == "F"
-        receives = stage > 0 if forward else stage < num_stages - 1
-        sends = stage < num_stages - 1 if forward else stage > 0
-        if receives:
-            out.append(Action(f"RECV_{action.kind}", action.microbatch))
+        way = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
+        step = 1 if way == "F" else -1
+        if way and moves(action.stage, -step):
+            out.append(Action(f"RECV_{way}", action.stage, action.microbatch))
         out.append(action)
-        if sends:
-            out.append(Action(f"SEND_{action.kind}", action.microbatch))
-    return (*out, Action("STEP"))
-
-
-def validate(schedule: Schedule) -> None:
-    """Every send has its receive in the same order, and the lists run to the end together.
-
-    Receives block, sends do not. On failure the stage x step grid is in the message.
-    """
-    position = [0] * len(schedule)
-    sent: set[tuple[int, str, int]] = set()
-    progress = True
-    while progress:
-        progress = False
-        for stage, actions in enumerate(schedule):
-            while position[stage] < len(actions) and _ready(actions[position[stage]], stage, sent):
-                action = actions[position[stage]]
-                if action.kind.startswith("SEND"):
-                    target = stage + 1 if action.kind.endswith("F") else stage - 1
-                    sent.add((target, action.kind[-1], action.microbatch))
-                position[stage] += 1
-                progress = True
-    if any(p < len(a) for p, a in zip(position, schedule, strict=True)):
-        raise PlanError(f"the schedule deadlocks:\n{grid(schedule, position)}")
-
-
-def _ready(action: Action, stage: int, sent: set[tuple[int, str, int]]) -> bool:
-    if not action.kind.startswith("RECV"):
-        return True
-    return (stage, action.kind[-1], action.microbatch) in sent
-
-
-def grid(schedule: Schedule, position: list[int]) -> str:
-    """One line a stage, an arrow at the action it cannot pass."""
-    lines = []
-    for stage, actions in enumerate(schedule):
-        cells = [("-> " if i == position[stage] else "") + str(a) for i, a in enumerate(actions)]
-        lines.append(f"  stage {stage}: {' '.join(cells)}")
-    return "\n".join(lines)
+        if way and moves(action.stage, step):
+            out.append(Action(f"SEND_{way}", action.stage, action.microbatch))
+    return out
 
 
 def in_flight(actions: tuple[Action, ...]) -> int:
-    """The most micro-batches whose activations a stage holds at once."""
+    """The most (stage, micro-batch) pairs that a rank holds something of at once."""
     held = peak = 0
     for action in actions:
-        held += {"F": 1, "B": -1}.get(action.kind, 0)
+        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         peak = max(peak, held)
     return peak

@@ -22,14 +22,14 @@ from meshwright.ir.traced import Traced
 
 from .cluster import Cluster
 from .cuts import cut_stages
-from .driver import choose_mesh, choose_micro_batch, make_plan
+from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
 from .evaluate import Evaluator, Fitted, fixed_pins
 from .explain import gib
 from .memory import usable_bytes
 from .pins import Pins
 from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
-from .schedules import GENERATORS
+from .schedules import check_sizes
 from .space import Candidate, candidates
 
 Progress = Callable[[str], None]
@@ -159,11 +159,11 @@ def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[L
 def _check(evaluator: Evaluator) -> None:
     """The pins against each other and the sizes, before anything is solved."""
     pins = evaluator.pins
-    if pins.schedule is not None and pins.schedule not in GENERATORS:
-        raise PlanError(f"schedule={pins.schedule}: unknown; give one of {', '.join(GENERATORS)}")
+    _, chunks = choose_schedule(pins)
     if pins.cuts is not None:
         count = len(evaluator.traced.segmented.instances)
-        cut_stages([1.0] * count, pins.pp or pins.cuts.count(",") + 2, pins.cuts)
+        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
+        cut_stages([1.0] * count, stages, pins.cuts)
     if pins.recompute is not None:
         check_rule(pins.recompute, list(evaluator.traced.joints.values()))
 
@@ -174,8 +174,10 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
     found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
     if not found:  # the messages of the fixed path say which demands collide
         mesh = choose_mesh(evaluator.cluster.num_devices, pins)
-        choose_micro_batch(evaluator.global_batch, mesh, pins)
-        cut_stages([1.0] * count, mesh.size("pp"), None)
+        _, num_microbatches = choose_micro_batch(evaluator.global_batch, mesh, pins)
+        name, chunks = choose_schedule(pins)
+        check_sizes(name, mesh.size("pp"), num_microbatches)
+        cut_stages([1.0] * count, mesh.size("pp") * chunks, pins.cuts)
         raise PlanError(
             f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
             f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"

@@ -1,12 +1,12 @@
-"""A discrete-event run of one training step: compute and collective streams of every stage.
+"""A discrete-event run of one training step: compute and collective streams of every pp rank.
 
-Ranks of a stage do the same, so one stands for all. Its actions run in order; inside F and B its
-units run in order, as the emitted loops do:
+Devices of a pp rank do the same, so one stands for all. Its actions run in order; inside F, B, I
+and W the units of a stage run in order, as the emitted loops do:
 
     compute     functions of units, tp collectives inside them, gradient accumulation
     collective  gathers of the next unit behind the compute of this one, reductions behind the
                 next unit's backward; in order of issue, none before the compute that precedes it
-    transfers   sends to neighbours, in order per direction; receives wait for them
+    transfers   sends to other ranks, in order per target and kind; receives wait for them
 
 Overlap is not free: compute beside a collective takes OVERLAP_PRICE of the shared time longer.
 After the last action come pending reductions, tied gradients, one world-wide all_reduce for the
@@ -17,10 +17,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Action
+from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
-from .schedules import grid
 from .step import StepModel, Unit
+from .validate import grid
 
 # Measured on 8 H200, 2026-11-20: 20 matmuls of 8192^3 beside 4 all_gathers of 512 MiB took longer
 # by 0.40, 0.31 and 0.43 of the gathers' own time on 2, 4 and 8 ranks.
@@ -29,9 +29,9 @@ OVERLAP_PRICE = 0.38
 
 @dataclass(frozen=True)
 class Event:
-    """An action of a stage from start to end, in us."""
+    """An action of a pp rank from start to end, in us."""
 
-    stage: int
+    rank: int
     action: str
     start_us: float
     end_us: float
@@ -39,10 +39,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The step in us. busy_us: compute of F and B by stage. finish_us: end of its last action.
-
-    exposed_us: by stage, compute waiting for gathers inside its actions.
-    """
+    """The step in us. By pp rank: busy_us, compute of its actions; finish_us, end of the last one;
+    exposed_us, compute waiting for gathers inside them."""
 
     step_us: float
     busy_us: tuple[float, ...]
@@ -50,33 +48,38 @@ class Timeline:
     exposed_us: tuple[float, ...]
     events: tuple[Event, ...]
 
-    def bubble_us(self, stage: int) -> float:
-        """Makespan of the schedule's compute less the stage's own."""
-        return max(self.finish_us) - self.busy_us[stage] - self.exposed_us[stage]
+    def bubble_us(self, rank: int) -> float:
+        """Makespan of the schedule's compute less the rank's own."""
+        return max(self.finish_us) - self.busy_us[rank] - self.exposed_us[rank]
+
+
+@dataclass
+class _Stage:
+    """The units of a stage, and how long each kind of action is when nothing runs beside it."""
+
+    units: tuple[Unit, ...]
+    ready: dict[int, float] = field(default_factory=dict)  # gathered units
+    left: dict[str, int] = field(default_factory=dict)  # micro-batches still to come, by kind
+
+    def __post_init__(self) -> None:
+        self.gathers = any(u.gather_us for u in self.units)
+        split = all(u.work.split is not None for u in self.units)
+        kinds = ("F", "B", "I", "W") if split else ("F", "B")
+        self.us = {kind: sum(u.pass_us(kind) for u in self.units) for kind in kinds}
 
 
 @dataclass
 class _Rank:
-    """State of one stage: where its streams stand, in us."""
+    """State of one pp rank: where its streams stand, in us."""
 
-    units: tuple[Unit, ...]
+    stages: dict[int, _Stage]
     compute: float = 0.0
     comm: float = 0.0
     busy: float = 0.0
     exposed: float = 0.0
+    finish: float = 0.0
     traffic: deque = field(default_factory=deque)  # recent (start, end) on the collective stream
-    ready: dict[int, float] = field(default_factory=dict)  # gathered units
-    out: dict[str, float] = field(default_factory=lambda: {"F": 0.0, "B": 0.0})
-
-    def __post_init__(self) -> None:
-        self.gathers = any(u.gather_us for u in self.units)
-        self.forward_us = sum(u.work.forward.us for u in self.units)
-        self.backward_us = sum(u.work.backward.us + u.accumulate_us for u in self.units)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether its units run back to back, with no collective beside them."""
-        return not self.gathers and self.comm <= self.compute
+    out: dict[tuple[int, str], float] = field(default_factory=dict)  # by target and kind
 
     def collective(self, us: float) -> float:
         """Issue a collective now; its end."""
@@ -101,103 +104,108 @@ class _Rank:
             self.exposed += until - self.compute
             self.compute = until
 
-    def gather(self, index: int) -> None:
-        if 0 <= index < len(self.units) and index not in self.ready and self.units[index].gather_us:
-            self.ready[index] = self.collective(self.units[index].gather_us)
+    def gather(self, stage: _Stage, index: int) -> None:
+        units = stage.units
+        if 0 <= index < len(units) and index not in stage.ready and units[index].gather_us:
+            stage.ready[index] = self.collective(units[index].gather_us)
 
-    def arrive(self, index: int) -> None:
+    def arrive(self, stage: _Stage, index: int) -> None:
         """Parameters of a unit are there; they are freed after it."""
-        self.gather(index)
-        self.wait(self.ready.pop(index, 0.0))
+        self.gather(stage, index)
+        self.wait(stage.ready.pop(index, 0.0))
 
 
 def simulate(model: StepModel, price: float = OVERLAP_PRICE) -> Timeline:
     """Run the schedule once. Raises PlanError when it deadlocks."""
-    ranks = [_Rank(units) for units in model.stages]
-    events: list[Event] = []
-    mail: dict[tuple[int, str, int], float] = {}
-    position = [0] * len(ranks)
+    run = _Run(model, price)
+    position = [0] * len(run.ranks)
     moving = True
     while moving:
         moving = False
-        for stage, rank in enumerate(ranks):
-            actions = model.schedule[stage]
-            while position[stage] < len(actions):
-                if not _act(actions[position[stage]], stage, rank, model, mail, events, price):
-                    break
-                position[stage] += 1
+        for rank, actions in enumerate(model.schedule):
+            while position[rank] < len(actions) and run.act(rank, actions[position[rank]]):
+                position[rank] += 1
                 moving = True
     if any(p < len(a) for p, a in zip(position, model.schedule, strict=True)):
         raise PlanError(f"the schedule deadlocks:\n{grid(model.schedule, position)}")
-    exposed = tuple(r.exposed for r in ranks)
-    finish = tuple(max((e.end_us for e in events if e.stage == s), default=0.0)
-                   for s in range(len(ranks)))  # fmt: skip
     return Timeline(
-        _finish(model, ranks),
-        tuple(r.busy for r in ranks),
-        finish,
-        exposed,
-        tuple(events),
+        _finish(model, run.ranks),
+        tuple(r.busy for r in run.ranks),
+        tuple(r.finish for r in run.ranks),
+        tuple(r.exposed for r in run.ranks),
+        tuple(run.events),
     )
 
 
-def _act(
-    action: Action, stage: int, rank: _Rank, model: StepModel,
-    mail: dict[tuple[int, str, int], float], events: list[Event], price: float,
-) -> bool:  # fmt: skip
-    """Do one action if it can be done; False while what it receives was not sent."""
-    kind, microbatch = action.kind, action.microbatch
-    if kind.startswith("RECV"):
-        arrival = mail.pop((stage, kind[-1], microbatch), None)
-        if arrival is None:
-            return False
-        rank.compute = max(rank.compute, arrival)
-    elif kind.startswith("SEND"):
-        forward = kind[-1] == "F"
-        us = model.send_us[stage if forward else stage - 1]
-        rank.out[kind[-1]] = max(rank.out[kind[-1]], rank.compute) + us
-        mail[stage + 1 if forward else stage - 1, kind[-1], microbatch] = rank.out[kind[-1]]
-    elif kind in ("F", "B"):
-        start = rank.compute
-        if kind == "F":
-            _forward(rank, price)
-        else:
-            _backward(rank, model, microbatch == model.num_microbatches - 1, price)
-        events.append(Event(stage, str(action), start, rank.compute))
-    return True
+class _Run:
+    """All ranks, and what is between them. mail: arrival of transfers, by the receive's key."""
 
+    def __init__(self, model: StepModel, price: float) -> None:
+        self.model, self.price = model, price
+        self.ranks = [_Rank({}) for _ in model.schedule]
+        for stage, (units, rank) in enumerate(zip(model.stages, model.stage_ranks, strict=True)):
+            self.ranks[rank].stages[stage] = _Stage(
+                units, left=dict.fromkeys(COMPUTE, model.num_microbatches)
+            )
+        self.mail: dict[tuple[int, str, int], float] = {}
+        self.events: list[Event] = []
 
-def _forward(rank: _Rank, price: float) -> None:
-    if rank.quiet:
-        rank.run(rank.forward_us, price)
-        return
-    for index, unit in enumerate(rank.units):
-        rank.gather(index)
-        rank.gather(index + 1)
-        rank.arrive(index)
-        rank.run(unit.work.forward.us, price)
+    def act(self, rank: int, action: Action) -> bool:
+        """Do one action if it can be done; False while what it receives was not sent."""
+        here = self.ranks[rank]
+        if action.kind in COMPUTE:
+            start = here.compute
+            self._compute(here, action)
+            here.finish = here.compute
+            self.events.append(Event(rank, str(action), start, here.compute))
+        elif action.kind.startswith("SEND"):
+            self._send(here, action)
+        elif action.kind.startswith("RECV"):
+            arrival = self.mail.pop((action.stage, action.kind[-1], action.microbatch), None)
+            if arrival is None:
+                return False
+            here.compute = max(here.compute, arrival)
+        return True
 
+    def _send(self, rank: _Rank, action: Action) -> None:
+        peer = peer_stage(action)
+        key = self.model.stage_ranks[peer], action.kind[-1]
+        us = self.model.send_us[min(action.stage, peer)]
+        rank.out[key] = max(rank.out.get(key, 0.0), rank.compute) + us
+        self.mail[peer, action.kind[-1], action.microbatch] = rank.out[key]
 
-def _backward(rank: _Rank, model: StepModel, last: bool, price: float) -> None:
-    reduces = model.reduces_every_microbatch or last
-    if rank.quiet and not reduces:
-        rank.run(rank.backward_us, price)
-        return
-    for index in reversed(range(len(rank.units))):
-        unit = rank.units[index]
-        rank.gather(index)
-        rank.gather(index - 1)
-        rank.arrive(index)
-        rank.run(unit.work.backward.us + unit.accumulate_us, price)
-        if reduces:
-            rank.run(unit.partial_us, price)
+    def _compute(self, rank: _Rank, action: Action) -> None:
+        stage, kind = rank.stages[action.stage], action.kind
+        reduces = self._reduces(stage, kind)
+        quiet = (kind == "W" or not stage.gathers) and rank.comm <= rank.compute
+        if quiet and not reduces:
+            rank.run(stage.us[kind], self.price)
+            return
+        indices = range(len(stage.units))
+        for index in indices if kind == "F" else reversed(indices):
+            self._unit(rank, stage, index, kind, reduces)
+
+    def _reduces(self, stage: _Stage, kind: str) -> bool:
+        """Whether gradients that an action completes go over dp: each time, or after the last."""
+        stage.left[kind] -= 1
+        return kind != "F" and (self.model.reduces_every_microbatch or not stage.left[kind])
+
+    def _unit(self, rank: _Rank, stage: _Stage, index: int, kind: str, reduces: bool) -> None:
+        unit = stage.units[index]
+        if kind != "W":  # gradients of weights read no weights
+            rank.gather(stage, index)
+            rank.gather(stage, index + (1 if kind == "F" else -1))
+            rank.arrive(stage, index)
+        rank.run(unit.pass_us(kind), self.price)
+        if reduces and unit.completes_in(kind):
+            rank.run(unit.partial_us, self.price)
             rank.collective(unit.reduce_us)
 
 
 def _finish(model: StepModel, ranks: list[_Rank]) -> float:
     """End of the step: reductions, norm, optimizer, refreshed parameters."""
     for rank, tied in zip(ranks, model.tied_us, strict=True):
-        rank.wait(max(rank.comm, *rank.out.values()))
+        rank.wait(max(rank.comm, *rank.out.values(), 0.0))
         rank.compute += tied
     start = max(r.compute for r in ranks) + model.sync_us
     tails = zip(model.optimizer_us, model.refresh_us, strict=True)

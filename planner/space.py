@@ -12,7 +12,7 @@ from meshwright.ir.placement import Mesh
 from .cluster import Cluster
 from .pins import Pins
 from .recompute import RULES
-from .schedules import GENERATORS
+from .schedules import GENERATORS, chunks_of, runs
 
 MAX_MICRO_BATCH = 32
 
@@ -29,6 +29,11 @@ class Candidate:
     zero: int
     recompute: str
     schedule: str
+    chunks: int = 1  # stages of a rank
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * self.chunks
 
     @property
     def mesh(self) -> Mesh:
@@ -36,6 +41,7 @@ class Candidate:
 
     def __str__(self) -> str:
         schedule = f" {self.schedule}" if self.pp > 1 else ""
+        schedule += f" chunks={self.chunks}" if self.schedule == "interleaved" else ""
         return (
             f"pp={self.pp} dp={self.dp} tp={self.tp} micro_batch={self.micro_batch} "
             f"zero={self.zero} recompute={self.recompute}{schedule}"
@@ -51,9 +57,9 @@ def candidates(
         for micro_batch in _micro_batches(rows, pins):
             for zero in _zeros(dp, pins):
                 for rule in (pins.recompute,) if pins.recompute else RULES:
-                    for schedule in _schedules(pp, pins):
-                        m = rows // micro_batch
-                        yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule)
+                    m = rows // micro_batch
+                    for schedule, chunks in _schedules(pp, m, pins, num_instances):
+                        yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks)
 
 
 def meshes(
@@ -61,11 +67,10 @@ def meshes(
 ) -> Iterator[tuple[int, int, int]]:
     """(pp, dp, tp): tp divides a node, dp divides the batch, no stage is empty."""
     total = cluster.num_devices
-    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else pins.pp
     for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
         for pp in divisors(total // tp) if total % tp == 0 else []:
             dp = total // tp // pp
-            pinned = wanted in (None, pp) and pins.dp in (None, dp)
+            pinned = pins.pp in (None, pp) and pins.dp in (None, dp)
             if pinned and pp <= num_instances and global_batch % dp == 0:
                 yield pp, dp, tp
 
@@ -87,7 +92,25 @@ def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
     return (0, 1, 2, 3) if dp > 1 else (0,)
 
 
-def _schedules(pp: int, pins: Pins) -> tuple[str, ...]:
-    if pins.schedule is not None:
-        return (pins.schedule,)
-    return GENERATORS if pp > 1 else GENERATORS[:1]
+def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
+    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
+    names = (pins.schedule,) if pins.schedule else GENERATORS if pp > 1 else GENERATORS[:1]
+    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
+    found = []
+    for name in names:
+        if not runs(name, pp, m):
+            continue
+        for chunks in _chunks(name, pp, pins, wanted):
+            if pp * chunks <= num_instances and wanted in (None, pp * chunks):
+                found.append((name, chunks))
+    return found
+
+
+def _chunks(name: str, pp: int, pins: Pins, wanted: int | None) -> tuple[int, ...]:
+    """Stages of a rank to try; a pin for interleaved passes over the others."""
+    if name != "interleaved":
+        chunks = chunks_of(name, None)
+        return (chunks,) if pins.chunks in (None, chunks) else ()
+    if pins.chunks is not None:
+        return (pins.chunks,)
+    return (max(2, wanted // pp),) if wanted else (2, 4)

@@ -1,5 +1,7 @@
 """A plan as the simulator sees it: per stage the units it runs, what they cost and what they hold.
 
+A pp rank runs one stage or several; what is stored and updated belongs to the rank.
+
 A *unit* is a segment instance on its stage: one piece, its buckets, and the collectives that the
 ZeRO level makes of them. Built from the plan and the cluster alone.
 """
@@ -50,7 +52,7 @@ class Unit:
 
     gather_us: parameters before use (ZeRO 3). reduce_us: gradients over dp, when this instance
     completes them. partial_us: gradients over tp, blocking. bucket_bytes: its parameters, whole;
-    owned_bytes: those that no earlier unit of the stage holds.
+    owned_bytes: those that no earlier unit of the rank holds.
     """
 
     name: str
@@ -62,17 +64,34 @@ class Unit:
     bucket_bytes: float
     owned_bytes: float
 
+    def pass_us(self, kind: str) -> float:
+        """Compute of an action of a kind: F, B, I or W, gradients added where they are made."""
+        if kind == "F":
+            return self.work.forward.us
+        if kind == "B":
+            return self.work.backward.us + self.accumulate_us
+        assert self.work.split is not None, self.name
+        phase = self.work.split.weight_grad if kind == "W" else self.work.split.input_grad
+        return phase.us + (self.accumulate_us if self.completes_in(kind) else 0.0)
+
+    def completes_in(self, kind: str) -> bool:
+        """Whether an action of a kind adds its gradients."""
+        late = self.work.split is not None and self.work.split.adds_late
+        return kind == "B" or (kind == "W" and late) or (kind == "I" and not late)
+
 
 @dataclass(frozen=True)
 class StepModel:
     """Everything the simulator asks of a plan.
 
-    send_us: by stage, activations to the next one (and gradients back). optimizer_us: by stage,
-    memory traffic of the update. refresh_us: by stage, gathering updated parameters (ZeRO 1, 2).
-    tied_us: by stage, summing gradients of parameters with homes elsewhere.
+    stage_ranks: of every stage its pp rank. send_us: by stage, activations to the next one (and
+    gradients back). optimizer_us: by rank, memory traffic of the update. refresh_us: by rank,
+    gathering updated parameters (ZeRO 1, 2). tied_us: by rank, summing gradients of parameters with
+    homes elsewhere.
     """
 
     stages: tuple[tuple[Unit, ...], ...]
+    stage_ranks: tuple[int, ...]
     schedule: Schedule
     zero: int
     reduces_every_microbatch: bool
@@ -91,10 +110,12 @@ def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
 def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
     """The step of a plan on a cluster."""
     table = table or work_table(plan, cluster)
-    works = {p.name: table.of(p.graph, p.placements, p.saved) for p in plan.pieces}
+    split = plan.splits_backward
+    works = {p.name: table.of(p.graph, p.placements, p.saved, split) for p in plan.pieces}
     precision = precision_of(plan.dtype, plan.precision)
     units = UnitTable(works, plan.zero, Links(cluster, plan.mesh), precision)
-    return units.step(plan.instances, plan.buckets, plan.schedule, plan.num_microbatches)
+    parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
+    return units.step(*parts, plan.num_microbatches)
 
 
 @dataclass
@@ -111,55 +132,89 @@ class UnitTable:
         self,
         instances: tuple[InstancePlan, ...],
         buckets: tuple[Bucket, ...],
+        stage_ranks: tuple[int, ...],
         schedule: Schedule,
         num_microbatches: int,
     ) -> StepModel:
-        pp = self.links.mesh.size("pp")
-        stages = tuple(
-            self.units([i for i in instances if i.stage == s], buckets) for s in range(pp)
-        )
-        held = [[b for b in buckets if s in b.stages] for s in range(pp)]
-        sends = [self.links.transfer_us(u[-1].work.exit_bytes, s) for s, u in enumerate(stages)]
+        stages = self._stages(instances, buckets, stage_ranks)
+        homes = [{stage_ranks[s] for s in b.stages} for b in buckets]
+        held = [
+            [(b, len(at) > 1) for b, at in zip(buckets, homes, strict=True) if rank in at]
+            for rank in range(len(schedule))
+        ]
         return StepModel(
             stages,
+            stage_ranks,
             schedule,
             self.zero,
             self.zero >= 2,
             num_microbatches,
-            tuple(sends),
-            tuple(sum(self.optimizer_us(b) for b in found) for found in held),
-            tuple(sum(self.refresh_us(b) for b in found) for found in held),
-            tuple(sum(self._tied_us(b) for b in found) for found in held),
+            self._sends(stages, stage_ranks),
+            tuple(sum(self.optimizer_us(b) for b, _ in found) for found in held),
+            tuple(sum(self.refresh_us(b) for b, _ in found) for found in held),
+            tuple(sum(self._tied_us(b) for b, tied in found if tied) for found in held),
             self.links.world_us(),
         )
 
+    def _stages(
+        self,
+        instances: tuple[InstancePlan, ...],
+        buckets: tuple[Bucket, ...],
+        stage_ranks: tuple[int, ...],
+    ) -> tuple[tuple[Unit, ...], ...]:
+        mine: list[list[InstancePlan]] = [[] for _ in stage_ranks]
+        for item in instances:
+            mine[item.stage].append(item)
+        seen: dict[int, set[str]] = {rank: set() for rank in stage_ranks}
+        return tuple(
+            self.units(found, buckets, seen[rank])
+            for found, rank in zip(mine, stage_ranks, strict=True)
+        )
+
+    def _sends(
+        self, stages: tuple[tuple[Unit, ...], ...], stage_ranks: tuple[int, ...]
+    ) -> tuple[float, ...]:
+        ways = zip(stages, stage_ranks, stage_ranks[1:], strict=False)
+        transfer = self.links.transfer_us
+        return (*(transfer(u[-1].work.exit_bytes, *ends) for u, *ends in ways), 0.0)
+
     def units(
-        self, instances: Iterable[InstancePlan], buckets: tuple[Bucket, ...]
+        self,
+        instances: Iterable[InstancePlan],
+        buckets: tuple[Bucket, ...],
+        stored: set[str] | None = None,
     ) -> tuple[Unit, ...]:
-        """The units of one stage; a bucket that several share is completed by the first."""
+        """The units of one stage; a bucket that several share is completed by the first.
+
+        stored: names of buckets that earlier stages of the rank hold; this stage's are added.
+        """
         by_name = {b.name: b for b in buckets}
-        seen: set[str] = set()
+        stored = set() if stored is None else stored
+        seen: set[str] = set() if self.zero >= 2 else set(stored)  # 2, 3: every stage reduces
         found = []
         for item in instances:
             mine = [by_name[name] for name in item.buckets]
-            fresh = [b for b in mine if b.name not in seen]
+            fresh, owned = ([b for b in mine if b.name not in old] for old in (seen, stored))
             seen.update(item.buckets)
-            sizes = tuple((b.numel, _partial_bytes(b), b in fresh) for b in mine)
+            stored.update(item.buckets)
+            sizes = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned) for b in mine)
             key = (item.piece, sizes)
             if key not in self.known:
-                self.known[key] = self._unit(self.works[item.piece], mine, fresh)
+                self.known[key] = self._unit(self.works[item.piece], mine, fresh, owned)
             found.append(replace(self.known[key], name=item.name))
         return tuple(found)
 
-    def _unit(self, work: PieceWork, mine: list[Bucket], fresh: list[Bucket]) -> Unit:
+    def _unit(
+        self, work: PieceWork, mine: list[Bucket], fresh: list[Bucket], owned: list[Bucket]
+    ) -> Unit:
         """mine: buckets it reads. fresh: those whose gradients its backward completes."""
         links, dp = self.links, self.links.mesh.size("dp")
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
-        whole, owned = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
+        whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
         wider = self.precision.grad / self.precision.param
         accumulate = (1 + 2 * wider) * whole / hbm  # read both, write the sum
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
-            accumulate += wider * (owned + 3 * owned / dp) / hbm
+            accumulate += wider * (ready + 3 * ready / dp) / hbm
         gather = 0.0
         if self.zero == 3:
             gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
@@ -170,7 +225,8 @@ class UnitTable:
             for b in fresh
             if _partial_bytes(b)
         )
-        return Unit("", work, accumulate, gather, reduce, partial, whole, owned)
+        kept = sum(map(bucket_bytes, owned))
+        return Unit("", work, accumulate, gather, reduce, partial, whole, kept)
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""
@@ -185,8 +241,6 @@ class UnitTable:
         return self.links.axis_us("all_gather", bucket_bytes(bucket), "dp")
 
     def _tied_us(self, bucket: Bucket) -> float:
-        if len(bucket.stages) < 2:
-            return 0.0
         size = bucket_bytes(bucket) / (self.links.mesh.size("dp") if self.zero else 1)
         return self.links.axis_us("all_reduce", size, "pp")
 

@@ -37,11 +37,25 @@ class Phase:
         return self.matmul_us + self.attention_us + self.pointwise_us + self.collective_us
 
 
+NOTHING = Phase(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    """A backward in two: I and W. handed_bytes: what I gives to W; adds_late: W adds gradients."""
+
+    input_grad: Phase
+    weight_grad: Phase
+    handed_bytes: float
+    adds_late: bool
+
+
 @dataclass(frozen=True)
 class PieceWork:
     """kept_bytes: handed from forward to backward. entry_bytes, exit_bytes: x and y on a rank.
 
-    again_us: the part of the backward that computes forward values again.
+    again_us: the part of the backward that computes forward values again. split: of the schedules
+    that run backward in two.
     """
 
     forward: Phase
@@ -50,26 +64,36 @@ class PieceWork:
     entry_bytes: float
     exit_bytes: float
     again_us: float
+    split: SplitWork | None = None
 
 
 @dataclass
 class WorkTable:
-    """PieceWork by (graph, saved values) at given costs, each computed once."""
+    """PieceWork by (graph, saved values, split or not) at given costs, each computed once."""
 
     costs: Costs
-    known: dict[tuple[int, tuple[str, ...]], tuple[Graph, PieceWork]] = field(default_factory=dict)
+    known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
 
     def of(
-        self, graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...]
+        self,
+        graph: Graph,
+        placements: dict[str, Placement],
+        saved: tuple[str, ...],
+        split: bool = False,
     ) -> PieceWork:
-        key = (id(graph), saved)
+        key = (id(graph), saved, split)
         if key not in self.known:
-            self.known[key] = (graph, piece_work(graph, placements, saved, self.costs))
+            work = piece_work(graph, placements, saved, self.costs, split)
+            self.known[key] = (graph, work)
         return self.known[key][1]
 
 
 def piece_work(
-    graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...], costs: Costs
+    graph: Graph,
+    placements: dict[str, Placement],
+    saved: tuple[str, ...],
+    costs: Costs,
+    split: bool = False,
 ) -> PieceWork:
     """Times and bytes of a lowered joint graph under its saved values."""
     functions = functions_of(graph, placements, saved)
@@ -81,14 +105,44 @@ def piece_work(
 
     x = [i.value.name for i in graph.inputs_of("activation")]
     again = [op for op in functions.backward.ops if op.output.name in made]
+    whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size))
     return PieceWork(
         _phase(forward, placements, costs, _forward_peak(forward, size)),
-        _phase(backward, placements, costs, _backward_peak(functions, backward, size)),
+        whole,
         _kept_bytes(functions, forward, size),
         sum(size(n) for n in x),
         size(graph.outputs[0]),
         sum(op_us(op, backward, placements, costs) for op in again),
+        _split_work(graph, functions, costs, size, whole) if split else None,
     )
+
+
+def _split_work(
+    graph: Graph, functions: Functions, costs: Costs, size: "Sizes", whole: Phase
+) -> SplitWork:
+    """The two halves; all in I where the backward is not split."""
+    halves = functions.halves(graph)
+    if halves is None:
+        return SplitWork(whole, NOTHING, 0.0, False)
+    first, second = map(PhaseWork, halves)
+    dx = graph.outputs[1]
+    handed = [n for n in first.graph.outputs if n != dx or n in _inputs(second.graph)]
+    dy = sum(size(n) for n in _inputs(first.graph, "grad"))
+    peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
+    grads = frozenset(second.graph.outputs)
+    late = _peak(second, size, held=set(), dropped=grads)
+    given = _inputs(first.graph, "param", "data", "context")
+    storages = {first.storage(name) for name in handed} - given
+    return SplitWork(
+        _phase(first, functions.placements, costs, peak),
+        _phase(second, functions.placements, costs, late),
+        sum(size(name) for name in storages),
+        True,
+    )
+
+
+def _inputs(graph: Graph, *kinds: str) -> set[str]:
+    return {i.value.name for i in graph.inputs if not kinds or i.kind in kinds}
 
 
 def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:

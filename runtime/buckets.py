@@ -45,6 +45,8 @@ class FlatBucket:
             if self.grad is not None
             else self._empty_grad(self.shard_numel).zero_()
         )
+        self.expected = 0  # calls of `reduce` in a step
+        self.begin()
         self._gather: dist.Work | None = None
         self._reduce: list[tuple[dist.Work | None, Tensor | None, Tensor]] = []
 
@@ -119,12 +121,17 @@ class FlatBucket:
             self.grad = self._empty_grad(self.bucket.numel).zero_()
         return self._views(self.grad)
 
-    def reduce(self, last: bool) -> None:
-        """After the bucket's last gradient of a micro-batch: sum over ranks where it is due.
+    def begin(self) -> None:
+        """A step begins: no gradient of it is complete."""
+        self.completed = 0
+
+    def reduce(self) -> None:
+        """After a stage's last gradient of a micro-batch: sum over ranks where it is due.
 
         Levels 2 and 3 reduce every micro-batch, 0 and 1 the last one only; asynchronously.
         """
-        if self.zero < 2 and not last:
+        self.completed += 1
+        if self.zero < 2 and self.completed < self.expected:
             return
         grad = self.grad
         assert grad is not None

@@ -1,33 +1,37 @@
-"""The executor: runs one stage's list of actions for one step.
+"""The executor: runs this rank's list of actions for one step.
 
-The emitted stage file holds the functions and the loops over instances; they call back here for
-parameters, saved values and the neighbours' tensors. Actions are (kind, micro-batch) tuples.
+The emitted stage files hold the functions and the loops over instances (stage.py says what those
+call back for). Actions are (kind, stage, micro-batch) tuples.
 """
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import collectives, mesh
+from . import mesh
 from .buckets import FlatBucket
 from .health import Beacon
-from .layout import Instance, Layout, Piece
+from .layout import Layout
 from .optimizer import AdamWOptions, Optimizer
+from .stage import Batch, Stage, Step
+from .transfers import SENDS_IN_FLIGHT, Transfers
 
-KINDS = ("F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "STEP")
-Batch = tuple[Tensor, Tensor]  # tokens, labels of one micro-batch
+__all__ = ["KINDS", "SENDS_IN_FLIGHT", "Batch", "Executor"]
+
+KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "STEP")
+Action = tuple[str, int, int]
 
 
 class Executor:
-    """State of one rank: buckets, saved values in flight, transfers under way."""
+    """State of one rank: buckets, stages, what passes between stages."""
 
     def __init__(
         self,
-        stage: ModuleType,
+        modules: dict[int, ModuleType],
+        schedule: tuple[Action, ...],
         layout: Layout,
         constants: dict[str, Tensor],
         options: AdamWOptions,
@@ -35,95 +39,48 @@ class Executor:
         seed: int,
         compiler: Callable[[Callable], Callable] | None = None,
     ) -> None:
-        self.stage, self.layout, self.device = stage, layout, mesh.device()
-        self.index = mesh.coordinate("pp")
-        self.pieces: dict[str, Piece] = {
-            name: _compiled(piece, compiler) for name, piece in stage.PIECES.items()
-        }
-        self.instances: tuple[Instance, ...] = stage.INSTANCES
-        names = {name for i in self.instances for name in i.buckets}
+        """modules: the emitted files of this rank's stages, by stage in order of the model."""
+        self.schedule, self.layout, self.device = schedule, layout, mesh.device()
+        self.last = len(layout.stage_ranks) - 1
+        names = {n for module in modules.values() for i in module.INSTANCES for n in i.buckets}
         self.buckets = {
             b.name: FlatBucket(b, layout, seed, self.device)
             for b in layout.buckets
             if b.name in names
         }
-        self.tied = {
-            b.name: mesh.stages_group(b.stages) for b in layout.buckets if len(b.stages) > 1
+        self.stages = {
+            stage: Stage(module, self.buckets, constants, compiler)
+            for stage, module in modules.items()
         }
-        self.optimizer = Optimizer(list(self.buckets.values()), options, self.index)
-        self.forward_group = mesh.axis_group_again("pp")
-        self.backward_group = mesh.axis_group_again("pp")
-        with torch.no_grad():
-            self.context_values: dict[str, Tensor] = stage.context(constants)
+        self._expect_reductions()
+        self.tied = {b.name: mesh.homes_group(b.homes) for b in layout.buckets if len(b.homes) > 1}
+        self.optimizer = Optimizer(list(self.buckets.values()), options)
+        self.transfers = Transfers(layout.stage_ranks)
         self.beacon = Beacon(None, 0)
-        self._reset()
+        self._begin([], 1, training=True)
 
-    def _reset(self) -> None:
-        self._saved: dict[tuple[int, int], Any] = {}
-        self._entry: dict[int, Tensor] = {}
-        self._exit: dict[int, Tensor | None] = {}
-        self._sends: list[tuple[dist.Work | None, Tensor]] = []
-        self._reducing: list[FlatBucket] = []
+    def _expect_reductions(self) -> None:
+        """A bucket is whole once every stage that completes it did so for every micro-batch."""
+        for stage in self.stages.values():
+            for item in stage.instances:
+                for name in item.reduces:
+                    self.buckets[name].expected += self.layout.num_microbatches
+
+    def _begin(self, batches: list[Batch], label_count: int, training: bool) -> None:
+        double = self.layout.dtype == "float64"
+        kind = torch.float64 if double else torch.float32
+        denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
+        step = Step(batches, denominator, training)
+        for stage in self.stages.values():
+            stage.begin(step)
+        for bucket in self.buckets.values():
+            bucket.begin()
+        # By (stage, micro-batch): inputs, and gradients of outputs, that wait for their action;
+        # outputs, and gradients of inputs, that wait to be sent.
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._output_grads: dict[tuple[int, int], Tensor | None] = {}
+        self._outgoing: dict[tuple[str, int, int], Tensor] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.training = True
-
-    # What the emitted loops call
-
-    def prefetch(self, index: int) -> None:
-        """Start gathering the parameters of instance `index`, if there is one."""
-        if 0 <= index < len(self.instances):
-            for name in self.instances[index].buckets:
-                self.buckets[name].gather()
-
-    def params(self, index: int) -> tuple[Tensor, ...]:
-        item = self.instances[index]
-        views: dict[str, Tensor] = {}
-        for name in item.buckets:
-            views.update(self.buckets[name].params())
-        return tuple(views[p] for p in item.params)
-
-    def grads(self, index: int) -> tuple[Tensor, ...]:
-        item = self.instances[index]
-        views: dict[str, Tensor] = {}
-        for name in item.buckets:
-            views.update(self.buckets[name].grads())
-        return tuple(views[p] for p in item.params)
-
-    def release(self, index: int) -> None:
-        """Free gathered parameters of an instance, unless the next one shares them."""
-        for name in self.instances[index].buckets:
-            self.buckets[name].release()
-
-    def reduce(self, index: int, microbatch: int) -> None:
-        """Start reducing the gradients that this instance's backward completed."""
-        last = microbatch == self.layout.num_microbatches - 1
-        for name in self.instances[index].reduces:
-            self.buckets[name].reduce(last)
-            self._reducing.append(self.buckets[name])
-        # One reduction runs behind the next backward; more would only hold their buffers.
-        while len(self._reducing) > 1:
-            self._reducing.pop(0).finish_reductions()
-
-    def operands(self, index: int, microbatch: int) -> tuple[Tensor, ...]:
-        """Context and data of a piece, in its order."""
-        piece = self.pieces[self.instances[index].piece]
-        data = {
-            "tokens": self._batches[microbatch][0],
-            "labels": self._batches[microbatch][1],
-            "denominator": self._denominator,
-        }
-        return tuple(data[n] for n in piece.data) + tuple(
-            self.context_values[n] for n in piece.context
-        )
-
-    def keep(self, index: int, microbatch: int, saved: tuple[Tensor, ...]) -> None:
-        if self.training:
-            self._saved[index, microbatch] = saved
-
-    def saved(self, index: int, microbatch: int) -> tuple[Tensor, ...]:
-        return self._saved.pop((index, microbatch))
-
-    # One step
 
     @torch.no_grad()
     def train_step(self, batches: list[Batch], label_count: int, lr: float) -> tuple[float, float]:
@@ -135,107 +92,98 @@ class Executor:
         """
         if label_count == 0:
             raise ValueError("the global batch has 0 labels that count; its loss is not defined")
-        self._reset()
-        self._take(batches, label_count)
+        self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
-        for kind, microbatch in self.stage.SCHEDULE:
+        for kind, stage, microbatch in self.schedule:
             try:
-                self.beacon.mark(kind, self.index, microbatch)
-                result = self._run(kind, microbatch, lr) or result
+                self.beacon.mark(kind, max(stage, min(self.stages)), microbatch)
+                if kind == "STEP":
+                    result = self._step(lr)
+                else:
+                    self._run(kind, stage, microbatch)
             except Exception as error:
-                rank = dist.get_rank() if dist.is_initialized() else 0
-                error.add_note(f"rank {rank}, stage {self.index}, action {kind} {microbatch}")
+                error.add_note(f"rank {_rank()}, stage {stage}, action {kind} {microbatch}")
                 raise
         return result
 
-    def _take(self, batches: list[Batch], label_count: int) -> None:
-        self._batches = batches
-        double = self.layout.dtype == "float64"
-        kind = torch.float64 if double else torch.float32
-        self._denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
-
-    def _run(self, kind: str, microbatch: int, lr: float) -> tuple[float, float] | None:
+    def _run(self, kind: str, stage: int, microbatch: int) -> None:
         if kind == "F":
-            self._forward(microbatch)
-        elif kind == "B":
-            grad = self._exit.pop(microbatch, None)
-            out = self.stage.backward(self, microbatch, grad)
-            self._exit[microbatch] = out
-        elif kind == "STEP":
-            return self._step(lr)
+            self._forward(stage, microbatch)
+        elif kind in ("B", "I"):
+            self._backward(kind, stage, microbatch)
+        elif kind == "W":
+            here = self.stages[stage]
+            here.module.weight_grad(here, microbatch)
+        elif kind.startswith("SEND"):
+            self._send(kind[-1], stage, microbatch)
         else:
-            self._transfer(kind, microbatch)
-        return None
+            self._receive(kind[-1], stage, microbatch)
 
-    def _forward(self, microbatch: int) -> None:
-        out = self.stage.forward(self, microbatch, self._entry.pop(microbatch, None))
-        if self.stage.EXIT is None:
+    def _forward(self, stage: int, microbatch: int) -> None:
+        here = self.stages[stage]
+        out = here.module.forward(here, microbatch, self._inputs.pop((stage, microbatch), None))
+        if stage == self.last:
             self._loss += out.double()
+        elif stage + 1 in self.stages:
+            self._inputs[stage + 1, microbatch] = out
         else:
-            self._exit[microbatch] = out
+            self._outgoing["F", stage, microbatch] = out
 
-    def _transfer(self, kind: str, microbatch: int) -> None:
-        forward = kind.endswith("F")
-        group = self.forward_group if forward else self.backward_group
-        if kind.startswith("SEND"):
-            x = self._exit.pop(microbatch)
-            assert x is not None
-            x = x.contiguous()
-            peer = self._neighbour(1 if forward else -1)
-            self._sends.append((collectives.send(x, peer, group), x))
+    def _backward(self, kind: str, stage: int, microbatch: int) -> None:
+        here = self.stages[stage]
+        run = here.module.backward if kind == "B" else here.module.input_grad
+        out = run(here, microbatch, self._output_grads.pop((stage, microbatch), None))
+        if stage == 0:
             return
-        shape, dtype = self.stage.ENTRY if forward else self.stage.EXIT
-        peer = self._neighbour(-1 if forward else 1)
-        x = collectives.receive(shape, dtype, self.device, peer, group)
-        if forward:
-            self._entry[microbatch] = x
+        if stage - 1 in self.stages:
+            self._output_grads[stage - 1, microbatch] = out
         else:
-            self._exit[microbatch] = x
+            self._outgoing["B", stage, microbatch] = out
 
-    def _neighbour(self, step: int) -> int:
-        here = {axis: mesh.coordinate(axis) for axis in self.layout.mesh}
-        return mesh.rank_of({**here, "pp": here["pp"] + step})
+    def _send(self, kind: str, stage: int, microbatch: int) -> None:
+        target = self.layout.stage_ranks[stage + (1 if kind == "F" else -1)]
+        self.transfers.send(kind, self._outgoing.pop((kind, stage, microbatch)), target)
 
-    def _finish_sends(self) -> None:
-        for work, _ in self._sends:
-            if work is not None:
-                work.wait()
-        self._sends.clear()
+    def _receive(self, kind: str, stage: int, microbatch: int) -> None:
+        source = self.layout.stage_ranks[stage + (-1 if kind == "F" else 1)]
+        module = self.stages[stage].module
+        shape, dtype = module.ENTRY if kind == "F" else module.EXIT
+        x = self.transfers.receive(kind, shape, dtype, source)
+        if kind == "F":
+            self._inputs[stage, microbatch] = x
+        else:
+            self._output_grads[stage, microbatch] = x
 
     def _step(self, lr: float) -> tuple[float, float]:
-        self._finish_sends()
+        self.transfers.finish()
         for name, bucket in self.buckets.items():
             bucket.finish_reductions()
-            if len(bucket.bucket.stages) > 1:
+            if len(bucket.bucket.homes) > 1:
                 dist.all_reduce(bucket.grad_shard, group=self.tied[name])
-        # Every tp rank holds the same loss; one of them counts.
-        counts = mesh.coordinate("tp") == 0
-        loss = self._loss if counts else torch.zeros_like(self._loss)
-        return self.optimizer.step(loss, lr)
+        return self.optimizer.step(self._counted_loss(), lr)
+
+    def _counted_loss(self) -> Tensor:
+        """Every tp rank holds the same loss; one of them counts."""
+        return self._loss if mesh.coordinate("tp") == 0 else torch.zeros_like(self._loss)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch], label_count: int) -> float:
         """Mean loss over micro-batches of any number, forward only; the same on every rank."""
-        self._reset()
-        self.training = False
-        self._take(batches, label_count)
+        self._begin(batches, label_count, training=False)
         for microbatch in range(len(batches)):
-            self.beacon.mark("EVAL", self.index, microbatch)
-            if self.stage.ENTRY is not None:
-                self._transfer("RECV_F", microbatch)
-            self._forward(microbatch)
-            if self.stage.EXIT is not None:
-                self._transfer("SEND_F", microbatch)
-        self._finish_sends()
-        loss = self._loss if mesh.coordinate("tp") == 0 else torch.zeros_like(self._loss)
+            for stage in self.stages:
+                self.beacon.mark("EVAL", stage, microbatch)
+                if stage > 0 and stage - 1 not in self.stages:
+                    self._receive("F", stage, microbatch)
+                self._forward(stage, microbatch)
+                if stage < self.last and stage + 1 not in self.stages:
+                    self._send("F", stage, microbatch)
+        self.transfers.finish()
+        loss = self._counted_loss()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
         return float(loss)
 
 
-def _compiled(piece: Piece, compiler: Callable[[Callable], Callable] | None) -> Piece:
-    if compiler is None:
-        return piece
-    return Piece(
-        compiler(piece.forward), compiler(piece.backward), piece.takes_x, piece.context, piece.data
-    )
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -28,19 +28,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bucket:
+    """homes: pp coordinates that hold it; several where a tied parameter is used on each."""
+
     name: str
     numel: int
-    stages: tuple[int, ...]
+    homes: tuple[int, ...]
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What all stages share. master: gradients, moments and master weights are float32."""
+    """What all ranks share. stage_ranks: of every stage its pp coordinate. master: gradients,
+    moments and master weights are float32."""
 
     model: str
     dtype: str
     mesh: dict[str, int]
+    stage_ranks: tuple[int, ...]
     micro_batch: int
     num_microbatches: int
     seq: int
@@ -57,13 +61,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Piece:
-    """Functions of a unique segment, and what they read besides parameters."""
+    """Functions of a unique segment, and what they read besides parameters.
+
+    Backward comes whole, or in two: input_grad, and weight_grad for later.
+    """
 
     forward: Callable[..., Any]
-    backward: Callable[..., Any]
     takes_x: bool
     context: tuple[str, ...]
     data: tuple[str, ...]
+    backward: Callable[..., Any] | None = None
+    input_grad: Callable[..., Any] | None = None
+    weight_grad: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

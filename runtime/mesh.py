@@ -88,19 +88,24 @@ def axis_group_again(axis: str) -> dist.ProcessGroup | None:
     return _axis_group(axis, dist.get_rank()) if _state.sizes[axis] > 1 else None
 
 
-def stages_group(stages: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """The group of this rank's column restricted to some stages (homes of a tied parameter)."""
-    if len(stages) < 2:
+def homes_group(homes: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """The group of this rank's column restricted to some pp ranks (homes of a tied parameter)."""
+    if len(homes) < 2:
         return None
     mine = None
     others = [range(size) for name, size in _state.sizes.items() if name != "pp"]
     names = [name for name in _state.sizes if name != "pp"]
     for values in itertools.product(*others):
         column = dict(zip(names, values, strict=True))
-        ranks = [rank_of({"pp": stage, **column}) for stage in stages]
+        ranks = [rank_of({"pp": home, **column}) for home in homes]
         made = dist.new_group(ranks)
         mine = made if dist.get_rank() in ranks else mine
     return mine
+
+
+def axes() -> tuple[str, ...]:
+    """Names of the axes, major to minor."""
+    return tuple(_state.sizes)
 
 
 def coordinate(axis: str) -> int:

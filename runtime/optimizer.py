@@ -57,8 +57,8 @@ class _Moments:
 class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) by torch.optim, on flat runs of equal weight decay."""
 
-    def __init__(self, buckets: list[FlatBucket], options: AdamWOptions, stage: int) -> None:
-        self.buckets, self.options, self.stage = buckets, options, stage
+    def __init__(self, buckets: list[FlatBucket], options: AdamWOptions) -> None:
+        self.buckets, self.options = buckets, options
         self.moments = {b.bucket.name: _Moments(b) for b in buckets}
         runs = [run for b in buckets for run in self.moments[b.bucket.name].runs]
         decayed = [param for param, decay, _ in runs if decay]
@@ -145,7 +145,7 @@ class Optimizer:
         device = mesh.device()
         total = torch.zeros((), dtype=torch.float64, device=device)
         for bucket in self.buckets:
-            if bucket.bucket.stages[0] != self.stage:
+            if bucket.bucket.homes[0] != mesh.coordinate("pp"):
                 continue
             if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
                 continue

@@ -54,7 +54,10 @@ def build_executor(
     seed: int,
     compiler: Callable[[Callable], Callable] | None = None,
 ) -> Executor:
-    """The executor of this rank's stage; the mesh must be started."""
-    stage = load_module(folder / f"stage_{mesh.coordinate('pp'):02d}.py")
+    """The executor of this rank's stages; the mesh must be started."""
+    rank = mesh.coordinate("pp")
+    stages = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
+    modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in stages}
+    schedule = load_module(folder / "schedule.py").SCHEDULES[rank]
     constants = load_constants(folder, mesh.device())
-    return Executor(stage, layout, constants, options, seed=seed, compiler=compiler)
+    return Executor(modules, schedule, layout, constants, options, seed=seed, compiler=compiler)

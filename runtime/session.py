@@ -104,7 +104,7 @@ class Session:
         )
         numel = sum(b.bucket.numel for b in executor.buckets.values())
         self.say(
-            f"{self.layout.model}: this stage's {numel:,} parameters "
+            f"{self.layout.model}: this rank's {numel:,} parameters "
             f"made in {time.perf_counter() - started:.1f} s"
         )
         executor.beacon = self.beacon
@@ -167,7 +167,7 @@ class Session:
         self.checkpoints = Checkpointer(folder, self.executor, o.keep, o.keep_every)
         if o.weights:
             count = load_weights(self.executor, Path(o.weights))
-            self.say(f"{count} parameters of this stage from {o.weights}")
+            self.say(f"{count} parameters of this rank from {o.weights}")
         manifest = self._wanted_checkpoint(folder)
         first = 0 if manifest is None else self._take_up(manifest)
         if self.logs:

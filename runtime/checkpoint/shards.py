@@ -32,7 +32,7 @@ def owns(bucket: FlatBucket, layout: Layout, param: str) -> bool:
     By dp rank 0 where shards are replicated, by tp rank 0 where tensors are, by the first home of
     a tied parameter.
     """
-    if bucket.bucket.stages[0] != mesh.coordinate("pp"):
+    if bucket.bucket.homes[0] != mesh.coordinate("pp"):
         return False
     if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
         return False

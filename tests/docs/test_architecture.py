@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.codegen.schedule import schedule_source
 from meshwright.codegen.stage import stage_source
 from meshwright.ir.capture import trace
 from meshwright.ir.plan_text import format_plan
@@ -31,6 +32,7 @@ def hops() -> dict[str, str]:
         "joint": format_graph(traced.joints["ffn"]),
         "plan": format_plan(plan),
         "stage": stage_source(plan, 0),
+        "schedule": schedule_source(plan),
     }
 
 

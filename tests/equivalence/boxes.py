@@ -32,7 +32,8 @@ def _of_stage(
 ) -> dict[str, Tensor]:
     flats = []
     for tp in range(plan.mesh.size("tp")):
-        column = [r for r in ranks if r.coordinates["pp"] == stage and r.coordinates["tp"] == tp]
+        home = plan.stage_ranks[stage]
+        column = [r for r in ranks if r.coordinates["pp"] == home and r.coordinates["tp"] == tp]
         column.sort(key=lambda r: r.coordinates["dp"])
         flats.append(
             _whole(plan, bucket, [torch.from_numpy(shards(r)[bucket.name]) for r in column])

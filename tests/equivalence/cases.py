@@ -8,12 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.planner.schedules import chunks_of
+
 IGNORED = -100
 STEPS = 3
 # One rate a step; they differ, so that a rate handed over wrong shows.
 RATES = (0.01, 0.02, 0.01)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 SOME = "some"  # recompute values drawn by name
+# A pipeline's schedules in turn, with their chunks.
+SCHEDULES = [
+    ("1f1b", None),
+    ("gpipe", None),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("zb-h1", None),
+    ("zbv", None),
+]
+MIN_SEGMENTS = 6  # embedding, two layers of attention and feed-forward, head
 SEQS = (1, 5, 7, 8, 12, 16)
 
 
@@ -57,6 +69,7 @@ class Case:
     zero: int = 0
     recompute: str = "cheap"
     schedule: str = "1f1b"
+    chunks: int | None = None
     shard_weights: bool = False
     cuts: bool = False
     random_costs: bool = False
@@ -75,10 +88,15 @@ class Case:
         """Rows of one data-parallel rank."""
         return self.micro_batch * self.accumulation
 
+    @property
+    def num_stages(self) -> int:
+        return self.pp * chunks_of(self.schedule, self.chunks)
+
     def __str__(self) -> str:
         mesh = f"pp{self.pp}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
-        return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{mesh}-zero{self.zero}-{kind}"
+        how = f"{mesh}-{self.schedule}-zero{self.zero}"
+        return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{how}-{kind}"
 
 
 def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[Case]:
@@ -90,12 +108,13 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
     sources = _endless(rng, [(f, stock) for f in FAMILIES for stock in (False, True)])
     meshes = _endless(rng, _meshes(max_world))
     dtypes = _endless(rng, ["f64", "f64", "f64", "f32"])
+    schedules = _endless(rng, SCHEDULES)
     cases = []
     for number in range(count):
         family, stock = next(sources)
         variant = number // (len(FAMILIES) * 2 * repeats)
         model = ModelDraw(family, stock, variant, seed)
-        cases.append(_case(rng, number, model, next(dtypes), next(meshes)))
+        cases.append(_case(rng, number, model, next(dtypes), next(meshes), schedules))
     return cases
 
 
@@ -112,9 +131,18 @@ def _meshes(max_world: int) -> list[tuple[int, int, int]]:
 
 
 def _case(
-    rng: random.Random, number: int, model: ModelDraw, dtype: str, mesh: tuple[int, int, int]
+    rng: random.Random,
+    number: int,
+    model: ModelDraw,
+    dtype: str,
+    mesh: tuple[int, int, int],
+    schedules: Iterator[tuple[str, int | None]],
 ) -> Case:
     pp, dp, tp = mesh
+    accumulation = rng.choice((1, 2, 3, 5) if pp > 1 else (1, 2, 3))
+    schedule, chunks = _schedule(schedules, pp)
+    if schedule == "interleaved":
+        accumulation = pp * rng.choice((1, 1, 2))
     return Case(
         number=number,
         seed=model.seed,
@@ -124,11 +152,12 @@ def _case(
         dp=dp,
         tp=tp,
         micro_batch=rng.choice((1, 1, 2, 2, 3)),
-        accumulation=rng.choice((1, 2, 3)),
+        accumulation=accumulation,
         seq=rng.choice(SEQS),
         zero=rng.choice((0, 1, 2, 3)),
         recompute=rng.choice(("cheap", "all", "none", SOME)),
-        schedule=rng.choice(("1f1b", "gpipe")),
+        schedule=schedule,
+        chunks=chunks,
         shard_weights=tp > 1 and rng.random() < 0.5,
         cuts=pp > 1 and rng.random() < 0.5,
         random_costs=tp > 1 and rng.random() < 0.7,
@@ -137,6 +166,15 @@ def _case(
         tail=rng.random() < 0.4,
         clip=rng.choice((1.0, 0.1)),
     )
+
+
+def _schedule(schedules: Iterator[tuple[str, int | None]], pp: int) -> tuple[str, int | None]:
+    """The next schedule whose stages have a segment each, in the smallest model."""
+    while pp > 1:
+        name, chunks = next(schedules)
+        if pp * chunks_of(name, chunks) <= MIN_SEGMENTS:
+            return name, chunks
+    return "1f1b", None
 
 
 def batches(case: Case, vocab: int) -> list[tuple[Tensor, Tensor]]:
@@ -171,5 +209,5 @@ def random_names(case: Case, names: list[str]) -> str:
 def random_cuts(case: Case, num_instances: int) -> str:
     """First instances of the later stages, as the pin `cuts` takes them."""
     rng = random.Random(f"cuts/{case.seed}/{case.number}")
-    starts = rng.sample(range(1, num_instances), case.pp - 1)
+    starts = rng.sample(range(1, num_instances), case.num_stages - 1)
     return ",".join(map(str, sorted(starts)))

@@ -87,6 +87,7 @@ class Court:
             zero=case.zero,
             recompute=_recomputed(traced, case),
             schedule=case.schedule,
+            chunks=case.chunks,
             cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
             price=case.price,
             shard_weights=1 if case.shard_weights else None,

@@ -32,6 +32,7 @@ CASES = {
     "llama_dp2": Golden(LLAMA, "cpu:2", ("dp=2", "micro_batch=1")),
     "llama_tp2": Golden(LLAMA, "cpu:2", ("tp=2", "shard_weights=1")),
     "llama_pp2_1f1b": Golden(LLAMA, "cpu:2", ("pp=2", "micro_batch=1", "schedule=1f1b")),
+    "llama_pp2_zbv": Golden(LLAMA, "cpu:2", ("pp=2", "micro_batch=1", "schedule=zbv")),
     "llama_zero3": Golden(LLAMA, "cpu:2", ("dp=2", "zero=3", "recompute=all")),
     "gemma2_single": Golden(GEMMA2, "cpu:1", ("recompute=none",)),
 }
@@ -56,7 +57,7 @@ def _plan(case: Golden) -> Plan:
 def _kept(files: dict[str, str]) -> dict[str, str]:
     """What differs from case to case; the rest of a program is the same for all."""
     shown = {name: text for name, text in files.items() if name.startswith("stage_")}
-    return {**shown, "layout.py": files["layout.py"], "plan.txt": files["plan.txt"]}
+    return shown | {name: files[name] for name in ("layout.py", "schedule.py", "plan.txt")}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,4 +97,4 @@ def test_tracing_twice_gives_the_same_bytes() -> None:
 def test_ranks_of_a_stage_share_one_text(name: str) -> None:
     plan = _plan(CASES[name])
     stages = [file for file in emit(plan) if file.startswith("stage_")]
-    assert stages == [f"stage_{stage:02d}.py" for stage in range(plan.mesh.size("pp"))]
+    assert stages == [f"stage_{stage:02d}.py" for stage in range(plan.num_stages)]

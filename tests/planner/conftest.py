@@ -1,6 +1,6 @@
-"""Graphs that planner tests share: a Llama-shaped model, traced once."""
+"""Graphs that planner tests share: a Llama-shaped model, traced once; and a longest path."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -11,7 +11,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.joint import joint
 from meshwright.ir.segment import Segmented, segment
 from meshwright.models import load_model
-from meshwright.planner.schedules import make_schedule
+from meshwright.planner.schedules import make_schedule, stage_ranks
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,38 @@ def tied() -> Traced:
 
 @pytest.fixture(scope="session")
 def longest_path() -> Callable[..., float]:
-    """(schedule, (forward, backward) of each stage, micro-batches, send_us) -> makespan."""
+    """(schedule, times of each stage, micro-batches, send_us, chunks) -> makespan."""
     return _longest_path
 
 
-def _longest_path(name: str, stages: list[tuple[float, float]], m: int, send_us: float) -> float:
-    """Makespan over the graph of actions: order on a stage, and one transfer between stages."""
-    schedule = make_schedule(name, len(stages), m)
-    graph = nx.DiGraph()
-    for stage, actions in enumerate(schedule):
-        compute = [a for a in actions if a.kind in "FB"]
-        for a, b in zip(compute, compute[1:], strict=False):
-            graph.add_edge((stage, str(a)), (stage, str(b)), weight=_cost(stages, stage, str(a)))
-        end = (stage, str(compute[-1]))
-        graph.add_edge(end, "end", weight=_cost(stages, *end))
+def _longest_path(
+    name: str, stages: Sequence[tuple[float, ...]], m: int, send_us: float, chunks: int = 1
+) -> float:
+    """Makespan over the graph of actions: order on a rank, and one transfer between ranks.
+
+    stages: (forward, backward) of each, or (forward, input gradient, weight gradient).
+    """
+    schedule = make_schedule(name, len(stages) // chunks, m, chunks)
+    ranks = stage_ranks(name, len(stages) // chunks, chunks)
+    ends = nx.DiGraph()  # edges into a node weigh what the node takes, and the way to it
+    split = any(a.kind == "I" for a in schedule[0])
+    back = "I" if split else "B"
+
+    def takes(node: tuple[str, int, int]) -> float:
+        kind, stage, _ = node
+        return stages[stage]["FBW".index("B" if kind == "I" else kind)]
+
+    def edge(a: tuple[str, int, int], b: tuple[str, int, int], way: float = 0.0) -> None:
+        ends.add_edge(a, b, weight=takes(b) + way)
+
+    for actions in schedule:
+        order = [(a.kind, a.stage, a.microbatch) for a in actions if a.kind in "FBIW"]
+        ends.add_edge("start", order[0], weight=takes(order[0]))
+        for a, b in zip(order, order[1:], strict=False):
+            edge(a, b)
+    for stage, (here, there) in enumerate(zip(ranks, ranks[1:], strict=False)):
+        way = send_us if here != there else 0.0
         for i in range(m):
-            if stage:
-                start = (stage - 1, f"F{i}")
-                graph.add_edge(start, (stage, f"F{i}"), weight=_cost(stages, *start) + send_us)
-                start = (stage, f"B{i}")
-                graph.add_edge(start, (stage - 1, f"B{i}"), weight=_cost(stages, *start) + send_us)
-    return nx.dag_longest_path_length(graph)
-
-
-def _cost(stages: list[tuple[float, float]], stage: int, action: str) -> float:
-    return stages[stage][0 if action[0] == "F" else 1]
+            edge(("F", stage, i), ("F", stage + 1, i), way)
+            edge((back, stage + 1, i), (back, stage, i), way)
+    return nx.dag_longest_path_length(ends)

@@ -1,71 +1,42 @@
-"""The simulator against closed forms and against a longest path that shares no code with it."""
+"""The simulator's streams, and its makespan against a longest path that shares no code with it."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import model, times, unit
 
-from meshwright.planner.schedules import in_flight, make_schedule
 from meshwright.planner.simulator import simulate
 from meshwright.planner.step import StepModel, Unit
-from meshwright.planner.work import Phase, PieceWork
 
 US = st.floats(0.1, 1e4)
 
 
-def unit(f: float, b: float, **changes) -> Unit:
-    work = PieceWork(Phase(f, 0, 0, 0, 0), Phase(b, 0, 0, 0, 0), 0, 0, 0, 0)
-    return Unit(**(dict(name="u", work=work, accumulate_us=0, gather_us=0, reduce_us=0,
-                        partial_us=0, bucket_bytes=0, owned_bytes=0) | changes))  # fmt: skip
-
-
-def model(name: str, stages: list[tuple[float, float]], m: int, send_us: float = 0.0) -> StepModel:
-    p = len(stages)
-    zeros = (0.0,) * p
-    return StepModel(
-        tuple((unit(f, b),) for f, b in stages),
-        make_schedule(name, p, m),
-        0,
-        False,
-        m,
-        (send_us,) * p,
-        zeros,
-        zeros,
-        zeros,
-        0.0,
-    )
-
-
-@given(f=US, b=US, p=st.integers(1, 6), extra=st.integers(0, 6))
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@settings(max_examples=60, deadline=None)
-def test_equal_stages_idle_p_minus_1_slots(name, f, b, p, extra) -> None:
-    """Bubble (p - 1)(f + b) for both (Narayanan et al. 2021, section 2.2)."""
-    m = p + extra
-    timeline = simulate(model(name, [(f, b)] * p, m))
-    assert timeline.step_us == pytest.approx((m + p - 1) * (f + b), rel=1e-9)
-    for stage in range(p):
-        assert timeline.bubble_us(stage) == pytest.approx((p - 1) * (f + b), rel=1e-9, abs=1e-6)
-        held = in_flight(make_schedule(name, p, m)[stage])
-        assert held == (m if name == "gpipe" else p - stage)
-
-
 @given(
-    stages=st.lists(st.tuples(US, US), min_size=1, max_size=5),
-    m=st.integers(1, 8),
+    stages=st.lists(times(), min_size=12, max_size=12),
+    p=st.integers(2, 4),
+    m=st.integers(1, 9),
     slow=st.sampled_from([0.0, 0.05]),
 )
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@settings(max_examples=60, deadline=None)
-def test_any_stages_equal_the_longest_path(longest_path, name, stages, m, slow) -> None:
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zbv", 2)],
+)
+@settings(max_examples=40, deadline=None)
+def test_any_stages_equal_the_longest_path(longest_path, name, chunks, stages, p, m, slow) -> None:
     """Sends are shorter than any action, so none waits for another on its link."""
-    timeline = simulate(model(name, stages, m, slow))
-    assert max(timeline.finish_us) == pytest.approx(longest_path(name, stages, m, slow), rel=1e-9)
+    m = m if name != "interleaved" else p * (1 + m // 4)
+    stages = stages[: p * chunks]
+    if not name.startswith("zb"):
+        stages = [(f, i + w) for f, i, w in stages]
+    timeline = simulate(model(name, stages, m, slow, chunks))
+    expected = longest_path(name, stages, m, slow, chunks)
+    assert max(timeline.finish_us) == pytest.approx(expected, rel=1e-9)
 
 
 def one_stage(units: list[Unit], zero: int, m: int = 1) -> StepModel:
     made = model("1f1b", [(0, 0)], m)
     return StepModel(
-        (tuple(units),), made.schedule, zero, zero >= 2, m, (0,), (0,), (0,), (0,), 0.0
+        (tuple(units),), (0,), made.schedule, zero, zero >= 2, m, (0,), (0,), (0,), (0,), 0.0
     )
 
 
@@ -90,3 +61,11 @@ def test_reductions_run_behind_backward_and_the_last_is_exposed() -> None:
     assert simulate(one_stage(units, 0), price=0.0).step_us == pytest.approx(60 + 4)
     assert simulate(one_stage(units, 0, m=2), price=0.0).step_us == pytest.approx(120 + 4)
     assert simulate(one_stage(units, 2, m=2), price=0.0).step_us == pytest.approx(120 + 4)
+
+
+def test_a_split_backward_reduces_after_its_weight_gradients() -> None:
+    """Of the last W of each rank, whose own 5 us stand before the exposed reduction."""
+    stages = [(10.0, 10.0, 5.0)] * 2
+    free = simulate(model("zb-h1", stages, 4))
+    reduced = simulate(model("zb-h1", stages, 4, reduce_us=7.0))
+    assert reduced.step_us == pytest.approx(free.step_us + 7.0)

@@ -36,6 +36,7 @@ PLANS = {
     "pp, tied homes": ("tiny-qwen2", "cpu:2", "pp=2", "schedule=gpipe", "recompute=none"),
     "window, soft-cap": ("tiny-gemma2", "cpu:2", "dp=2", "zero=1", "micro_batch=1"),
     "learned positions": ("tiny-gpt2", "cpu:4", "pp=2", "dp=2", "zero=2"),
+    "two stages a rank": ("tiny-qwen2", "cpu:2", "pp=2", "schedule=zbv", "micro_batch=1"),
     "stock": ("hf-qwen3", "cpu:2", "pp=2", "cuts=2"),
 }
 
@@ -55,9 +56,9 @@ def test_costs_and_notes_parse_back() -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 1), (3, 5), (4, 12)])
-def test_schedules_parse_back_byte_equal(name: str, stages: int, microbatches: int) -> None:
-    schedule = make_schedule(name, stages, microbatches)
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (3, 6), (4, 12)])
+def test_schedules_parse_back_byte_equal(name: str, ranks: int, microbatches: int) -> None:
+    schedule = make_schedule(name, ranks, microbatches)
     text = format_schedule(schedule)
     assert parse_schedule(text) == schedule
     assert format_schedule(parse_schedule(text)) == text
@@ -104,7 +105,8 @@ DAMAGES = {  # what stands there: what it becomes, and what the message says
     "seq: 8": ("seq: eight", "seq: 'eight' is no int"),
     "flops_per_token: ": ("flops_per_token: many ", "flops_per_token: 'many "),
     "mesh: pp=1": ("mesh: pp=one", "'pp=one'"),
-    "stage 0: F0": ("stage 0: Q0", "not an action: 'Q0'"),
+    "rank 0: 0F0": ("rank 0: 0Q0", "not an action: '0Q0'"),
+    "stage_ranks: 0": ("stage_ranks: none", "stage_ranks: 'none'"),
     " stage=0 piece=": (" stage=zero piece=", "stage=zero"),
     " init normal(": (" begin normal(", " begin normal("),
     "embed : f32[": ("embed ; f32[", "embed ; f32["),

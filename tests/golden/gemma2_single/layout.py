@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 428f3695bd2ce9b3."""
+"""What every rank of golden-gemma2 shares; plan dee0b8bd3dc54903."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -6,6 +6,7 @@ LAYOUT = Layout(
     model="golden-gemma2",
     dtype="float32",
     mesh={"pp": 1, "dp": 1, "tp": 1},  # major to minor
+    stage_ranks=(0,),  # of every stage its pp coordinate
     micro_batch=4,
     num_microbatches=1,
     seq=8,

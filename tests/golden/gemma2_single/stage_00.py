@@ -1,4 +1,4 @@
-"""Stage 0 of 1: golden-gemma2, embed to head.
+"""Stage 0 of 1, on pp rank 0: golden-gemma2, embed to head.
 
 Mesh pp=1 dp=1 tp=1; micro-batches: 1 of 4 rows a
 data-parallel rank; ZeRO 0; recompute none; 1f1b.
@@ -475,9 +475,6 @@ INSTANCES = (
 ENTRY = None
 EXIT = None
 
-# (action, micro-batch): F forward, B backward, transfers of activations and gradients.
-SCHEDULE = (("F", 0), ("B", 0), ("STEP", -1),)
-
 
 def forward(run, microbatch, x):
     """One micro-batch through this stage: tokens in, loss out."""
@@ -500,5 +497,5 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 2f6ba586aa568661."""
+"""What every rank of golden-llama shares; plan cfdc0ce8378c047c."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -6,6 +6,7 @@ LAYOUT = Layout(
     model="golden-llama",
     dtype="float32",
     mesh={"pp": 1, "dp": 2, "tp": 1},  # major to minor
+    stage_ranks=(0,),  # of every stage its pp coordinate
     micro_batch=1,
     num_microbatches=2,
     seq=8,

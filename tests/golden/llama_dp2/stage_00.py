@@ -1,4 +1,4 @@
-"""Stage 0 of 1: golden-llama, embed to head.
+"""Stage 0 of 1, on pp rank 0: golden-llama, embed to head.
 
 Mesh pp=1 dp=2 tp=1; micro-batches: 2 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
@@ -452,9 +452,6 @@ INSTANCES = (
 ENTRY = None
 EXIT = None
 
-# (action, micro-batch): F forward, B backward, transfers of activations and gradients.
-SCHEDULE = (("F", 0), ("B", 0), ("F", 1), ("B", 1), ("STEP", -1),)
-
 
 def forward(run, microbatch, x):
     """One micro-batch through this stage: tokens in, loss out."""
@@ -477,5 +474,5 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ad9c881568854053."""
+"""What every rank of golden-llama shares; plan d3bbad422b6b8fa3."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -6,6 +6,7 @@ LAYOUT = Layout(
     model="golden-llama",
     dtype="float32",
     mesh={"pp": 2, "dp": 1, "tp": 1},  # major to minor
+    stage_ranks=(0, 1),  # of every stage its pp coordinate
     micro_batch=1,
     num_microbatches=4,
     seq=8,

@@ -1,4 +1,4 @@
-"""Stage 0 of 2: golden-llama, embed to layers.0.ffn.
+"""Stage 0 of 2, on pp rank 0: golden-llama, embed to layers.0.ffn.
 
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
@@ -360,13 +360,6 @@ INSTANCES = (
 ENTRY = None
 EXIT = ((B, S, 16), torch.float32)
 
-# (action, micro-batch): F forward, B backward, transfers of activations and gradients.
-SCHEDULE = (
-    ("F", 0), ("SEND_F", 0), ("F", 1), ("SEND_F", 1), ("RECV_B", 0), ("B", 0), ("F", 2),
-    ("SEND_F", 2), ("RECV_B", 1), ("B", 1), ("F", 3), ("SEND_F", 3), ("RECV_B", 2), ("B", 2),
-    ("RECV_B", 3), ("B", 3), ("STEP", -1),
-)
-
 
 def forward(run, microbatch, x):
     """One micro-batch through this stage: tokens in, to stage 1."""
@@ -389,5 +382,5 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy

@@ -1,4 +1,4 @@
-"""Stage 1 of 2: golden-llama, head to head.
+"""Stage 1 of 2, on pp rank 1: golden-llama, head to head.
 
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
@@ -125,13 +125,6 @@ INSTANCES = (
 ENTRY = ((B, S, 16), torch.float32)
 EXIT = None
 
-# (action, micro-batch): F forward, B backward, transfers of activations and gradients.
-SCHEDULE = (
-    ("RECV_F", 0), ("F", 0), ("B", 0), ("SEND_B", 0), ("RECV_F", 1), ("F", 1), ("B", 1),
-    ("SEND_B", 1), ("RECV_F", 2), ("F", 2), ("B", 2), ("SEND_B", 2), ("RECV_F", 3), ("F", 3),
-    ("B", 3), ("SEND_B", 3), ("STEP", -1),
-)
-
 
 def forward(run, microbatch, x):
     """One micro-batch through this stage: from stage 0, loss out."""
@@ -154,5 +147,5 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ff341abaa74285de."""
+"""What every rank of golden-llama shares; plan 019af0d7f026146e."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -6,6 +6,7 @@ LAYOUT = Layout(
     model="golden-llama",
     dtype="float32",
     mesh={"pp": 1, "dp": 1, "tp": 2},  # major to minor
+    stage_ranks=(0,),  # of every stage its pp coordinate
     micro_batch=4,
     num_microbatches=1,
     seq=8,

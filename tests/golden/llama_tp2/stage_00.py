@@ -1,4 +1,4 @@
-"""Stage 0 of 1: golden-llama, embed to head.
+"""Stage 0 of 1, on pp rank 0: golden-llama, embed to head.
 
 Mesh pp=1 dp=1 tp=2; micro-batches: 1 of 4 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
@@ -462,9 +462,6 @@ INSTANCES = (
 ENTRY = None
 EXIT = None
 
-# (action, micro-batch): F forward, B backward, transfers of activations and gradients.
-SCHEDULE = (("F", 0), ("B", 0), ("STEP", -1),)
-
 
 def forward(run, microbatch, x):
     """One micro-batch through this stage: tokens in, loss out."""
@@ -487,5 +484,5 @@ def backward(run, microbatch, dy):
         saved = run.saved(index, microbatch)
         dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
-        run.reduce(index, microbatch)
+        run.reduce(index)
     return dy

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 326ec2cda10f1736."""
+"""What every rank of golden-llama shares; plan 0b61508f5ba70594."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -6,6 +6,7 @@ LAYOUT = Layout(
     model="golden-llama",
     dtype="float32",
     mesh={"pp": 1, "dp": 2, "tp": 1},  # major to minor
+    stage_ranks=(0,),  # of every stage its pp coordinate
     micro_batch=2,
     num_microbatches=1,
     seq=8,

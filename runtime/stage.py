@@ -1,0 +1,125 @@
+"""One stage on this rank: what its emitted loops call, and what it holds between its actions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from .buckets import FlatBucket
+from .layout import Instance, Piece
+
+Batch = tuple[Tensor, Tensor]  # tokens, labels of one micro-batch
+Values = tuple[Tensor, ...]
+
+
+class Step:
+    """What the stages of a rank share during one step.
+
+    batches: of the step, by micro-batch. denominator: labels that count in the global batch, 0-dim.
+    """
+
+    def __init__(self, batches: list[Batch], denominator: Tensor, training: bool) -> None:
+        self.batches, self.denominator, self.training = batches, denominator, training
+        self.reducing: list[FlatBucket] = []
+
+    def reduce(self, bucket: FlatBucket) -> None:
+        """One reduction runs behind the next backward; more would only hold their buffers."""
+        bucket.reduce()
+        self.reducing.append(bucket)
+        while len(self.reducing) > 1:
+            self.reducing.pop(0).finish_reductions()
+
+
+class Stage:
+    """The functions of an emitted stage file, its buckets, its saved values in flight."""
+
+    def __init__(
+        self,
+        module: ModuleType,
+        buckets: dict[str, FlatBucket],
+        constants: dict[str, Tensor],
+        compiler: Callable[[Callable], Callable] | None,
+    ) -> None:
+        self.module = module
+        self.pieces: dict[str, Piece] = {
+            name: _compiled(piece, compiler) for name, piece in module.PIECES.items()
+        }
+        self.instances: tuple[Instance, ...] = module.INSTANCES
+        self.buckets = {name: buckets[name] for i in self.instances for name in i.buckets}
+        with torch.no_grad():
+            self.context_values: dict[str, Tensor] = module.context(constants)
+
+    def begin(self, step: Step) -> None:
+        """Forget the step before, whether or not it came to its end."""
+        self.step = step
+        self._saved: dict[tuple[int, int], Values] = {}
+        self._handed: dict[tuple[int, int], Values] = {}
+
+    # What the emitted loops call
+
+    def prefetch(self, index: int) -> None:
+        """Start gathering the parameters of instance `index`, if there is one."""
+        if 0 <= index < len(self.instances):
+            for name in self.instances[index].buckets:
+                self.buckets[name].gather()
+
+    def params(self, index: int) -> Values:
+        item = self.instances[index]
+        views: dict[str, Tensor] = {}
+        for name in item.buckets:
+            views.update(self.buckets[name].params())
+        return tuple(views[p] for p in item.params)
+
+    def grads(self, index: int) -> Values:
+        item = self.instances[index]
+        views: dict[str, Tensor] = {}
+        for name in item.buckets:
+            views.update(self.buckets[name].grads())
+        return tuple(views[p] for p in item.params)
+
+    def release(self, index: int) -> None:
+        """Free gathered parameters of an instance."""
+        for name in self.instances[index].buckets:
+            self.buckets[name].release()
+
+    def reduce(self, index: int) -> None:
+        """Start reducing the gradients that this instance's backward completed."""
+        for name in self.instances[index].reduces:
+            self.step.reduce(self.buckets[name])
+
+    def operands(self, index: int, microbatch: int) -> Values:
+        """Context and data of a piece, in its order."""
+        piece = self.pieces[self.instances[index].piece]
+        tokens, labels = self.step.batches[microbatch]
+        data = {"tokens": tokens, "labels": labels, "denominator": self.step.denominator}
+        return tuple(data[n] for n in piece.data) + tuple(
+            self.context_values[n] for n in piece.context
+        )
+
+    def keep(self, index: int, microbatch: int, saved: Values) -> None:
+        if self.step.training:
+            self._saved[index, microbatch] = saved
+
+    def saved(self, index: int, microbatch: int) -> Values:
+        return self._saved.pop((index, microbatch))
+
+    def hand(self, index: int, microbatch: int, values: Values) -> None:
+        """Keep what input_grad hands to weight_grad."""
+        self._handed[index, microbatch] = values
+
+    def handed(self, index: int, microbatch: int) -> Values:
+        return self._handed.pop((index, microbatch))
+
+
+def _compiled(piece: Piece, compiler: Callable[[Callable], Callable] | None) -> Piece:
+    if compiler is None:
+        return piece
+    return replace(
+        piece,
+        forward=compiler(piece.forward),
+        backward=piece.backward and compiler(piece.backward),
+        input_grad=piece.input_grad and compiler(piece.input_grad),
+        weight_grad=piece.weight_grad and compiler(piece.weight_grad),
+    )

@@ -1,0 +1,282 @@
+"""Stage 1 of 4, on pp rank 1: golden-llama, layers.0.attention to layers.0.attention.
+
+Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
+data-parallel rank; ZeRO 0; recompute cheap; zbv.
+All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
+Shapes are local. A name `d_v` is the gradient of `v`.
+"""
+
+import torch
+import torch.nn.functional as F
+from runtime import collectives, kernels, mesh
+from runtime.layout import Instance, Piece
+
+B = 1  # rows of a micro-batch on this rank
+S = 8  # tokens of a row
+TP_RANK = mesh.coordinate("tp")
+TP = mesh.group("tp")
+DEVICE = mesh.device()
+
+
+def context(constants):
+    """Values that depend on no parameter and no token, by name; computed once."""
+    rope_inv_freq = constants["01bf1c3cbbe5feff"]
+    rope_arange = torch.arange(S, dtype=torch.float32, device=DEVICE)
+    rope_unsqueeze = rope_arange.reshape(S, 1)
+    rope_to = rope_inv_freq.to(torch.float32)
+    rope_mul = rope_unsqueeze * rope_to
+    rope_cat = torch.cat((rope_mul, rope_mul), dim=-1)
+    rope_cos = torch.cos(rope_cat)
+    rope_sin = torch.sin(rope_cat)
+    return {"rope.cos": rope_cos, "rope.sin": rope_sin}
+
+
+# attention: used 1 times on this stage
+
+def attention_forward(params, x, rope_cos, rope_sin):
+    """x [B, S, 16] -> add [B, S, 16], saved."""
+    (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
+    # models/norms.py:35
+    attention_norm_pow = torch.pow(x, 2)
+    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
+    attention_norm_add = attention_norm_mean + 1e-05
+    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
+    attention_norm_mul = x * attention_norm_rsqrt
+    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    # models/attention.py:81
+    attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
+    attention_view = attention_q_linear.reshape(B, S, 4, 4)
+    attention_transpose = attention_view.transpose(1, 2)
+    attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
+    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
+    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
+    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
+    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    # models/attention.py:85
+    attention_chunk = attention_transpose.narrow(3, 0, 2)
+    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
+    attention_mul = attention_transpose * rope_cos
+    attention_neg = -attention_chunk_2
+    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
+    attention_mul_2 = attention_cat * rope_sin
+    attention_add = attention_mul + attention_mul_2
+    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
+    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
+    attention_mul_3 = attention_transpose_2 * rope_cos
+    attention_neg_2 = -attention_chunk_2_3
+    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
+    attention_mul_4 = attention_cat_2 * rope_sin
+    attention_add_2 = attention_mul_3 + attention_mul_4
+    # models/attention.py:86
+    attention_core_attention_o, attention_core_attention_lse = kernels.attention(
+        attention_add, attention_add_2, attention_transpose_3, scale=0.5, causal=True, window=0,
+        softcap=0.0,
+    )
+    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
+    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
+    # models/decoder.py:35
+    add = x + attention_o_linear
+    # saved for backward, a micro-batch: 1.6 KiB in 5 values
+    saved = (
+        x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
+        attention_core_attention_o, attention_core_attention_lse,
+    )
+    return add, saved
+
+
+def attention_input_grad(params, saved, dy):
+    """Returns d_x [B, S, 16], handed."""
+    (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
+    (
+        x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
+        attention_core_attention_o, attention_core_attention_lse,
+    ) = saved
+    # gradients
+    linear_input_grad = kernels.linear_input_grad(dy, attention_o_w)
+    # recompute: models/attention.py:86
+    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
+    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    # gradients
+    view = linear_input_grad.reshape(B, S, 4, 4)
+    transpose = view.transpose(1, 2)
+    # recompute: models/attention.py:81
+    attention_view = attention_q_linear.reshape(B, S, 4, 4)
+    attention_transpose = attention_view.transpose(1, 2)
+    # recompute: models/attention.py:85
+    attention_mul = attention_transpose * rope_cos
+    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
+    attention_neg = -attention_chunk_2
+    attention_chunk = attention_transpose.narrow(3, 0, 2)
+    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
+    attention_mul_2 = attention_cat * rope_sin
+    attention_add = attention_mul + attention_mul_2
+    # recompute: models/attention.py:81
+    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
+    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    # recompute: models/attention.py:85
+    attention_mul_3 = attention_transpose_2 * rope_cos
+    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
+    attention_neg_2 = -attention_chunk_2_3
+    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
+    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
+    attention_mul_4 = attention_cat_2 * rope_sin
+    attention_add_2 = attention_mul_3 + attention_mul_4
+    # recompute: models/attention.py:81
+    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
+    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    # gradients
+    attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
+        transpose, attention_add, attention_add_2, attention_transpose_3,
+        attention_core_attention_o, attention_core_attention_lse, scale=0.5, causal=True, window=0,
+        softcap=0.0,
+    )
+    mul = attention_backward_dk * rope_sin
+    slice = mul.narrow(3, 0, 2)
+    slice_2 = mul.narrow(3, 2, 2)
+    neg = -slice
+    mul_2 = attention_backward_dk * rope_cos
+    slice_backward = torch.ops.aten.slice_backward(neg, (B, 2, S, 4), 3, 2, 4, 1)
+    add_2 = mul_2 + slice_backward
+    slice_backward_2 = torch.ops.aten.slice_backward(slice_2, (B, 2, S, 4), 3, 0, 2, 1)
+    add_3 = add_2 + slice_backward_2
+    mul_3 = attention_backward_dq * rope_sin
+    slice_3 = mul_3.narrow(3, 0, 2)
+    slice_4 = mul_3.narrow(3, 2, 2)
+    neg_2 = -slice_3
+    mul_4 = attention_backward_dq * rope_cos
+    slice_backward_3 = torch.ops.aten.slice_backward(neg_2, (B, 4, S, 4), 3, 2, 4, 1)
+    add_4 = mul_4 + slice_backward_3
+    slice_backward_4 = torch.ops.aten.slice_backward(slice_4, (B, 4, S, 4), 3, 0, 2, 1)
+    add_5 = add_4 + slice_backward_4
+    transpose_2 = attention_backward_dv.transpose(1, 2)
+    view_2 = transpose_2.reshape(B, S, 8)
+    linear_input_grad_2 = kernels.linear_input_grad(view_2, attention_v_w)
+    # recompute: models/norms.py:35
+    attention_norm_pow = torch.pow(x, 2)
+    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
+    attention_norm_add = attention_norm_mean + 1e-05
+    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
+    attention_norm_mul = x * attention_norm_rsqrt
+    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    # gradients
+    transpose_3 = add_3.transpose(1, 2)
+    view_3 = transpose_3.reshape(B, S, 8)
+    linear_input_grad_3 = kernels.linear_input_grad(view_3, attention_k_w)
+    add_6 = linear_input_grad_2 + linear_input_grad_3
+    transpose_4 = add_5.transpose(1, 2)
+    view_4 = transpose_4.reshape(B, S, 16)
+    linear_input_grad_4 = kernels.linear_input_grad(view_4, attention_q_w)
+    add_7 = add_6 + linear_input_grad_4
+    mul_5 = add_7 * attention_norm_w
+    mul_6 = add_7 * attention_norm_mul
+    sum = mul_6.sum([0, 1], keepdim=True)
+    d_attention_norm_w = sum.reshape(16)
+    mul_7 = mul_5 * x
+    mul_8 = mul_5 * attention_norm_rsqrt
+    sum_2 = mul_7.sum([2], keepdim=True)
+    add_8 = dy + mul_8
+    pow = torch.pow(attention_norm_rsqrt, 3)
+    mul_9 = sum_2 * -0.5
+    mul_10 = mul_9 * pow
+    expand = mul_10.expand(B, S, 16)
+    div = expand / 16
+    pow_2 = x
+    mul_11 = pow_2 * 2.0
+    mul_12 = div * mul_11
+    d_x = add_8 + mul_12
+    # handed to weight_grad
+    handed = (
+        dy, attention_flatten, view_2, attention_norm_mul_2, view_3, view_4, d_attention_norm_w,
+    )
+    return d_x, handed
+
+
+def attention_weight_grad(handed, grads):
+    """Adds to grads."""
+    (
+        dy, attention_flatten, view_2, attention_norm_mul_2, view_3, view_4, d_attention_norm_w,
+    ) = handed
+    (
+        grad_attention_norm_w, grad_attention_q_w, grad_attention_k_w, grad_attention_v_w,
+        grad_attention_o_w,
+    ) = grads
+    grad_attention_norm_w.add_(d_attention_norm_w)
+    # gradients
+    d_attention_o_w = kernels.linear_weight_grad(dy, attention_flatten)
+    grad_attention_o_w.add_(d_attention_o_w)
+    d_attention_v_w = kernels.linear_weight_grad(view_2, attention_norm_mul_2)
+    grad_attention_v_w.add_(d_attention_v_w)
+    d_attention_k_w = kernels.linear_weight_grad(view_3, attention_norm_mul_2)
+    grad_attention_k_w.add_(d_attention_k_w)
+    d_attention_q_w = kernels.linear_weight_grad(view_4, attention_norm_mul_2)
+    grad_attention_q_w.add_(d_attention_q_w)
+
+
+PIECES = {
+    "attention": Piece(
+        forward=attention_forward,
+        input_grad=attention_input_grad,
+        weight_grad=attention_weight_grad,
+        takes_x=True,
+        context=("rope.cos", "rope.sin"),
+        data=(),
+    ),
+}
+
+INSTANCES = (
+    Instance(
+        name="layers.0.attention",
+        piece="attention",
+        params=(
+            "layers.0.attention_norm.weight", "layers.0.attention.q.weight",
+            "layers.0.attention.k.weight", "layers.0.attention.v.weight",
+            "layers.0.attention.o.weight",
+        ),
+        buckets=("layers.0.attention",),
+        reduces=("layers.0.attention",),
+    ),
+)
+
+# What crosses the stage's borders: (local shape, dtype), None at the ends.
+ENTRY = ((B, S, 16), torch.float32)
+EXIT = ((B, S, 16), torch.float32)
+
+
+def forward(run, microbatch, x):
+    """One micro-batch through this stage: from stage 0, to stage 2."""
+    for index, item in enumerate(INSTANCES):
+        run.prefetch(index + 1)  # gather the next parameters behind this compute
+        piece = run.pieces[item.piece]
+        operands = run.operands(index, microbatch)
+        inputs = (x, *operands) if piece.takes_x else operands
+        x, saved = piece.forward(run.params(index), *inputs)
+        run.keep(index, microbatch, saved)
+        run.release(index)
+    return x
+
+
+def input_grad(run, microbatch, dy):
+    """The same micro-batch back to the stage's input; what weight_grad needs is handed to it."""
+    for index in reversed(range(len(INSTANCES))):
+        run.prefetch(index - 1)
+        piece = run.pieces[INSTANCES[index].piece]
+        saved = run.saved(index, microbatch)
+        if piece.backward is not None:  # it makes all gradients at once
+            dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+            run.reduce(index)
+        else:
+            dy, handed = piece.input_grad(run.params(index), saved, dy)
+            run.hand(index, microbatch, handed)
+        run.release(index)
+    return dy
+
+
+def weight_grad(run, microbatch):
+    """Gradients of the weights, added into buckets and reduced behind compute."""
+    for index in reversed(range(len(INSTANCES))):
+        piece = run.pieces[INSTANCES[index].piece]
+        if piece.weight_grad is not None:
+            piece.weight_grad(run.handed(index, microbatch), run.grads(index))
+            run.reduce(index)
