@@ -15,7 +15,7 @@ from .cluster import Cluster
 from .explain import gib
 from .predict import Prediction, predict
 from .recompute import saved_values
-from .schedules import make_schedule
+from .schedules import make_schedule, runs, stage_ranks
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def _line(item: Difference, before: Prediction) -> str:
 
 
 def _parts(start: Prediction, end: Prediction) -> Iterator[str]:
-    """Where the time of the slowest stage goes, first and second."""
-    yield "  ms of the busiest stage        first       second"
+    """Where the time of the busiest rank goes, first and second."""
+    yield "  ms of the busiest rank         first       second"
     for name in ("compute", "waiting", "bubble", "after the last backward"):
         one, two = (_part(p, name) / 1e3 for p in (start, end))
         yield f"  {name:<24}{one:>12,.1f}{two:>13,.1f}"
@@ -81,11 +81,11 @@ def _parts(start: Prediction, end: Prediction) -> Iterator[str]:
 
 def _part(prediction: Prediction, name: str) -> float:
     timeline = prediction.timeline
-    stage = max(range(len(timeline.busy_us)), key=lambda s: timeline.busy_us[s])
+    rank = max(range(len(timeline.busy_us)), key=lambda r: timeline.busy_us[r])
     return {
-        "compute": timeline.busy_us[stage],
-        "waiting": timeline.exposed_us[stage],
-        "bubble": timeline.bubble_us(stage),
+        "compute": timeline.busy_us[rank],
+        "waiting": timeline.exposed_us[rank],
+        "bubble": timeline.bubble_us(rank),
         "after the last backward": timeline.step_us - max(timeline.finish_us),
     }[name]
 
@@ -93,7 +93,7 @@ def _part(prediction: Prediction, name: str) -> float:
 def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Difference]:
     """The decisions that differ, each with the prediction of the plan that has it changed."""
     differing = [item for item in DECISIONS if item[1](first) != item[1](second)]
-    if first.num_stages != second.num_stages:  # other cuts came with the mesh
+    if first.stage_ranks != second.stage_ranks:  # other cuts came with the mesh or the schedule
         differing = [item for item in differing if item[0] != "cuts"]
     plan = first
     for name, words, change in differing:
@@ -114,13 +114,14 @@ def _mesh(plan: Plan, target: Plan) -> Plan:
         buckets=target.buckets,
         micro_batch=micro_batch,
         num_microbatches=rows // micro_batch,
+        stage_ranks=target.stage_ranks,
     )
-    return _scheduled(_saving(moved, plan.recompute), plan.schedule_name)
+    return _rescheduled(_saving(moved, plan.recompute), target)
 
 
 def _micro_batch(plan: Plan, target: Plan) -> Plan:
     moved = replace(plan, micro_batch=target.micro_batch, num_microbatches=target.num_microbatches)
-    return _scheduled(moved, plan.schedule_name)
+    return _rescheduled(moved, target)
 
 
 def _saving(plan: Plan, rule: str) -> Plan:
@@ -141,16 +142,33 @@ def _precision(plan: Plan, target: Plan) -> Plan:
 
 
 def _schedule(plan: Plan, target: Plan) -> Plan:
-    return _scheduled(plan, target.schedule_name)
+    """The target's schedule, and its cuts where they are for other stages."""
+    same = plan.stage_ranks == target.stage_ranks
+    return _scheduled(plan if same else _cuts(plan, target), target.schedule_name)
+
+
+def _rescheduled(plan: Plan, target: Plan) -> Plan:
+    """The plan's own schedule for new sizes or stages; the target's where it cannot be."""
+    pp, name = plan.mesh.size("pp"), plan.schedule_name
+    own = runs(name, pp, plan.num_microbatches) and plan.num_stages % pp == 0
+    if own and stage_ranks(name, pp, plan.num_stages // pp) == plan.stage_ranks:
+        return _scheduled(plan, name)
+    return _schedule(plan, target)
 
 
 def _scheduled(plan: Plan, name: str) -> Plan:
-    schedule = make_schedule(name, plan.mesh.size("pp"), plan.num_microbatches)
+    pp = plan.mesh.size("pp")
+    schedule = make_schedule(name, pp, plan.num_microbatches, plan.num_stages // pp)
     return replace(plan, schedule=schedule, schedule_name=name)
 
 
 def _cuts(plan: Plan, target: Plan) -> Plan:
-    return replace(plan, instances=target.instances, buckets=target.buckets)
+    return replace(
+        plan,
+        instances=target.instances,
+        buckets=target.buckets,
+        stage_ranks=target.stage_ranks,
+    )
 
 
 def _cut_words(plan: Plan) -> str:
@@ -158,6 +176,11 @@ def _cut_words(plan: Plan) -> str:
         n for n, i in enumerate(plan.instances) if n and i.stage != plan.instances[n - 1].stage
     ]
     return ",".join(map(str, starts)) or "none"
+
+
+def _schedule_words(plan: Plan) -> str:
+    chunks = plan.num_stages // plan.mesh.size("pp")
+    return plan.schedule_name if chunks == 1 else f"{plan.schedule_name}, {chunks} stages a rank"
 
 
 Change = Callable[[Plan, Plan], Plan]
@@ -168,6 +191,6 @@ DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("recompute", lambda p: p.recompute, _recompute),
     ("ZeRO", lambda p: str(p.zero), _zero),
     ("precision", lambda p: p.precision, _precision),
-    ("schedule", lambda p: p.schedule_name, _schedule),
+    ("schedule", _schedule_words, _schedule),
     ("cuts", _cut_words, _cuts),
 )

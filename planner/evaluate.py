@@ -13,7 +13,7 @@ Bound of a candidate, in us, valid for all cuts:
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -196,20 +196,28 @@ class Evaluator:
 
     def starts(self, c: Candidate, limit_bytes: float) -> tuple[int, ...] | None:
         """The best cuts that fit the memory; None where none are found."""
+        found = self._options(c, limit_bytes)
+        if c.schedule in PLAIN and self.pins.cuts is None:  # their room counts all there is
+            return next(found, None)
+        return next((s for s in found if self._fits(c, self.model(c, s), limit_bytes)), None)
+
+    def _options(self, c: Candidate, limit_bytes: float) -> Iterator[tuple[int, ...]]:
+        """Cuts to try, the best first."""
         _, units = self.stage_units(c)
         times = [_unit_us(u, c.zero >= 2) for u in units]
+        rooms: list[Callable[[], Room | None]] = [lambda: None, lambda: self._share(c, limit_bytes)]
         if self.pins.cuts is not None:
-            pinned = (0, *(int(n) for n in self.pins.cuts.split(",")))
-            return pinned if self.peak_bytes(c, self.model(c, pinned)) <= limit_bytes else None
+            yield (0, *(int(n) for n in self.pins.cuts.split(",")))
+            return
         if c.schedule in PLAIN:
-            best = balanced(times, c.num_stages, self._room(c, limit_bytes))
-            return None if best is None else tuple(best)
-        for shared in (False, True):
-            room = self._share(c, limit_bytes) if shared else None
-            best = balanced(times, c.num_stages, room)
-            if best and self.peak_bytes(c, self.model(c, tuple(best))) <= limit_bytes:
-                return tuple(best)
-        return None
+            rooms = [lambda: self._room(c, limit_bytes)]
+        for room in rooms:
+            best = balanced(times, c.num_stages, room())
+            if best is not None:
+                yield tuple(best)
+
+    def _fits(self, c: Candidate, model: StepModel, limit_bytes: float) -> bool:
+        return self.peak_bytes(c, model) <= limit_bytes
 
     def _room(self, c: Candidate, limit_bytes: float) -> Room:
         """Whether units still fit a stage that has a rank of its own."""
@@ -258,15 +266,13 @@ class Evaluator:
         return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
 
     def fit(self, c: Candidate, limit_bytes: float) -> Fitted | None:
-        """Cut and simulate; None where no cuts fit the memory."""
-        starts = self.starts(c, limit_bytes)
-        if starts is None:
-            return None
-        model = self.model(c, starts)
-        peak = self.peak_bytes(c, model)
-        if peak > limit_bytes:
-            return None
-        return Fitted(c, starts, model, simulate(model), peak)
+        """Cut and simulate; None where no cuts are found that fit the memory."""
+        for starts in self._options(c, limit_bytes):
+            model = self.model(c, starts)
+            peak = self.peak_bytes(c, model)
+            if peak <= limit_bytes:
+                return Fitted(c, starts, model, simulate(model), peak)
+        return None
 
     def peak_bytes(self, c: Candidate, model: StepModel) -> float:
         """Of the fullest rank."""

@@ -23,7 +23,7 @@ from meshwright.ir.traced import Traced
 from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
-from .evaluate import Evaluator, Fitted, fixed_pins
+from .evaluate import PLAIN, Evaluator, Fitted, fixed_pins
 from .explain import gib
 from .memory import usable_bytes
 from .pins import Pins
@@ -130,6 +130,8 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         fitted = evaluator.fit(candidate, limit)
         if fitted is None:
             num_unfit += 1
+            if candidate.schedule not in PLAIN:  # of its cuts only some were tried
+                bounds.append(bound)
             losers.append(Loser(candidate, bound, fits=False))
             continue
         simulated += 1

@@ -128,13 +128,9 @@ def simulate(model: StepModel, price: float = OVERLAP_PRICE) -> Timeline:
                 moving = True
     if any(p < len(a) for p, a in zip(position, model.schedule, strict=True)):
         raise PlanError(f"the schedule deadlocks:\n{grid(model.schedule, position)}")
-    return Timeline(
-        _finish(model, run.ranks),
-        tuple(r.busy for r in run.ranks),
-        tuple(r.finish for r in run.ranks),
-        tuple(r.exposed for r in run.ranks),
-        tuple(run.events),
-    )
+    exposed = tuple(r.exposed for r in run.ranks)  # before what the end of the step adds
+    busy, finish = (tuple(getattr(r, name) for r in run.ranks) for name in ("busy", "finish"))
+    return Timeline(_finish(model, run.ranks), busy, finish, exposed, tuple(run.events))
 
 
 class _Run:

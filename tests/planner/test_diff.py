@@ -33,6 +33,16 @@ PAIRS = {
         ("pp=2", "tp=2", "micro_batch=4", "recompute=all", "schedule=gpipe", "zero=1"),
         ["mesh", "micro-batch", "recompute", "ZeRO", "schedule"],
     ),
+    "stages a rank": (
+        ("dp=4", "micro_batch=4"),
+        ("pp=2", "dp=2", "micro_batch=2", "schedule=zbv"),
+        ["mesh", "micro-batch", "schedule"],
+    ),
+    "split": (
+        ("pp=2", "dp=2", "micro_batch=2", "schedule=zbv", "zero=1"),
+        ("pp=2", "dp=2", "micro_batch=1", "schedule=interleaved"),
+        ["micro-batch", "ZeRO", "schedule"],
+    ),
     "cuts": (("pp=4", "cuts=1,2,3"), ("pp=4", "cuts=1,3,5"), ["cuts"]),
 }
 
