@@ -12,7 +12,6 @@ Bound of a candidate, in us, valid for all cuts:
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,6 @@ from functools import cached_property
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
-from meshwright.ir.schedule import Action
 from meshwright.ir.sizes import evaluate as evaluate_size
 from meshwright.ir.sizes import num_elements
 from meshwright.ir.traced import Traced
@@ -35,13 +33,11 @@ from .links import Links
 from .memory import Filling, Storage, model_peaks
 from .pins import Pins
 from .recompute import saved_values
-from .schedules import SPLIT, make_schedule, stage_ranks
+from .schedules import PLAIN, SPLIT, fullest_moments, make_schedule, most_held, stage_ranks
 from .simulator import OVERLAP_PRICE, Timeline, simulate
 from .space import Candidate
 from .step import Precision, StepModel, Unit, UnitTable, bucket_bytes, precision_of
 from .work import PieceWork, WorkTable
-
-PLAIN = ("1f1b", "gpipe")  # one stage a rank, backward in one
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,9 @@ class Evaluator:
     def _pipeline(self, c: Candidate, units: tuple[Unit, ...], limit_bytes: float | None) -> float:
         sharded = c.zero >= 2
         if c.schedule not in PLAIN:
-            limit_bytes = None  # its bound knows no memory
+            if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
+                return float("inf")
+            limit_bytes = None  # beyond that its bound knows no memory
         key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero if sharded else 0, c.recompute, c.schedule)
         if limit_bytes is None and key in self.pipelines:
             return self.pipelines[key]
@@ -183,6 +181,17 @@ class Evaluator:
         if limit_bytes is None:
             self.pipelines[key] = length
         return length
+
+    def _least_bytes(self, c: Candidate) -> float:
+        """What the fullest rank holds at least under any cuts: the mean over ranks, each at one
+        moment of its schedule, every unit counted as on the stage where it weighs least."""
+        _, units = self.stage_units(c)
+        moments = set(fullest_moments(c.schedule, c.pp, c.num_microbatches, c.chunks))
+        held = 0.0
+        for unit in units:
+            handed = unit.work.split.handed_bytes if unit.work.split else 0.0
+            held += min(k * unit.work.kept_bytes + w * handed for k, w in moments)
+        return self.stored_bytes(c) + held / c.pp + self.context_bytes(c)
 
     def context_bytes(self, c: Candidate) -> float:
         context = self.traced.segmented.context
@@ -243,12 +252,12 @@ class Evaluator:
         _, units = self.stage_units(c)
 
         def room(stage: int) -> Callable[[int], bool]:
-            filled = Filling(c.schedule in SPLIT)
+            filled, counts = Filling(c.schedule in SPLIT), held(stage)
 
             def takes(index: int) -> bool:
                 filled.add(units[index])
                 stored = filled.bucket_bytes, filled.largest_bytes, c.dp, c.zero, self.precision
-                moment = filled.peak(*held(stage))
+                moment = filled.peak(*counts)
                 return Storage(*stored).total_bytes + moment.total_bytes <= limit_bytes
 
             return takes
@@ -289,18 +298,6 @@ class Evaluator:
             else:
                 high = middle
         return high
-
-
-def most_held(actions: tuple[Action, ...], stage: int) -> tuple[int, int]:
-    """The most micro-batches of a stage between F and B or I, and the most between I and W."""
-    counts: Counter[str] = Counter()
-    kept = waiting = 0
-    for action in actions:
-        if action.stage == stage:
-            counts[action.kind] += 1
-            kept = max(kept, counts["F"] - counts["B"] - counts["I"])
-            waiting = max(waiting, counts["I"] - counts["W"])
-    return kept, waiting
 
 
 def _unit_us(unit: Unit, reduces: bool) -> float:

@@ -9,6 +9,7 @@ from . import generators
 from .validate import validate
 
 GENERATORS = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
+PLAIN = ("1f1b", "gpipe")  # one stage a rank, backward in one
 SPLIT = ("zb-h1", "zbv")  # backward in two parts, I and W
 
 
@@ -49,7 +50,7 @@ def make_schedule(name: str, pp: int, num_microbatches: int, chunks: int | None 
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
     """Whether a schedule can run on so many ranks and micro-batches."""
     if pp == 1:
-        return name in ("1f1b", "gpipe")
+        return name in PLAIN
     return name != "interleaved" or num_microbatches % pp == 0
 
 
@@ -120,3 +121,38 @@ def in_flight(actions: tuple[Action, ...]) -> int:
         held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         peak = max(peak, held)
     return peak
+
+
+def most_held(actions: tuple[Action, ...], stage: int) -> tuple[int, int]:
+    """The most micro-batches of a stage between F and B or I, and the most between I and W."""
+    kept = waiting = most_kept = most_waiting = 0
+    for action in actions:
+        if action.stage == stage:
+            kept += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+            waiting += {"I": 1, "W": -1}.get(action.kind, 0)
+            most_kept, most_waiting = max(most_kept, kept), max(most_waiting, waiting)
+    return most_kept, most_waiting
+
+
+@cache
+def fullest_moments(
+    name: str, pp: int, num_microbatches: int, chunks: int
+) -> tuple[tuple[int, int], ...]:
+    """By stage, its micro-batches between F and B or I, and between I and W, at one moment of its
+    rank: where the stage of the rank that holds fewest holds most."""
+    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    ranks = stage_ranks(name, pp, chunks)
+    found = [(0, 0)] * len(ranks)
+    for rank, actions in enumerate(schedule):
+        held = {stage: [0, 0] for stage, home in enumerate(ranks) if home == rank}
+        best = (0, 0)
+        for action in actions[:-1]:
+            counts = held[action.stage]
+            counts[0] += {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+            counts[1] += {"I": 1, "W": -1}.get(action.kind, 0)
+            sums = [sum(pair) for pair in held.values()]
+            if (min(sums), sum(sums)) > best:
+                best = min(sums), sum(sums)
+                for stage, pair in held.items():
+                    found[stage] = pair[0], pair[1]
+    return tuple(found)

@@ -7,12 +7,14 @@ was not simulated cannot beat the bound it has, so
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
 
-A pipeline counts with its bound even when simulated, as other cuts of it were not. The bound is
+A pipeline counts with its bound even when simulated, as other cuts of it were not. Then the
+pipelines of least bound are simulated under interleaved and zero-bubble schedules too, unless a pin
+says which to take; such a step can only better the result, and the bound is not over them. It is
 over meshes, micro-batches, ZeRO levels, recompute rules, schedules and cuts, with the placements
 that the sharding ILP gives for each tp at its price per byte.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from meshwright.ir.errors import InfeasibleError, PlanError
@@ -23,19 +25,21 @@ from meshwright.ir.traced import Traced
 from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
-from .evaluate import PLAIN, Evaluator, Fitted, fixed_pins
+from .evaluate import Evaluator, Fitted, fixed_pins
 from .explain import gib
 from .memory import usable_bytes
 from .pins import Pins
 from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
-from .schedules import check_sizes
-from .space import Candidate, candidates
+from .schedules import PLAIN, check_sizes
+from .space import Candidate, candidates, rescheduled
 
 Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
 MAX_SIMULATED = 200
+# Pipelines that are tried under the schedules beyond 1F1B and GPipe.
+MAX_RESCHEDULED = 4
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,10 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
             break
         if candidate.pp > 1:
             bound = max(bound, evaluator.bound_us(candidate, limit))
+            if bound == float("inf"):
+                num_unfit += 1
+                losers.append(Loser(candidate, bound, fits=False))
+                continue
             if best is not None and bound >= best.timeline.step_us:
                 losers.append(Loser(candidate, bound))
                 continue
@@ -142,10 +150,35 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
             progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
     if best is None:
         raise InfeasibleError(_nearest(evaluator, limit))
+    for fitted in _rescheduled(evaluator, ranked, limit):
+        simulated += 1
+        losers.append(
+            Loser(fitted.candidate, fitted.timeline.step_us, fitted.timeline.step_us, True)
+        )
+        if fitted.timeline.step_us < best.timeline.step_us:
+            best = fitted
+            progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {fitted.candidate}")
     won = best.candidate
     bound = min(best.timeline.step_us, left, *bounds)
     others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
     return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
+
+
+def _rescheduled(
+    evaluator: Evaluator, ranked: list[tuple[float, Candidate]], limit: float
+) -> Iterator[Fitted]:
+    """The pipelines of least bound that fit, under the schedules that no bound was asked for."""
+    pins, count = evaluator.pins, len(evaluator.traced.segmented.instances)
+    if pins.schedule is not None or pins.chunks is not None or pins.cuts is not None:
+        return
+    tried = 0
+    pipelines = [c for _, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
+    for candidate in pipelines[: 4 * MAX_RESCHEDULED]:  # not all of them fit
+        found = [evaluator.fit(c, limit) for c in rescheduled(candidate, count)]
+        yield from (fitted for fitted in found if fitted is not None)
+        tried += any(fitted is not None for fitted in found)
+        if tried == MAX_RESCHEDULED:
+            return
 
 
 def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:

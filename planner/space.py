@@ -1,18 +1,19 @@
 """The plans that the search compares: every whole combination of decisions, named.
 
 Meshes are factorings of the device count with tp inside a node; micro-batches divide a rank's rows.
-A pin restricts its own decision and nothing else.
+A pin restricts its own decision and nothing else. Without a pin the schedules are 1F1B and GPipe;
+`rescheduled` gives the others of a pipeline that is worth it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.ir.placement import Mesh
 
 from .cluster import Cluster
 from .pins import Pins
 from .recompute import RULES
-from .schedules import GENERATORS, chunks_of, runs
+from .schedules import GENERATORS, PLAIN, chunks_of, runs
 
 MAX_MICRO_BATCH = 32
 
@@ -94,7 +95,11 @@ def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
 
 def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
     """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
-    names = (pins.schedule,) if pins.schedule else GENERATORS if pp > 1 else GENERATORS[:1]
+    names: tuple[str, ...] = PLAIN if pp > 1 else PLAIN[:1]
+    if pins.schedule is not None:
+        names = (pins.schedule,)
+    elif (pins.chunks or 1) > 1:
+        names = GENERATORS
     wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
     found = []
     for name in names:
@@ -114,3 +119,14 @@ def _chunks(name: str, pp: int, pins: Pins, wanted: int | None) -> tuple[int, ..
     if pins.chunks is not None:
         return (pins.chunks,)
     return (max(2, wanted // pp),) if wanted else (2, 4)
+
+
+def rescheduled(c: Candidate, num_instances: int) -> list[Candidate]:
+    """The same combination under the schedules beyond 1F1B and GPipe that it can run."""
+    found = []
+    for name in GENERATORS:
+        if name not in PLAIN and runs(name, c.pp, c.num_microbatches):
+            for chunks in _chunks(name, c.pp, Pins(), None):
+                if c.pp * chunks <= num_instances:
+                    found.append(replace(c, schedule=name, chunks=chunks))
+    return found

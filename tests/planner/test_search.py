@@ -15,7 +15,7 @@ from meshwright.planner.evaluate import Evaluator
 from meshwright.planner.memory import usable_bytes
 from meshwright.planner.pins import Pins
 from meshwright.planner.predict import predict
-from meshwright.planner.schedules import GENERATORS
+from meshwright.planner.schedules import GENERATORS, PLAIN
 from meshwright.planner.search import search, search_plan
 from meshwright.planner.space import candidates
 
@@ -82,7 +82,8 @@ def test_bound_best_and_gap_enclose_the_truth(
     best, returned = min(steps), found.best.timeline.step_us
     near = 1 + 1e-9
     assert found.bound_us <= best * near
-    assert best <= returned * near
+    if found.best.candidate.schedule in PLAIN:  # others are tried beyond these combinations
+        assert best <= returned * near
     assert returned <= best * (1 + found.gap) * near
 
 
