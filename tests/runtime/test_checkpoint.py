@@ -14,6 +14,7 @@ PLANS = {
     "tp2": ["--cluster", "cpu:2", "--pin", "tp=2", "--pin", "shard_weights=1"],
     "one": ["--cluster", "cpu:1", "--pin", "zero=0"],
     "pp2": ["--cluster", "cpu:2", "--pin", "pp=2", "--pin", "micro_batch=4"],
+    "zbv": ["--cluster", "cpu:2", "--pin", "schedule=zbv", "--pin", "pp=2"],
 }
 RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--schedule", "constant"]
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.mark.parametrize("plan", ["one", "tp2", "pp2", "zero3"])
+@pytest.mark.parametrize("plan", ["one", "tp2", "pp2", "zbv", "zero3"])
 def test_any_plan_resumes_with_the_same_losses(folder: Path, plan: str) -> None:
     start = folder / "first" / "checkpoints" / "step_00000002"
     out = folder / f"from_{plan}"
