@@ -22,8 +22,8 @@ def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> l
     """
     if num_stages > len(costs):
         raise PlanError(
-            f"{num_stages} pipeline stages, but the model has {len(costs)} segments; lower pp or "
-            "chunks"
+            f"{num_stages} stages (pp times chunks), but the model has {len(costs)} segments; "
+            "lower one of them"
         )
     if pinned:
         starts = _pinned(pinned, num_stages, len(costs))

@@ -103,7 +103,7 @@ PLANS = {
     ),
     "recompute of nothing": ((*PLAN, "--pin", "recompute="), ("pin recompute=", "no value")),
     "a pin twice": ((*PLAN, "--pin", "tp=1", "--pin", "tp=2"), ("pin tp: given twice, 1 and 2",)),
-    "stages": ((*PLAN, "--cluster", "cpu:16", "--pin", "pp=16"), ("pp=16", "10 segments")),
+    "stages": ((*PLAN, "--cluster", "cpu:16", "--pin", "pp=16"), ("16 stages", "10 segments")),
     "positions": (
         ("plan", "tiny", "--seq", "4096", "--global-batch", "4"),
         ("4096", "2048 positions", "tiny"),

@@ -24,6 +24,7 @@ COMPILED = [
             Case(number=0, seed=_SMALL.seed, model=_SMALL, accumulation=2),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=3, accumulation=2),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, pp=2, zero=1, accumulation=2),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, pp=2, schedule="zbv", accumulation=2),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, tp=2, shard_weights=True),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=2, dtype="f32"),
         )
