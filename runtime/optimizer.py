@@ -5,6 +5,7 @@ dp-replicated shards on dp rank 0 only, tied parameters at their first home only
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,8 @@ class Optimizer:
             else None
         )
         self.set_updates(0)
+        # Called before anything changes: a copy of the weights under way is waited for.
+        self.before_update: Callable[[], None] | None = None
         # A signal on any rank asks for a stop; all ranks learn of it in the same step.
         self.stop_wanted = self.stop_agreed = False
 
@@ -111,6 +114,8 @@ class Optimizer:
         if clip and norm > clip:
             for bucket in self.buckets:
                 bucket.grad_shard.mul_(clip / norm)
+        if self.before_update is not None:
+            self.before_update()
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = lr

@@ -220,7 +220,8 @@ class Session:
         due = bool(every) and (step + 1) % every == 0
         if due or self.executor.optimizer.stop_agreed:
             self.beacon.mark("SAVE")
-            self.checkpoints.save(self._state(step + 1))
+            stall_s = self.checkpoints.save(self._state(step + 1))
+            self.say(f"checkpoint after {step + 1} steps: the step waited {stall_s * 1e3:.1f} ms")
 
     def _state(self, step: int) -> State:
         return State(

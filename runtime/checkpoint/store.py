@@ -1,4 +1,7 @@
-"""Saving: a copy to host memory in the step, files behind it.
+"""Saving: a copy to host memory beside the next step, files behind it.
+
+On a GPU the copy runs on a stream of its own, into pinned memory that is kept for the next save; it
+has the time of the next forward and backward, as only the update after them waits for it.
 
 A checkpoint is a folder `step_00000100/`: one `rank_00000.safetensors` and one
 `rank_00000.json` (its boxes) per rank, and `manifest.json`, written last: the files with their
@@ -11,13 +14,16 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..buckets import FlatBucket
 from ..executor import Executor
 from .manifest import VERSION, CheckpointError, State, complete, rank, sha256, world
 from .shards import local_pieces, owns, view
@@ -36,6 +42,8 @@ class Checkpointer:
         self.keep, self.keep_every = keep, keep_every
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._host: dict[tuple[str, str], Tensor] = {}  # by bucket and kind
+        self._stream: torch.cuda.Stream | None = None
 
     def save(self, state: State) -> float:
         """Copy this rank's boxes to the host and write them in the background.
@@ -46,8 +54,8 @@ class Checkpointer:
         started = time.perf_counter()
         self.wait()
         self._clear(_part(self.folder, state))
-        tensors, boxes = self._snapshot()
-        self._writer = threading.Thread(target=self._write, args=(state, tensors, boxes))
+        copied = self._copy_to_host()
+        self._writer = threading.Thread(target=self._write, args=(state, copied))
         self._writer.start()
         return time.perf_counter() - started
 
@@ -58,25 +66,63 @@ class Checkpointer:
         if world() > 1:
             dist.barrier()
 
-    def _snapshot(self) -> tuple[dict[str, Tensor], list[dict]]:
+    def _copy_to_host(self) -> torch.cuda.Event | None:
+        """Start copying what this rank stores; an event that tells when that is done."""
+        device, optimizer = self.executor.device, self.executor.optimizer
+        if device.type != "cuda":
+            for bucket in self._stored():
+                self._copy(bucket)
+            return None
+        stream = self._stream = self._stream or torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for bucket in self._stored():
+                self._copy(bucket)
+            copied = stream.record_event()
+
+        def wait_for_copy() -> None:
+            torch.cuda.current_stream(device).wait_event(copied)
+            optimizer.before_update = None
+
+        optimizer.before_update = wait_for_copy
+        return copied
+
+    def _stored(self) -> Iterator[FlatBucket]:
+        """Buckets of which this rank stores a box."""
+        layout = self.executor.layout
+        for bucket in self.executor.buckets.values():
+            if any(owns(bucket, layout, entry.param) for entry in bucket.bucket.entries):
+                yield bucket
+
+    def _copy(self, bucket: FlatBucket) -> None:
+        for kind, flat in self.executor.optimizer.tensors(bucket).items():
+            key = (bucket.bucket.name, kind)
+            if key not in self._host:
+                pinned = flat.is_cuda
+                self._host[key] = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=pinned)
+            self._host[key].copy_(flat.detach(), non_blocking=True)
+
+    def _boxes(self) -> tuple[dict[str, Tensor], list[dict]]:
+        """This rank's boxes in the host copy, by key, and what the manifest says of them."""
         tensors: dict[str, Tensor] = {}
         boxes: list[dict] = []
         layout = self.executor.layout
-        for bucket in self.executor.buckets.values():
-            flats = self.executor.optimizer.tensors(bucket)
+        for bucket in self._stored():
             for param, start, piece in local_pieces(bucket, layout):
                 if not owns(bucket, layout, param):
                     continue
-                for kind, flat in flats.items():
+                for kind in self.executor.optimizer.tensors(bucket):
                     key = f"{kind}|{param}|{','.join(map(str, piece.box.offsets))}"
-                    part = view(flat, start, piece)
-                    tensors[key] = part.detach().to("cpu", copy=True).contiguous()
+                    part = view(self._host[bucket.bucket.name, kind], start, piece)
+                    tensors[key] = part.contiguous()
                     boxes.append({"kind": kind, "param": param, "key": key, **asdict(piece.box)})
         return tensors, boxes
 
-    def _write(self, state: State, tensors: dict[str, Tensor], boxes: list[dict]) -> None:
+    def _write(self, state: State, copied: torch.cuda.Event | None) -> None:
         try:
-            self._publish(state, tensors, boxes)
+            if copied is not None:
+                copied.synchronize()
+            self._publish(state, *self._boxes())
         except Exception as error:  # the step's thread raises it: none may die unseen here
             self._failure = error
 
