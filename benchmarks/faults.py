@@ -16,6 +16,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import statistics
 import subprocess
@@ -108,20 +109,13 @@ def fault(
     kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
 ) -> Outcome:
     """Start, disturb at a random step past the first checkpoint, wait, resume, compare."""
-    full = kind == "disk full"
-    process = subprocess.Popen(
-        _command(program, run),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_little_disk if full else None,
-    )
-    step, rank = rng.randrange(SAVE_EVERY + 1, STEPS // 2), rng.randrange(WORLD)
-    if full:
-        struck = _when(lambda: bool(list((run / "checkpoints").glob("*.part"))))
-    else:
-        struck = _strike(kind, process, run, rank, step)
-    said = process.communicate(timeout=120)[1].strip().splitlines()
+    while True:  # a run may end before the moment was seen: some last a millisecond
+        process = _started(program, run, full=kind == "disk full")
+        struck = _strike(kind, process, run, rng)
+        said = process.communicate(timeout=120)[1].strip().splitlines()
+        if struck is not None:
+            break
+        shutil.rmtree(run)
     detect_s = time.monotonic() - struck
     if kind.startswith("flipped"):
         _flip(run, rng)
@@ -137,28 +131,46 @@ def fault(
     return Outcome(kind, process.returncode, detect_s, resume_s, equal, said[-1] if said else "")
 
 
-def _strike(kind: str, process: subprocess.Popen, run: Path, rank: int, step: int) -> float:
-    """Send the kind's signal to a rank when it is where the kind says; the moment."""
+def _started(program: Path, run: Path, full: bool) -> subprocess.Popen:
+    return subprocess.Popen(
+        _command(program, run),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_little_disk if full else None,
+    )
+
+
+def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random) -> float | None:
+    """Do to the run what the kind says, when it is where the kind says; the moment, or None."""
+    step, rank = rng.randrange(SAVE_EVERY + 1, STEPS // 2), rng.randrange(WORLD)
     number = signal.SIGSTOP if kind.startswith("SIGSTOP") else signal.SIGKILL
     phase = PHASES.get(kind.partition(" in ")[2])
-    _when(lambda: len(_losses(run)) > step)
+
+    def writes() -> bool:
+        return bool(list((run / "checkpoints").glob("*.part")))
+
+    def stands() -> bool:
+        beat = read_beat(run / "beats", rank)
+        return beat is not None and beat.kind == phase
+
+    if kind == "disk full":
+        return time.monotonic() if _when(writes, process) else None
+    if not _when(lambda: len(_losses(run)) > step, process):
+        return None
     pid = _rank_pid(process, rank)
-    beats = run / "beats"
-    if phase is None:
-        _when(lambda: bool(list((run / "checkpoints").glob("*.part"))))
-    else:
-        _when(lambda: (beat := read_beat(beats, rank)) is not None and beat.kind == phase)
+    if not _when(writes if phase is None else stands, process):
+        return None
     os.kill(pid, number)
     return time.monotonic()
 
 
-def _when(true: Callable[[], bool], timeout_s: float = 120.0) -> float:
-    """Waits busily, as some moments last a millisecond; the moment."""
-    deadline = time.monotonic() + timeout_s
+def _when(true: Callable[[], bool], process: subprocess.Popen) -> bool:
+    """Waits busily until something is true; False when the process ends before."""
     while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the moment did not come in {timeout_s:.0f} s")
-    return time.monotonic()
+        if process.poll() is not None:
+            return False
+    return True
 
 
 def _rank_pid(launcher: subprocess.Popen, rank: int) -> int:
