@@ -87,15 +87,15 @@ def _program(work: Path) -> Path:
     return program
 
 
-def _command(program: Path, run: Path) -> list[str]:
-    options = {"data": "demo", "steps": STEPS, "save-every": SAVE_EVERY, "hang-after": HANG_S}
+def _command(program: Path, run: Path, hang_s: float) -> list[str]:
+    options = {"data": "demo", "steps": STEPS, "save-every": SAVE_EVERY, "hang-after": hang_s}
     options |= {"eval-batches": 1, "schedule": "constant", "out": run, "resume": "auto"}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*CLI, "run", str(program), *words, "--no-compile"]
 
 
 def _finished(program: Path, run: Path) -> Path:
-    subprocess.run(_command(program, run), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(_command(program, run, 60.0), check=True, stdout=subprocess.DEVNULL)
     return run
 
 
@@ -120,20 +120,24 @@ def fault(
     if kind.startswith("flipped"):
         _flip(run, rng)
     started = time.monotonic()
-    again = subprocess.Popen(_command(program, run), stdout=subprocess.PIPE, text=True)
+    again = subprocess.Popen(
+        _command(program, run, 60.0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert again.stdout is not None
     for line in again.stdout:
         if line.startswith("step "):
             break
     resume_s = time.monotonic() - started
-    again.communicate(timeout=300)
+    rest = again.communicate(timeout=300)[0].splitlines()
     equal = again.returncode == 0 and _losses(run) == reference
+    if not equal:
+        said.append(f"{said[-1]}; resumed: exit {again.returncode}, {rest[-1]}")
     return Outcome(kind, process.returncode, detect_s, resume_s, equal, said[-1] if said else "")
 
 
 def _started(program: Path, run: Path, full: bool) -> subprocess.Popen:
     return subprocess.Popen(
-        _command(program, run),
+        _command(program, run, HANG_S),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node N benchmarks/train_step.py PROGRAM [PROGRAM ...] --plain MODEL
 
 Each program and the plain model train on one fixed random batch; reported are the median step
-after warm-up, tokens/s over all cards, peak memory of rank 0 and the losses. Plain is the same
-model under autograd with per-block torch.compile, cuDNN attention, cross-entropy in chunks of 2048
-tokens, fused AdamW and clip 1.0; over several cards it is wrapped in FSDP2 (fully_shard per
+after warm-up, tokens/s over all cards, peak memory of the fullest rank and the losses. Plain is the
+same model under autograd with per-block torch.compile, cuDNN attention, cross-entropy in chunks of
+2048 tokens, fused AdamW and clip 1.0; over several cards it is wrapped in FSDP2 (fully_shard per
 block).
 """
 
@@ -100,7 +100,7 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"  step {index} loss {loss:.4f} norm {norm:.3f} {times[-1]:.3f} s", flush=True)
     median = statistics.median(times[arguments.warmup :])
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peak = _largest(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0, device)
     return {
         "step_s": round(median, 4),
         "spread_s": round(max(times[arguments.warmup :]) - min(times[arguments.warmup :]), 4),
@@ -113,6 +113,15 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
+
+
+def _largest(number: int, device: torch.device) -> int:
+    """Of all ranks."""
+    if not dist.is_initialized():
+        return number
+    found = torch.tensor([number], device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)
 
 
 def _batch(

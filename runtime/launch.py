@@ -26,6 +26,8 @@ def main(folder: Path) -> None:
     parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
     add_arguments(parser)
     given = parser.parse_args()
+    # Streams share this many queues of the device, and one that waits holds up those in its queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     stop = StopSignal()
     try:
         options = run_options(vars(given))

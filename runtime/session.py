@@ -164,7 +164,9 @@ class Session:
     def _resume(self, out: Path) -> int:
         """Load what `resume` asks for; returns the first step to run."""
         o, folder = self.options, out / "checkpoints"
-        self.checkpoints = Checkpointer(folder, self.executor, o.keep, o.keep_every)
+        self.checkpoints = Checkpointer(
+            folder, self.executor, o.keep, o.keep_every, prepare=bool(o.save_every)
+        )
         if o.weights:
             count = load_weights(self.executor, Path(o.weights))
             self.say(f"{count} parameters of this rank from {o.weights}")

@@ -1,9 +1,11 @@
 """Tensors between pp ranks: activations one way, their gradients the other.
 
-Note. Transfers match in order alone, so everything that moves from one rank to another of one kind
-(F or B) goes through one communicator in one direction; the plan proved that both ends list them in
-the same order. A communicator for both directions of a pair would make a send wait for a receive
-that stands behind it.
+Note. Transfers of one communicator match in order alone, and NCCL runs all that a rank issues to
+one communicator one after the other: a send that waits for its receiver holds up every later
+receive. So a *channel* of a rank, one kind (F or B) from one neighbour or to one, has a
+communicator to itself: neighbours are coloured so that no rank has two pairs of one colour, and
+each (kind, colour, direction) is a communicator along pp. The plan proved that both ends of a
+channel list it in the same order, and that no rank is stuck with SENDS_IN_FLIGHT in each.
 """
 
 import torch
@@ -23,9 +25,7 @@ class Transfers:
     def __init__(self, stage_ranks: tuple[int, ...]) -> None:
         pairs = list(zip(stage_ranks, stage_ranks[1:], strict=False))
         moves = [("F", a, b) for a, b in pairs] + [("B", b, a) for a, b in pairs]
-        ways = sorted(
-            {(kind, source < target) for kind, source, target in moves if source != target}
-        )
+        ways = sorted({_way(*move) for move in moves if move[1] != move[2]})
         # Every rank makes every group, in the same order.
         self.groups = {way: mesh.axis_group_again("pp") for way in ways}
         self.sends: dict[tuple[str, int], list[tuple[dist.Work | None, Tensor]]] = {}
@@ -36,11 +36,11 @@ class Transfers:
         if len(under_way) == SENDS_IN_FLIGHT:
             _wait(under_way.pop(0))
         x = x.contiguous()
-        group = self.groups[kind, mesh.coordinate("pp") < target]
+        group = self.groups[_way(kind, mesh.coordinate("pp"), target)]
         under_way.append((collectives.send(x, _device(target), group), x))
 
     def receive(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        group = self.groups[kind, source < mesh.coordinate("pp")]
+        group = self.groups[_way(kind, source, mesh.coordinate("pp"))]
         return collectives.receive(shape, dtype, mesh.device(), _device(source), group)
 
     def finish(self) -> None:
@@ -48,6 +48,14 @@ class Transfers:
         for under_way in self.sends.values():
             while under_way:
                 _wait(under_way.pop(0))
+
+
+def _way(kind: str, source: int, target: int) -> tuple[str, int, bool]:
+    """(kind, colour of the pair, direction). Neighbours on the axis take turns in two colours; the
+    pair that closes a ring has a third, as a ring of odd length needs it."""
+    low, high = sorted((source, target))
+    colour = low % 2 if high - low == 1 else 2
+    return kind, colour, source < target
 
 
 def _wait(send: tuple[dist.Work | None, Tensor]) -> None:
