@@ -2,6 +2,7 @@
 
 from meshwright.ir.plan import Plan
 
+from .coverage import coverage
 from .explain import gib, summary
 from .memory import usable_bytes
 from .predict import Prediction
@@ -21,6 +22,7 @@ def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
          *_ranks(plan, prediction)],
         [f"memory at the peak of rank {prediction.fullest}", *_memory(prediction)],
         ["runners-up and why each lost", *_losers(found)],
+        ["coverage", *coverage(plan, cluster)],
         ["bound", *_bound(found)],
     ]  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts) + "\n"

@@ -1,0 +1,35 @@
+"""The search's report: every part, short, and honest about what a number rests on."""
+
+import pytest
+from families import traced
+
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.report import search_report
+from meshwright.planner.search import search_plan
+
+PARTS = ("us of one micro-batch by segment", "ranks", "memory at the peak", "runners-up",
+         "coverage", "bound")  # fmt: skip
+SAID = {
+    "h200:4": ("measured: matmul rates", "measured: link nvlink", "fell back: nothing"),
+    "rtx4090:4": ("assumed: large matmuls", "assumed: link pcie", "no curve"),
+}
+
+
+def report_on(cluster: str) -> str:
+    found = search_plan(
+        traced("tiny-llama"), parse_cluster(cluster), seq=64, global_batch=8, pins=parse_pins([])
+    )
+    return search_report(*found)
+
+
+@pytest.mark.parametrize("cluster", SAID)
+def test_a_report_has_every_part_and_says_what_was_assumed(cluster: str) -> None:
+    text = report_on(cluster)
+    assert all(any(line.startswith(part) for line in text.splitlines()) for part in PARTS)
+    assert all(said in text for said in SAID[cluster]), text
+    assert len(text.splitlines()) <= 200
+
+
+def test_the_same_search_gives_the_same_bytes() -> None:
+    assert report_on("h200:4") == report_on("h200:4")
