@@ -92,7 +92,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
         "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
         "zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, shard_weights, "
-        "precision (pure, master)",
+        "precision (pure, master), optimizer",
     )
     parser.add_argument(
         "--no-search",
@@ -538,10 +538,12 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         seq=plan.seq,
         global_batch=plan.global_batch,
         dtype=plan.dtype,
-        pin=[*arguments.why_not, f"precision={plan.precision}"],
+        pin=[*arguments.why_not],
     )
-    if plan.precision == "pure":
-        options.pin.pop()
+    if plan.precision != "pure":
+        options.pin.append(f"precision={plan.precision}")
+    if not any(pin.startswith("optimizer=") for pin in arguments.why_not):
+        options.pin.append(f"optimizer={plan.optimizer}")
     other, _ = make_plan_of(arguments.model or plan.model, options, _say_to(arguments))
     pins = " ".join(arguments.why_not)
     return f"the best plan with {pins} against this one:\n" + diff(

@@ -137,15 +137,18 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
         del sys.modules[name]
     sys.path.insert(0, str(Path(folder).resolve()))
     # The program's own copy of the runtime.
-    mesh, compiling, optimizer, program = (
-        import_module(f"runtime.{name}") for name in ("mesh", "compiling", "optimizer", "program")
-    )
+    names = ("mesh", "compiling", "optimizers.options", "program")
+    mesh, compiling, optimizers, program = (import_module(f"runtime.{name}") for name in names)
 
     torch._dynamo.reset()
     layout = program.load_layout(Path(folder))
     mesh.start(layout.mesh, device)
     executor = program.build_executor(
-        Path(folder), layout, optimizer.AdamWOptions(), seed=0, compiler=compiling.compiler()
+        Path(folder),
+        layout,
+        optimizers.OptimizerOptions(name=layout.optimizer),
+        seed=0,
+        compiler=compiling.compiler(),
     )
     rows = layout.micro_batch * layout.num_microbatches
     tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.coordinate("dp"))

@@ -52,10 +52,12 @@ def layout_source(plan: Plan) -> str:
             f"zero={plan.zero},",
             f"master={plan.precision == 'master'},",
             f"flops_per_token={plan.flops_per_token!r},",
+            f'optimizer="{plan.optimizer}",',
         )
+        tables = plan.tables()
         with writer.block("params=("):
             for param in plan.params:
-                _param(writer, param)
+                _param(writer, param, len(param.shape) == 2 and param.name not in tables)
         writer.line("),")
         with writer.block("buckets=("):
             for bucket in plan.buckets:
@@ -65,7 +67,7 @@ def layout_source(plan: Plan) -> str:
     return writer.text()
 
 
-def _param(writer: Writer, param: Param) -> None:
+def _param(writer: Writer, param: Param, hidden: bool) -> None:
     shards = [
         f'({dim}, {evaluate(shard.outer, {})}, "{shard.axis}")'
         for dim, all_shards in enumerate(param.placement.dims)
@@ -73,7 +75,7 @@ def _param(writer: Writer, param: Param) -> None:
     ]
     cuts = "(" + ", ".join(shards) + ("," if len(shards) == 1 else "") + ")"
     shape = tuple(evaluate(s, {}) for s in param.shape)
-    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}"),')
+    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}", hidden={hidden}),')
 
 
 def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:

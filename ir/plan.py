@@ -42,6 +42,17 @@ class Piece:
     saved: tuple[str, ...]
 
 
+def _read_by_table(graph: Graph, name: str) -> bool:
+    users = graph.users[name]
+    moved = [op.output.name for op in users if op.target == "redistribute"]
+    return any(op.target in _TABLE_OPS for op in users) or any(
+        _read_by_table(graph, copy) for copy in moved
+    )
+
+
+_TABLE_OPS = ("mw.embedding", "mw.linear_cross_entropy")
+
+
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
     """One use of a piece on a stage, with its parameters and the buckets that hold them."""
@@ -104,6 +115,7 @@ class Plan:
     stage_ranks: tuple[int, ...]  # of every stage its pp coordinate
     schedule: Schedule
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
+    optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
 
     def piece(self, name: str) -> Piece:
@@ -111,6 +123,16 @@ class Plan:
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
+
+    def tables(self) -> set[str]:
+        """Parameters that a lookup or the loss reads: embeddings and the head."""
+        found = set()
+        for item in self.instances:
+            graph = self.piece(item.piece).graph
+            for given, name in zip(graph.inputs_of("param"), item.params, strict=True):
+                if _read_by_table(graph, given.value.name):
+                    found.add(name)
+        return found
 
     @property
     def num_stages(self) -> int:

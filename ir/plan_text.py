@@ -15,7 +15,10 @@ from .sizes import Shape, format_size, parse_size
 from .text import format_graph, parse_placed_graph, with_line
 
 HEADER = "meshwright plan v1"
-_KEYS = ("model", "dtype", "precision", "graph_hash", "cluster", "recompute", "schedule_name")
+_KEYS = (
+    "model", "dtype", "precision", "optimizer", "graph_hash", "cluster", "recompute",
+    "schedule_name",
+)  # fmt: skip
 _NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
 
 
@@ -84,7 +87,8 @@ def parse_plan(text: str) -> Plan:
         raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
-    keys = {key: value.removeprefix(" ") for key, _, value in rows}
+    keys = {"optimizer": "adamw"}  # of plans that do not name one
+    keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:
         return _build(keys, sections)

@@ -141,6 +141,10 @@ def _precision(plan: Plan, target: Plan) -> Plan:
     return replace(plan, precision=target.precision)
 
 
+def _optimizer(plan: Plan, target: Plan) -> Plan:
+    return replace(plan, optimizer=target.optimizer)
+
+
 def _schedule(plan: Plan, target: Plan) -> Plan:
     """The target's schedule, and its cuts where they are for other stages."""
     same = plan.stage_ranks == target.stage_ranks
@@ -191,6 +195,7 @@ DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("recompute", lambda p: p.recompute, _recompute),
     ("ZeRO", lambda p: str(p.zero), _zero),
     ("precision", lambda p: p.precision, _precision),
+    ("optimizer", lambda p: p.optimizer, _optimizer),
     ("schedule", _schedule_words, _schedule),
     ("cuts", _cut_words, _cuts),
 )

@@ -21,6 +21,7 @@ from .pins import Pins
 from .predict import predict, with_costs
 from .recompute import check_rule, forward_ops, saved_values
 from .schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
+from .step import STATES
 
 Progress = Callable[[str], None]
 
@@ -85,6 +86,7 @@ def make_plan(
         schedule_name=name,
         flops_per_token=per_token,
         precision=choose_precision(traced.dtype, pins),
+        optimizer=choose_optimizer(pins),
         coverage=(*traced.warnings, *sharded.coverage),
         context=traced.segmented.context,
         constants=traced.constants,
@@ -168,3 +170,11 @@ def choose_precision(dtype: str, pins: Pins) -> str:
     if precision == "master" and dtype not in ("bf16", "f16"):
         raise PlanError(f"precision=master needs dtype bf16, the plan's is {dtype}")
     return precision
+
+
+def choose_optimizer(pins: Pins) -> str:
+    """`adamw` unless pinned."""
+    name = pins.optimizer or "adamw"
+    if name not in STATES:
+        raise PlanError(f"optimizer={name}: give one of {', '.join(STATES)}")
+    return name

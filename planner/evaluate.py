@@ -27,7 +27,7 @@ from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
 from .cuts import Passes, Room, balanced, shortest_pipeline, shortest_start, stages_of
-from .driver import choose_precision
+from .driver import choose_optimizer, choose_precision
 from .layout import instances_of, params_of, with_stages
 from .links import Links
 from .memory import Filling, Storage, model_peaks
@@ -78,7 +78,8 @@ class Evaluator:
 
     @cached_property
     def precision(self) -> Precision:
-        return precision_of(self.traced.dtype, choose_precision(self.traced.dtype, self.pins))
+        precision = choose_precision(self.traced.dtype, self.pins)
+        return precision_of(self.traced.dtype, precision, choose_optimizer(self.pins))
 
     def sharding(self, tp: int) -> ShardedModel:
         """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""

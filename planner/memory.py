@@ -196,7 +196,7 @@ def model_peaks(
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
-    precision = precision_of(plan.dtype, plan.precision)
+    precision = precision_of(plan.dtype, plan.precision, plan.optimizer)
     return model_peaks(model, plan.mesh.size("dp"), precision, context_bytes(plan))
 
 

@@ -17,6 +17,7 @@ class Pins:
     resident byte in us (None: from the cluster).
     shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
     plan's dtype) or master (gradients summed and reduced, moments and master weights in float32).
+    optimizer: whose state and traffic are counted, and which a run takes if told of no other.
     """
 
     pp: int | None = None
@@ -31,6 +32,7 @@ class Pins:
     price: float | None = None
     shard_weights: int | None = None
     precision: str | None = None
+    optimizer: str | None = None
 
 
 def parse_pins(texts: list[str]) -> Pins:

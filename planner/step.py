@@ -18,7 +18,10 @@ from .cost import Costs
 from .links import Links
 from .work import PieceWork, WorkTable
 
-OPTIMIZER_MOMENTS = 2  # AdamW keeps two tensors of a parameter's size
+# Tensors of a parameter's size that each optimizer keeps, and how often an update moves them and
+# the weights. Muon's are its matrices'; its whole-matrix exchange is not counted. Adafactor's rows
+# and columns are next to nothing, but it passes over the gradient twice and keeps its update.
+STATES = {"adamw": 2, "sgd": 1, "lion": 1, "schedule-free": 2, "muon": 1, "adafactor": 0}
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,10 @@ class Precision:
     """Bytes of an element: of parameters, of gradients where they are summed, of what the
     optimizer keeps, and of what one update moves.
 
-    An update's norm reads the gradient; clipping reads and writes it; AdamW reads parameter,
-    gradient and two moments and writes all but the gradient; clearing writes the gradient. With
+    An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
+    gradient and its states and writes all but the gradient; clearing writes the gradient. With
     float32 masters these stand for the parameter, which is written once more
-    (runtime/optimizer.py).
+    (runtime/optimizers/).
     """
 
     param: int
@@ -38,12 +41,13 @@ class Precision:
     moved: int
 
 
-def precision_of(dtype: str, precision: str) -> Precision:
-    item = ITEM_BYTES[dtype]
+def precision_of(dtype: str, precision: str, optimizer: str) -> Precision:
+    item, states = ITEM_BYTES[dtype], STATES[optimizer]
+    moves = 7 + 2 * states
     if precision == "master":
         wide = 4
-        return Precision(item, wide, (OPTIMIZER_MOMENTS + 1) * wide, 11 * wide + item)
-    return Precision(item, item, OPTIMIZER_MOMENTS * item, 11 * item)
+        return Precision(item, wide, (states + 1) * wide, moves * wide + item)
+    return Precision(item, item, states * item, moves * item)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> 
     table = table or work_table(plan, cluster)
     split = plan.splits_backward
     works = {p.name: table.of(p.graph, p.placements, p.saved, split) for p in plan.pieces}
-    precision = precision_of(plan.dtype, plan.precision)
+    precision = precision_of(plan.dtype, plan.precision, plan.optimizer)
     units = UnitTable(works, plan.zero, Links(cluster, plan.mesh), precision)
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
     return units.step(*parts, plan.num_microbatches)

@@ -11,13 +11,18 @@ for gradients. Which exist when is the ZeRO level:
     3     while gathered    always          during one backward      always
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from . import mesh
 from .initial import initial_value
-from .layout import Bucket, Layout
+from .layout import Bucket, Entry, Layout
+
+Key = TypeVar("Key")
 
 
 class FlatBucket:
@@ -177,21 +182,21 @@ class FlatBucket:
             assert self.full is not None
             dist.all_gather_into_tensor(self.full, self.shard.clone(), group=self.group)
 
-    def runs(self) -> list[tuple[int, int, bool, bool]]:
-        """(start, stop, decay, tp-replicated) runs of this rank's shard, in shard elements.
+    def runs(self, key: Callable[[Entry], Key]) -> list[tuple[int, int, Key]]:
+        """(start, stop, key) of neighbouring entries of one key in this rank's shard, in elements.
 
         Padding belongs to the run before it; its gradients and values are 0 and stay 0.
         """
         entries = self.bucket.entries
         stops = [e.offset for e in entries[1:]] + [self.bucket.numel]
         low, high = self.index * self.shard_numel, (self.index + 1) * self.shard_numel
-        runs: list[tuple[int, int, bool, bool]] = []
+        runs: list[tuple[int, int, Key]] = []
         for entry, stop in zip(entries, stops, strict=True):
             start, stop = max(entry.offset, low) - low, min(stop, high) - low
             if start >= stop:
                 continue
-            kind = (entry.decay, entry.param in self.tp_replicated)
-            if runs and runs[-1][2:] == kind:
+            found = key(entry)
+            if runs and runs[-1][2] == found:
                 start = runs.pop()[0]
-            runs.append((start, stop, *kind))
+            runs.append((start, stop, found))
         return runs

@@ -15,7 +15,8 @@ from . import mesh
 from .buckets import FlatBucket
 from .health import Beacon
 from .layout import Layout
-from .optimizer import AdamWOptions, Optimizer
+from .optimizers.optimizer import Optimizer
+from .optimizers.options import OptimizerOptions
 from .stage import Batch, Stage, Step
 from .transfers import SENDS_IN_FLIGHT, Transfers
 
@@ -34,7 +35,7 @@ class Executor:
         schedule: tuple[Action, ...],
         layout: Layout,
         constants: dict[str, Tensor],
-        options: AdamWOptions,
+        options: OptimizerOptions,
         *,
         seed: int,
         compiler: Callable[[Callable], Callable] | None = None,
@@ -54,7 +55,7 @@ class Executor:
         }
         self._expect_reductions()
         self.tied = {b.name: mesh.homes_group(b.homes) for b in layout.buckets if len(b.homes) > 1}
-        self.optimizer = Optimizer(list(self.buckets.values()), options)
+        self.optimizer = Optimizer(list(self.buckets.values()), layout, options)
         self.transfers = Transfers(layout.stage_ranks)
         self.beacon = Beacon(None, 0)
         self._begin([], 1, training=True)

@@ -13,6 +13,11 @@ pin = ["tp=2"]              # or a table: pin = { tp = 2 }
 [run]                       # options of `meshwright run`
 data = "file:corpus.bin"
 steps = 1000
+
+[[run.groups]]              # the first that fits a parameter's logical name counts
+match = "*.bias"
+lr_scale = 0.5
+weight_decay = 0.0
 """
 
 import difflib
@@ -21,7 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .options import OptionError, RunOptions, run_options
+from .options import OptionError, RunOptions, group_texts, run_options
 
 
 class JobError(ValueError):
@@ -39,7 +44,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "pin": ((list, dict, str), []),
     "search": (bool, True),
 }
-RUN = {f.name: type(f.default) for f in fields(RunOptions)}
+RUN = {f.name: list if f.default == () else type(f.default) for f in fields(RunOptions)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,10 @@ def load_job(path: Path, overrides: list[str]) -> Job:
     missing = ["model"] * ("model" not in data) + missing
     if missing:
         raise JobError(f"{path}: lacks {', '.join(missing)}")
-    return Job(data["model"], data.get("restarts", 0), plan, data.get("run", {}), _toml(data))
+    run = dict(data.get("run", {}))
+    if "groups" in run:
+        run["groups"] = group_texts(run["groups"])
+    return Job(data["model"], data.get("restarts", 0), plan, run, _toml(data))
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict:

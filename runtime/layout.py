@@ -7,12 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Param:
-    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box."""
+    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box.
+
+    hidden: a matrix between the embedding and the head, neither of them.
+    """
 
     name: str
     shape: tuple[int, ...]
     shards: tuple[tuple[int, int, str], ...]
     init: str
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all ranks share. stage_ranks: of every stage its pp coordinate. master: gradients,
-    moments and master weights are float32."""
+    """What all ranks share.
+
+    stage_ranks: of every stage its pp coordinate. master: gradients, optimizer state and master
+    weights are float32. optimizer: the one that was planned for.
+    """
 
     model: str
     dtype: str
@@ -54,6 +61,7 @@ class Layout:
     flops_per_token: float
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]
+    optimizer: str = "adamw"
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)

@@ -2,10 +2,19 @@
 
 import argparse
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .lr import SCHEDULES
+from .optimizers.options import (
+    MUON_SCALES,
+    NAMES,
+    ROUNDINGS,
+    GroupError,
+    group_text,
+    parse_group,
+)
 from .trackers import TRACKERS
 
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
@@ -42,10 +51,32 @@ class RunOptions:
     schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
     warmup: int = _option(10, "steps of linear warm-up", low=0)
     floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0)
-    beta1: float = _option(0.9, "AdamW's decay of the first moment", low=0.0)
-    beta2: float = _option(0.95, "AdamW's decay of the second moment", low=0.0)
-    eps: float = _option(1e-8, "AdamW's epsilon", low=0.0)
+    optimizer: str = _option(
+        "", "update rule; the one the plan counted on if not given", choices=("", *NAMES)
+    )
+    beta1: float = _option(
+        0.9, "decay of the first moment: adamw, lion, schedule-free, muon's vectors", low=0.0
+    )
+    beta2: float = _option(
+        0.95, "decay of the second moment; of lion's momentum, for which 0.99 is usual", low=0.0
+    )
+    eps: float = _option(1e-8, "epsilon of adamw, schedule-free and muon's vectors", low=0.0)
+    momentum: float = _option(0.95, "of sgd and muon", low=0.0)
+    nesterov: bool = _option(False, "sgd's momentum looks ahead, as muon's always does")
+    muon_scale: str = _option(
+        "adamw",
+        "size of muon's updates: as large as adamw's, at adamw's rates, or as published",
+        choices=MUON_SCALES,
+    )
     weight_decay: float = _option(0.1, "of matrices; vectors are not decayed", low=0.0)
+    groups: tuple = _option(
+        (),
+        "rate and decay of parameters whose logical name fits a shell wildcard, as "
+        "'MATCH:lr_scale=0.5,weight_decay=0'; the first that fits counts; may be given again",
+    )
+    rounding: str = _option(
+        "nearest", "of updated weights narrower than float32", choices=ROUNDINGS
+    )
     clip: float = _option(1.0, "global gradient norm to clip to, 0 for none", low=0.0)
     eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)
     eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all", low=0)
@@ -71,11 +102,16 @@ class RunOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             _check(item.name, getattr(self, item.name), item.metadata)
+        try:
+            for text in self.groups:
+                parse_group(text)
+        except GroupError as error:
+            raise OptionError(str(error)) from None
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of a field."""
-    return f"--{name.replace('_', '-')}"
+    """The command-line spelling of a field; one that may be given again is called by one of it."""
+    return "--group" if name == "groups" else f"--{name.replace('_', '-')}"
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:
@@ -95,6 +131,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if isinstance(item.default, bool):
             parser.add_argument(name, action="store_true", help=text)
             continue
+        if isinstance(item.default, tuple):
+            parser.add_argument(name, dest=item.name, action="append", metavar="RULE", help=text)
+            continue
         shown = f"{text} (default: {item.default})" if item.default != "" else text
         choices = item.metadata["choices"] or None
         kind = type(item.default)
@@ -107,4 +146,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_options(values: dict[str, Any]) -> RunOptions:
     """RunOptions of parsed arguments or a job's table, other names left out."""
     known = {f.name for f in fields(RunOptions)}
-    return RunOptions(**{k: v for k, v in values.items() if k in known})
+    given = {k: v for k, v in values.items() if k in known and v is not None}
+    return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
+
+
+def group_texts(given: Iterable[object]) -> tuple[str, ...]:
+    """Groups as `--group` has them, from texts or a job file's tables; raises OptionError."""
+    try:
+        return tuple(map(group_text, given))
+    except GroupError as error:
+        raise OptionError(str(error)) from None

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import mesh
 from .executor import Executor
 from .layout import Layout
-from .optimizer import AdamWOptions
+from .optimizers.options import OptimizerOptions
 
 
 class ProgramError(ValueError):
@@ -49,7 +49,7 @@ def _decode(dtype: str, shape: list[int], data: str) -> Tensor:
 def build_executor(
     folder: Path,
     layout: Layout,
-    options: AdamWOptions,
+    options: OptimizerOptions,
     *,
     seed: int,
     compiler: Callable[[Callable], Callable] | None = None,

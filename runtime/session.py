@@ -36,7 +36,7 @@ from .health import Beacon
 from .layout import Layout
 from .lr import learning_rate
 from .metrics import MFU_FORMULA, StepLog
-from .optimizer import AdamWOptions
+from .optimizers.options import OptimizerOptions, parse_group
 from .options import STOPPED, RunOptions
 from .program import build_executor
 from .trackers import open_tracker
@@ -85,14 +85,6 @@ class Session:
 
     def _executor(self, folder: Path) -> Executor:
         options = self.options
-        adamw = AdamWOptions(
-            options.beta1,
-            options.beta2,
-            options.eps,
-            options.weight_decay,
-            options.clip,
-            skip_nonfinite=options.on_nan == "skip",
-        )
         compile_with = None if options.no_compile else compiler()
         missing = missing_toolchain(self.device)
         if compile_with is not None and missing is not None:
@@ -100,7 +92,7 @@ class Session:
             compile_with = None
         started = time.perf_counter()
         executor = build_executor(
-            folder, self.layout, adamw, seed=options.seed, compiler=compile_with
+            folder, self.layout, self._optimizer(), seed=options.seed, compiler=compile_with
         )
         numel = sum(b.bucket.numel for b in executor.buckets.values())
         self.say(
@@ -109,6 +101,26 @@ class Session:
         )
         executor.beacon = self.beacon
         return executor
+
+    def _optimizer(self) -> OptimizerOptions:
+        o = self.options
+        if o.optimizer and o.optimizer != self.layout.optimizer:
+            self.say(f"optimizer {o.optimizer}; the plan counted on {self.layout.optimizer}")
+        return OptimizerOptions(
+            name=o.optimizer or self.layout.optimizer,
+            beta1=o.beta1,
+            beta2=o.beta2,
+            eps=o.eps,
+            weight_decay=o.weight_decay,
+            momentum=o.momentum,
+            nesterov=o.nesterov,
+            muon_scale=o.muon_scale,
+            rounding=o.rounding,
+            clip=o.clip,
+            groups=tuple(map(parse_group, o.groups)),
+            seed=o.seed,
+            skip_nonfinite=o.on_nan == "skip",
+        )
 
     def _lr_options(self) -> dict:
         o = self.options
@@ -209,6 +221,12 @@ class Session:
             raise CheckpointError(
                 f"{path} was made with seed {state.seed}, this run has {self.options.seed}"
             )
+        name = self.executor.optimizer.options.name
+        if state.optimizer != name:
+            raise CheckpointError(
+                f"{path} holds the state of {state.optimizer}, this run has {name}: resume with "
+                f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights"
+            )
         # The name may differ, as data moves; the tokens may not.
         if state.data_identity != self.reader.identity:
             raise CheckpointError(
@@ -236,6 +254,8 @@ class Session:
             data_identity=self.reader.identity,
             data_position=self.reader.state(step),
             model=self.layout.model,
+            optimizer=self.executor.optimizer.options.name,
+            numbers=dict(self.executor.optimizer.rule.numbers),
         )
 
     def _preempted(self, step: int) -> int:
@@ -283,10 +303,11 @@ class Session:
         """Mean loss over held-out tokens, and how many."""
         corpus = self._held_out()
         total, count = 0.0, 0
-        for batch in self._eval_batches(corpus):
-            pairs = self._micro_batches(batch.tokens, batch.labels)
-            total += self.executor.evaluate(pairs, batch.label_count) * batch.label_count
-            count += batch.label_count
+        with torch.no_grad(), self.executor.optimizer.averaged():
+            for batch in self._eval_batches(corpus):
+                pairs = self._micro_batches(batch.tokens, batch.labels)
+                total += self.executor.evaluate(pairs, batch.label_count) * batch.label_count
+                count += batch.label_count
         return total / count, count
 
     def _held_out(self) -> Corpus:

@@ -202,6 +202,8 @@ def _arguments(options: dict[str, object]) -> list[str]:
     for name, value in options.items():
         if value is True:
             arguments.append(flag(name))
+        elif isinstance(value, tuple):
+            arguments += [word for item in value for word in (flag(name), str(item))]
         elif value is not False and value is not None:
             arguments += [flag(name), _absolute(name, str(value))]
     return arguments

@@ -1,5 +1,6 @@
 """Fill a rank's shards from a checkpoint of any plan, or from Hugging Face weights."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -8,7 +9,6 @@ from ..boxes import Box
 from ..executor import Executor
 from ..layout import Layout
 from .manifest import CheckpointError, Files, Manifest, Stored
-from .shards import local_pieces, view
 
 
 def load(executor: Executor, manifest: Manifest) -> None:
@@ -19,14 +19,22 @@ def load(executor: Executor, manifest: Manifest) -> None:
     layout = executor.layout
     _check_model(manifest, layout)
     with Files(manifest.path) as files:
-        for bucket in executor.buckets.values():
-            flats = executor.optimizer.tensors(bucket)
-            for param, start, piece in local_pieces(bucket, layout):
+        for kind, param, box, target in _targets(executor):
+            _fill(target, box, manifest.boxes.get((kind, param), []), files, param)
+    executor.optimizer.resumed(manifest.state.updates, manifest.state.numbers)
+
+
+def _targets(executor: Executor) -> Iterator[tuple[str, str, Box, Tensor]]:
+    """(kind, parameter, logical box, where it goes) of all that this rank holds."""
+    optimizer = executor.optimizer
+    for bucket in executor.buckets.values():
+        for run in optimizer.runs_of(bucket):
+            flats = optimizer.loaded_into(run)
+            for part in run.parts:
                 for kind, flat in flats.items():
-                    stored = manifest.boxes.get((kind, param), [])
-                    _fill(view(flat, start, piece), piece.box, stored, files, param)
-    executor.optimizer.publish()
-    executor.optimizer.set_updates(manifest.state.updates)
+                    yield kind, part.param.name, part.piece.box, part.view(flat)
+        for (kind, param), whole in optimizer.rule.whole_states(bucket).items():
+            yield kind, param, Box((0,) * whole.ndim, tuple(whole.shape)), whole
 
 
 def _check_model(manifest: Manifest, layout: Layout) -> None:
@@ -46,20 +54,19 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def load_weights(executor: Executor, folder: Path) -> int:
-    """Parameters from a folder of Hugging Face safetensors; moments stay. Returns how many."""
+    """Parameters from a folder of Hugging Face safetensors. Returns how many."""
     from ..weights import find_weight, stored_weights
 
     stored = stored_weights(folder)
-    layout, count = executor.layout, set()
+    names = set()
     with Files(folder) as files:
-        for bucket in executor.buckets.values():
-            for param, start, piece in local_pieces(bucket, layout):
-                item = find_weight(stored, param, layout.param(param).shape)
-                flat = executor.optimizer.tensors(bucket)["param"]
-                _fill(view(flat, start, piece), piece.box, [item], files, param)
-                count.add(param)
-    executor.optimizer.publish()
-    return len(count)
+        for run in executor.optimizer.all_runs():
+            for part in run.parts:
+                item = find_weight(stored, part.param.name, part.param.shape)
+                _fill(part.view(run.weights), part.piece.box, [item], files, part.param.name)
+                names.add(part.param.name)
+    executor.optimizer.started_over()
+    return len(names)
 
 
 def _fill(target: Tensor, box: Box, stored: list[Stored], files: Files, name: str) -> None:

@@ -27,7 +27,8 @@ class State:
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
     not). samples: rows of `seq` tokens seen. data_identity, data_position: the data's hash, and
-    where a stream goes on (data.Reader).
+    where a stream goes on (data.Reader). optimizer: its name; numbers: what it keeps besides
+    tensors.
     """
 
     step: int
@@ -39,6 +40,8 @@ class State:
     data_identity: str
     data_position: dict
     model: str
+    optimizer: str
+    numbers: dict
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..boxes import Box
 from ..buckets import FlatBucket
 from ..executor import Executor
+from ..optimizers.rule import Part, Run
+from ..shards import owns, owns_whole
 from .manifest import VERSION, CheckpointError, State, complete, rank, sha256, world
-from .shards import local_pieces, owns, view
+
+Key = TypeVar("Key")
 
 
 class Checkpointer:
@@ -48,7 +53,9 @@ class Checkpointer:
         self.keep, self.keep_every = keep, keep_every
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._host: dict[tuple[str, str], Tensor] = {}  # by bucket and kind
+        # By bucket and number of a run, then kind; states that are stored whole by kind and name.
+        self._host: dict[tuple[str, int], dict[str, Tensor]] = {}
+        self._host_whole: dict[tuple[str, str], Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._preparing = threading.Thread(target=self._prepare, daemon=True)
         if prepare:
@@ -82,14 +89,12 @@ class Checkpointer:
             self._preparing.join()
         self._prepare()
         if device.type != "cuda":
-            for bucket in self._stored():
-                self._copy(bucket)
+            self._copy()
             return None
         stream = self._stream = self._stream or torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for bucket in self._stored():
-                self._copy(bucket)
+            self._copy()
             copied = stream.record_event()
 
         def wait_for_copy() -> None:
@@ -99,42 +104,56 @@ class Checkpointer:
         optimizer.before_update = wait_for_copy
         return copied
 
-    def _stored(self) -> Iterator[FlatBucket]:
-        """Buckets of which this rank stores a box."""
-        layout = self.executor.layout
+    def _stored(self) -> Iterator[tuple[FlatBucket, int, Run]]:
+        """Runs, by bucket and number in it, of which this rank stores a box."""
         for bucket in self.executor.buckets.values():
-            if any(owns(bucket, layout, entry.param) for entry in bucket.bucket.entries):
-                yield bucket
+            for number, run in enumerate(self.executor.optimizer.runs_of(bucket)):
+                if self._parts(bucket, run):
+                    yield bucket, number, run
+
+    def _parts(self, bucket: FlatBucket, run: Run) -> list[Part]:
+        return [p for p in run.parts if owns(bucket, self.executor.layout, p.param.name)]
+
+    def _whole(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """States that this rank stores whole, by kind and parameter."""
+        for bucket in filter(owns_whole, self.executor.buckets.values()):
+            yield from self.executor.optimizer.rule.whole_states(bucket).items()
 
     def _prepare(self) -> None:
         """Host memory for what this rank stores, kept from save to save."""
-        for bucket in self._stored():
-            for kind, flat in self.executor.optimizer.tensors(bucket).items():
-                key = (bucket.bucket.name, kind)
-                if key not in self._host:
-                    pinned = flat.is_cuda
-                    self._host[key] = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=pinned)
+        for bucket, number, run in self._stored():
+            host = self._host.setdefault((bucket.bucket.name, number), {})
+            for kind in self.executor.optimizer.stored_kinds(run):
+                _make_room(host, kind, run.weights)
+        for key, whole in self._whole():
+            _make_room(self._host_whole, key, whole)
 
-    def _copy(self, bucket: FlatBucket) -> None:
-        for kind, flat in self.executor.optimizer.tensors(bucket).items():
-            host = self._host[bucket.bucket.name, kind]
-            host.copy_(flat.detach(), non_blocking=True)
+    def _copy(self) -> None:
+        for bucket, number, run in self._stored():
+            host = self._host[bucket.bucket.name, number]
+            for kind, flat in self.executor.optimizer.stored(run).items():
+                host[kind].copy_(flat.detach(), non_blocking=True)
+        for key, whole in self._whole():
+            self._host_whole[key].copy_(whole, non_blocking=True)
 
     def _boxes(self) -> tuple[dict[str, Tensor], list[dict]]:
         """This rank's boxes in the host copy, by key, and what the manifest says of them."""
         tensors: dict[str, Tensor] = {}
         boxes: list[dict] = []
-        layout = self.executor.layout
-        for bucket in self._stored():
-            for param, start, piece in local_pieces(bucket, layout):
-                if not owns(bucket, layout, param):
-                    continue
-                for kind in self.executor.optimizer.tensors(bucket):
-                    key = f"{kind}|{param}|{','.join(map(str, piece.box.offsets))}"
-                    part = view(self._host[bucket.bucket.name, kind], start, piece)
-                    tensors[key] = part.contiguous()
-                    boxes.append({"kind": kind, "param": param, "key": key, **asdict(piece.box)})
+        for kind, param, box, tensor in self._owned():
+            key = f"{kind}|{param}|{','.join(map(str, box.offsets))}"
+            tensors[key] = tensor.contiguous()
+            boxes.append({"kind": kind, "param": param, "key": key, **asdict(box)})
         return tensors, boxes
+
+    def _owned(self) -> Iterator[tuple[str, str, Box, Tensor]]:
+        """(kind, parameter, logical box, tensor in the host copy) of what this rank stores."""
+        for bucket, number, run in self._stored():
+            for kind, flat in self._host[bucket.bucket.name, number].items():
+                for part in self._parts(bucket, run):
+                    yield kind, part.param.name, part.piece.box, part.view(flat)
+        for (kind, param), whole in self._host_whole.items():
+            yield kind, param, Box((0,) * whole.ndim, tuple(whole.shape)), whole
 
     def _write(self, state: State, copied: torch.cuda.Event | None) -> None:
         try:
@@ -185,6 +204,11 @@ class Checkpointer:
                 f"the checkpoint in {self.folder} could not be written: {failure}; free space or "
                 "choose another --out, and resume from the checkpoint before"
             )
+
+
+def _make_room(host: dict[Key, Tensor], key: Key, like: Tensor) -> None:
+    if key not in host:
+        host[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def _part(folder: Path, state: State) -> Path:

@@ -13,7 +13,7 @@ from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.runtime.initial import initial_value
-from meshwright.runtime.optimizer import AdamWOptions
+from meshwright.runtime.optimizers.options import OptimizerOptions
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int, dtype: t
 
 
 def _adamw(params: dict[str, nn.Parameter]) -> torch.optim.AdamW:
-    options = AdamWOptions()
+    options = OptimizerOptions()
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params.values() if p.ndim >= 2]},
         {"params": [p for p in params.values() if p.ndim < 2], "weight_decay": 0.0},

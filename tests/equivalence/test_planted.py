@@ -79,7 +79,8 @@ PLANTS = (
     ),
     Plant(
         "a tied parameter twice in the norm",
-        STAGED, "runtime/optimizer.py", r"bucket\.bucket\.homes\[0\] != .*:", "False:",
+        STAGED, "runtime/optimizers/optimizer.py",
+        r"bucket\.bucket\.homes\[0\] != .*:", "False:",
     ),
 )  # fmt: skip
 

@@ -99,11 +99,14 @@ def _forget() -> None:
 
 
 def _train(job: Job) -> RankResult:
-    runtime = {n: importlib.import_module(f"runtime.{n}") for n in ("mesh", "program", "optimizer")}
+    runtime = {
+        n: importlib.import_module(f"runtime.{n}")
+        for n in ("mesh", "program", "optimizers.options")
+    }
     mesh, program = runtime["mesh"], runtime["program"]
     layout = program.load_layout(job.folder)
     mesh.start(layout.mesh, torch.device("cpu"))
-    options = runtime["optimizer"].AdamWOptions(clip=job.clip)
+    options = runtime["optimizers.options"].OptimizerOptions(clip=job.clip)
     executor = program.build_executor(
         job.folder, layout, options, seed=job.seed, compiler=_compiler(job)
     )

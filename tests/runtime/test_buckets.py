@@ -51,14 +51,14 @@ def _bucket(zero: int = 0) -> FlatBucket:
 
 
 def test_runs_cover_the_shard_once_and_merge_what_is_alike() -> None:
-    assert _bucket().runs() == [(0, 64, False, True), (64, 256, True, False)]
+    assert _bucket().runs(lambda e: e.decay) == [(0, 64, False), (64, 256, True)]
 
 
 @pytest.mark.parametrize(("index", "runs"), [(0, [(0, 64), (64, 128)]), (1, [(0, 128)])])
 def test_runs_of_half_a_bucket_count_from_its_start(index: int, runs: list) -> None:
     bucket = _bucket()
     bucket.index, bucket.shard_numel = index, 128
-    assert [run[:2] for run in bucket.runs()] == runs
+    assert [run[:2] for run in bucket.runs(lambda e: e.decay)] == runs
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

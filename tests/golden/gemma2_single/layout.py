@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan dee0b8bd3dc54903."""
+"""What every rank of golden-gemma2 shares; plan 6dd6109714d80702."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -14,20 +14,21 @@ LAYOUT = Layout(
     zero=0,
     master=False,
     flops_per_token=20736.0,
+    optimizer="adamw",
     params=(
-        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention_norm.weight", (16,), (), "constant(0.0)"),
-        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention_post_norm.weight", (16,), (), "constant(0.0)"),
-        Param("layers.0.ffn_norm.weight", (16,), (), "constant(0.0)"),
-        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn_post_norm.weight", (16,), (), "constant(0.0)"),
-        Param("norm.weight", (16,), (), "constant(0.0)"),
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)", hidden=False),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(0.0)", hidden=False),
+        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention_post_norm.weight", (16,), (), "constant(0.0)", hidden=False),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(0.0)", hidden=False),
+        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn_post_norm.weight", (16,), (), "constant(0.0)", hidden=False),
+        Param("norm.weight", (16,), (), "constant(0.0)", hidden=False),
     ),
     buckets=(
         Bucket(

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan d3bbad422b6b8fa3."""
+"""What every rank of golden-llama shares; plan d78167df8c84dfe3."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -14,19 +14,20 @@ LAYOUT = Layout(
     zero=0,
     master=False,
     flops_per_token=20736.0,
+    optimizer="adamw",
     params=(
-        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)"),
-        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)"),
-        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)"),
-        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)"),
-        Param("norm.weight", (16,), (), "constant(1.0)"),
-        Param("lm_head.weight", (64, 16), (), "normal(0.0, 0.02)"),
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)", hidden=False),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)", hidden=False),
+        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)", hidden=False),
+        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)", hidden=True),
+        Param("norm.weight", (16,), (), "constant(1.0)", hidden=False),
+        Param("lm_head.weight", (64, 16), (), "normal(0.0, 0.02)", hidden=False),
     ),
     buckets=(
         Bucket(

@@ -1,14 +1,14 @@
-"""Which logical boxes this rank's bucket shards hold, and which of them it stores."""
+"""Which logical boxes this rank's bucket shards hold, and which of them a checkpoint takes."""
 
 import math
 from collections.abc import Iterator
 
 from torch import Tensor
 
-from .. import mesh
-from ..boxes import Cut, Piece, pieces_of
-from ..buckets import FlatBucket
-from ..layout import Layout
+from . import mesh
+from .boxes import Cut, Piece, pieces_of
+from .buckets import FlatBucket
+from .layout import Layout
 
 
 def local_pieces(bucket: FlatBucket, layout: Layout) -> Iterator[tuple[str, int, Piece]]:
@@ -37,6 +37,12 @@ def owns(bucket: FlatBucket, layout: Layout, param: str) -> bool:
     if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
         return False
     return bool(layout.param(param).shards) or mesh.coordinate("tp") == 0
+
+
+def owns_whole(bucket: FlatBucket) -> bool:
+    """Whether this rank stores what all ranks that have the bucket hold whole."""
+    first = bucket.bucket.homes[0] == mesh.coordinate("pp")
+    return first and mesh.coordinate("dp") == 0 and mesh.coordinate("tp") == 0
 
 
 def view(flat: Tensor, start: int, piece: Piece) -> Tensor:

@@ -1,0 +1,200 @@
+"""What all optimizers share: the norm of the whole model, clipping, and publication of weights.
+
+The norm counts every logical element once: tp-replicated parameters on tp rank 0 only,
+dp-replicated shards on dp rank 0 only, tied parameters at their first home only.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import mesh
+from ..buckets import FlatBucket
+from ..layout import Layout
+from .adamw import AdamW
+from .lion import Lion
+from .options import OptimizerOptions
+from .rule import Rule, Run, make_runs
+from .schedule_free import ScheduleFree
+from .sgd import SGD
+
+RULES: dict[str, Callable[[OptimizerOptions], Rule]] = {
+    "adamw": AdamW,
+    "sgd": SGD,
+    "lion": Lion,
+    "schedule-free": ScheduleFree,
+}
+
+
+class NotFiniteError(ValueError):
+    """A loss or gradient norm that is not a number; nothing was updated."""
+
+
+class Optimizer:
+    """One update rule over this rank's shards.
+
+    weights: by bucket name what the rule updates: the shard itself, or its float32 master.
+    """
+
+    def __init__(
+        self, buckets: list[FlatBucket], layout: Layout, options: OptimizerOptions
+    ) -> None:
+        options.check_groups([p.name for p in layout.params])
+        self.buckets, self.options = buckets, options
+        self.rule = RULES[options.name](options)
+        self.weights = {b.bucket.name: _weights(b) for b in buckets}
+        self.runs = {
+            b.bucket.name: make_runs(b, layout, self.rule, options, self.weights[b.bucket.name])
+            for b in buckets
+        }
+        self.updates = 0
+        # Called before anything changes: a copy of the weights under way is waited for.
+        self.before_update: Callable[[], None] | None = None
+        # A signal on any rank asks for a stop; all ranks learn of it in the same step.
+        self.stop_wanted = self.stop_agreed = False
+
+    def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
+        """Clip and update; returns (loss of the global batch, gradient norm before clipping).
+
+        loss: this rank's share, already divided by the global label count; float64 scalar.
+        """
+        stop = torch.full((), float(self.stop_wanted), dtype=torch.float64, device=loss.device)
+        totals = torch.stack([loss.double(), self._squares(), stop])
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(totals)
+        loss_value, squares, stops = totals.tolist()
+        self.stop_agreed = stops > 0
+        norm = squares**0.5
+        if not math.isfinite(loss_value + norm):
+            return self._refuse(loss_value, norm)
+        if self.before_update is not None:
+            self.before_update()
+        clip = self.options.clip
+        if clip and norm > clip:
+            for bucket in self.buckets:
+                bucket.grad_shard.mul_(clip / norm)
+        self._update(lr)
+        self.publish()
+        for bucket in self.buckets:
+            bucket.zero_grads()
+        return loss_value, norm
+
+    def _update(self, lr: float) -> None:
+        self.updates += 1
+        self.rule.begin_step(lr, self.updates)
+        for bucket in self.buckets:
+            self.rule.update(bucket, self.runs_of(bucket), lr, self.updates)
+
+    def _refuse(self, loss: float, norm: float) -> tuple[float, float]:
+        """A step that is not finite: dropped, or the end of the run."""
+        for bucket in self.buckets:
+            bucket.zero_grads()
+        if not self.options.skip_nonfinite:
+            raise NotFiniteError(
+                f"loss {loss}, gradient norm {norm}: not finite, nothing was updated; lower the "
+                "rate, resume from a checkpoint, or pass --on-nan skip"
+            )
+        return loss, norm
+
+    def publish(self) -> None:
+        """Bring the weights that the rule updates to where forward and backward read them."""
+        for bucket in self.buckets:
+            weights = self.weights[bucket.bucket.name]
+            if weights is not bucket.shard:
+                bucket.shard.copy_(weights)
+            bucket.updated()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Forward reads the averaged weights meanwhile, where the rule keeps an average."""
+        trained: dict[str, Tensor] = {}
+        for bucket in self.buckets:
+            name = bucket.bucket.name
+            for run in self.runs_of(bucket):
+                average = self.rule.average(run)
+                if average is None:
+                    continue
+                trained.setdefault(name, bucket.shard.clone())
+                bucket.shard[run.start : run.stop].copy_(average)
+        self._refresh(bool(trained))
+        yield
+        for bucket in self.buckets:
+            if bucket.bucket.name in trained:
+                bucket.shard.copy_(trained[bucket.bucket.name])
+        self._refresh(bool(trained))
+
+    def _refresh(self, changed: bool) -> None:
+        for bucket in self.buckets if changed else ():
+            bucket.updated()
+
+    # The checkpoint's side
+
+    def runs_of(self, bucket: FlatBucket) -> tuple[Run, ...]:
+        return self.runs[bucket.bucket.name]
+
+    def all_runs(self) -> Iterator[Run]:
+        for bucket in self.buckets:
+            yield from self.runs_of(bucket)
+
+    def stored_kinds(self, run: Run) -> tuple[str, ...]:
+        """Names of what `stored` gives; each is of the weights' shape and dtype."""
+        return ("param", *(("training",) if self.rule.averages else ()), *run.states)
+
+    def stored(self, run: Run) -> dict[str, Tensor]:
+        """What a checkpoint keeps of a run: "param", to evaluate and export, and what it goes on
+        from; "training" are the weights where "param" is an average."""
+        average = self.rule.average(run)
+        if average is None:
+            return {"param": run.weights, **run.states}
+        return {"param": average, "training": run.weights, **run.states}
+
+    def loaded_into(self, run: Run) -> dict[str, Tensor]:
+        """Where the tensors of `stored` go when a run resumes; an average follows from others."""
+        found = self.stored(run)
+        return {k: flat for k, flat in found.items() if k != "param" or flat is run.weights}
+
+    def started_over(self) -> None:
+        """After new weights came: states that follow from weights, and published weights."""
+        for run in self.all_runs():
+            self.rule.start(run)
+        self.publish()
+
+    def resumed(self, updates: int, numbers: dict[str, float]) -> None:
+        """After weights and states came from a checkpoint of so many updates; a skipped step is
+        none."""
+        self.updates = updates
+        self.rule.numbers.update(numbers)
+        self.publish()
+
+    def _squares(self) -> Tensor:
+        """Sum of squares of the gradient elements that this rank counts; float64 scalar."""
+        total = torch.zeros((), dtype=torch.float64, device=mesh.device())
+        for bucket in self.buckets:
+            if bucket.bucket.homes[0] != mesh.coordinate("pp"):
+                continue
+            if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
+                continue
+            total += self._bucket_squares(bucket)
+        return total
+
+    def _bucket_squares(self, bucket: FlatBucket) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=mesh.device())
+        for start, stop, replicated in bucket.runs(lambda e: e.param in bucket.tp_replicated):
+            if not replicated or mesh.coordinate("tp") == 0:
+                total += _square_sum(bucket.grad_shard[start:stop])
+        return total
+
+
+def _weights(bucket: FlatBucket) -> Tensor:
+    master = bucket.grad_dtype is not bucket.dtype
+    return bucket.shard.to(bucket.grad_dtype) if master else bucket.shard
+
+
+def _square_sum(x: Tensor) -> Tensor:
+    """In float64 for float64 gradients, else in float32 by a fused norm."""
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return torch.linalg.vector_norm(x, dtype=kind).double() ** 2

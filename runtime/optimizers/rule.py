@@ -1,0 +1,110 @@
+"""What an update rule is, and the runs of a shard that it updates.
+
+Note. A bucket's shard is cut into *runs*: neighbouring parameters that are updated alike. A run's
+tensors are flat; a rule that must see matrices reaches them through the run's *parts*, the logical
+boxes that lie in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..boxes import Piece
+from ..buckets import FlatBucket
+from ..layout import Layout, Param
+from ..shards import local_pieces, view
+from .options import Group, OptimizerOptions
+
+
+@dataclass(frozen=True)
+class Part:
+    """A logical box of a parameter in a run. start: element of the run where its piece begins."""
+
+    param: Param
+    start: int
+    piece: Piece
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The box in one of the run's flat tensors."""
+        return view(flat, self.start, self.piece)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements start..stop of a bucket's shard, of one kind and group.
+
+    weights: what is updated, the shard or its float32 master. grad: clipped. states: by name.
+    All flat, [stop - start].
+    """
+
+    kind: str
+    group: Group
+    start: int
+    stop: int
+    parts: tuple[Part, ...]
+    weights: Tensor
+    grad: Tensor
+    states: dict[str, Tensor]
+
+    @property
+    def decay(self) -> float:
+        return self.group.weight_decay or 0.0
+
+
+class Rule(Protocol):
+    """An update rule. numbers: what a checkpoint keeps of it besides tensors."""
+
+    numbers: dict[str, float]
+
+    def kind(self, param: Param) -> str:
+        """Parameters of one kind have the same states and may share a run."""
+        return ""
+
+    def states(self, kind: str) -> tuple[str, ...]:
+        """Names of the states that have an element per weight."""
+        ...
+
+    def start(self, run: Run) -> None:
+        """Fill states that begin with something else than 0."""
+
+    def begin_step(self, lr: float, count: int) -> None:
+        """Before the buckets of a step; count: updates up to and with this one."""
+
+    def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
+        """Update the runs of one bucket. Called for all its buckets in order by all ranks of a
+        stage, also where a rank holds no run of one, so that rules may communicate."""
+        ...
+
+    def average(self, run: Run) -> Tensor | None:
+        """The weights to evaluate and export, where they are not those that are trained."""
+        return None
+
+    def whole_states(self, bucket: FlatBucket) -> dict[tuple[str, str], Tensor]:
+        """States that each rank of a stage holds whole, by (state, parameter)."""
+        return {}
+
+
+def make_runs(
+    bucket: FlatBucket, layout: Layout, rule: Rule, options: OptimizerOptions, weights: Tensor
+) -> tuple[Run, ...]:
+    """The runs of a bucket's shard, with fresh states; weights: what is updated, flat."""
+    params = {p.name: p for p in layout.params}
+    spans = bucket.runs(lambda e: (rule.kind(params[e.param]), options.group_of(e.param, e.decay)))
+    pieces = list(local_pieces(bucket, layout))
+    runs = []
+    for start, stop, (kind, group) in spans:
+        parts = tuple(
+            Part(params[name], at - start, piece)
+            for name, at, piece in pieces
+            if start <= at < stop
+        )
+        own = weights[start:stop].detach()
+        states = {name: torch.zeros_like(own) for name in rule.states(kind)}
+        grad = bucket.grad_shard[start:stop]
+        run = Run(kind, group, start, stop, parts, own, grad, states)
+        rule.start(run)
+        runs.append(run)
+    return tuple(runs)
