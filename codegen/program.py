@@ -75,7 +75,8 @@ def _param(writer: Writer, param: Param, hidden: bool) -> None:
     ]
     cuts = "(" + ", ".join(shards) + ("," if len(shards) == 1 else "") + ")"
     shape = tuple(evaluate(s, {}) for s in param.shape)
-    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}", hidden={hidden}),')
+    flags = ", hidden=True" if hidden else ""
+    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}"{flags}),')
 
 
 def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:

@@ -7,12 +7,13 @@ import torch
 from torch.optim.adamw import adamw
 
 from ..buckets import FlatBucket
+from ..layout import Layout
 from .options import OptimizerOptions
 from .rule import Rule, Run
 
 
 class AdamW(Rule):
-    def __init__(self, options: OptimizerOptions) -> None:
+    def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         self.options, self.numbers = options, {}
 
     def states(self, kind: str) -> tuple[str, ...]:

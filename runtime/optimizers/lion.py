@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ..buckets import FlatBucket
+from ..layout import Layout
 from .options import OptimizerOptions
 from .rule import Rule, Run
 
@@ -15,7 +16,7 @@ class Lion(Rule):
     The paper has beta2 0.99, and rates 3 to 10 times below AdamW's.
     """
 
-    def __init__(self, options: OptimizerOptions) -> None:
+    def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         self.options, self.numbers = options, {}
 
     def states(self, kind: str) -> tuple[str, ...]:

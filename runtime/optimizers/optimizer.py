@@ -15,18 +15,22 @@ from torch import Tensor
 from .. import mesh
 from ..buckets import FlatBucket
 from ..layout import Layout
+from .adafactor import Adafactor
 from .adamw import AdamW
 from .lion import Lion
+from .muon import Muon
 from .options import OptimizerOptions
 from .rule import Rule, Run, make_runs
 from .schedule_free import ScheduleFree
 from .sgd import SGD
 
-RULES: dict[str, Callable[[OptimizerOptions], Rule]] = {
+RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
     "adamw": AdamW,
     "sgd": SGD,
     "lion": Lion,
     "schedule-free": ScheduleFree,
+    "muon": Muon,
+    "adafactor": Adafactor,
 }
 
 
@@ -45,7 +49,7 @@ class Optimizer:
     ) -> None:
         options.check_groups([p.name for p in layout.params])
         self.buckets, self.options = buckets, options
-        self.rule = RULES[options.name](options)
+        self.rule = RULES[options.name](options, layout)
         self.weights = {b.bucket.name: _weights(b) for b in buckets}
         self.runs = {
             b.bucket.name: make_runs(b, layout, self.rule, options, self.weights[b.bucket.name])

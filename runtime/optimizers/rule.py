@@ -69,9 +69,11 @@ class Rule(Protocol):
 
     def start(self, run: Run) -> None:
         """Fill states that begin with something else than 0."""
+        return None
 
     def begin_step(self, lr: float, count: int) -> None:
         """Before the buckets of a step; count: updates up to and with this one."""
+        return None
 
     def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
         """Update the runs of one bucket. Called for all its buckets in order by all ranks of a

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..buckets import FlatBucket
+from ..layout import Layout
 from .options import OptimizerOptions
 from .rule import Rule, Run
 
@@ -26,7 +27,7 @@ from .rule import Rule, Run
 class ScheduleFree(Rule):
     """numbers: the sum of squared rates, over all updates so far. Raises ValueError for beta1 0."""
 
-    def __init__(self, options: OptimizerOptions) -> None:
+    def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         if not 0.0 < options.beta1 < 1.0:
             raise ValueError(
                 f"--beta1 {options.beta1}: schedule-free averages with 0 < beta1 < 1; give 0.9"

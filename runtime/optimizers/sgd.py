@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch.optim.sgd import sgd
 
 from ..buckets import FlatBucket
+from ..layout import Layout
 from .options import OptimizerOptions
 from .rule import Rule, Run
 
@@ -12,7 +13,7 @@ from .rule import Rule, Run
 class SGD(Rule):
     """Weight decay is added to the gradient, as torch.optim.SGD has it."""
 
-    def __init__(self, options: OptimizerOptions) -> None:
+    def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         self.options, self.numbers = options, {}
 
     def states(self, kind: str) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from meshwright.planner.schedules import chunks_of
+from meshwright.runtime.optimizers.options import NAMES, OptimizerOptions, parse_group
 
 IGNORED = -100
 STEPS = 3
@@ -78,6 +79,23 @@ class Case:
     tail: bool = False
     clip: float = 1.0
     compiled: bool = False
+    optimizer: str = "adamw"
+    settings: tuple[tuple[str, object], ...] = ()
+    groups: tuple[str, ...] = ()
+    steps: int = STEPS
+
+    @property
+    def rates(self) -> list[float]:
+        return [RATES[step % len(RATES)] for step in range(self.steps)]
+
+    @property
+    def options(self) -> OptimizerOptions:
+        return OptimizerOptions(
+            name=self.optimizer,
+            clip=self.clip,
+            groups=tuple(map(parse_group, self.groups)),
+            **dict(self.settings),  # type: ignore[arg-type]
+        )
 
     @property
     def world(self) -> int:
@@ -95,6 +113,7 @@ class Case:
     def __str__(self) -> str:
         mesh = f"pp{self.pp}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
+        kind += f"-{self.optimizer}" if self.optimizer != "adamw" else ""
         how = f"{mesh}-{self.schedule}-zero{self.zero}"
         return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{how}-{kind}"
 
@@ -109,13 +128,28 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
     meshes = _endless(rng, _meshes(max_world))
     dtypes = _endless(rng, ["f64", "f64", "f64", "f32"])
     schedules = _endless(rng, SCHEDULES)
+    optimizers = _endless(rng, ["adamw"] * 3 + [name for name in NAMES if name != "adamw"])
     cases = []
     for number in range(count):
         family, stock = next(sources)
         variant = number // (len(FAMILIES) * 2 * repeats)
         model = ModelDraw(family, stock, variant, seed)
         cases.append(_case(rng, number, model, next(dtypes), next(meshes), schedules))
+        cases[-1] = replace(cases[-1], optimizer=_optimizer(cases[-1], optimizers))
     return cases
+
+
+def _optimizer(case: Case, optimizers: Iterator[str]) -> str:
+    """The next one that can be compared.
+
+    A bias of keys without rotation has a gradient that is rounding; Lion and Adafactor would make
+    steps of it. In float32 Lion makes steps of any gradient that is.
+    """
+    while True:
+        name = next(optimizers)
+        unsteady = name in ("lion", "adafactor") and case.model.family == "gpt2"
+        if not unsteady and not (name == "lion" and case.dtype == "f32"):
+            return name
 
 
 def _endless(rng: random.Random, items: list) -> Iterator:
@@ -180,7 +214,7 @@ def _schedule(schedules: Iterator[tuple[str, int | None]], pp: int) -> tuple[str
 def batches(case: Case, vocab: int) -> list[tuple[Tensor, Tensor]]:
     """Tokens and labels [global batch, seq] of every step."""
     generator = torch.Generator().manual_seed(case.seed * 100_003 + case.number)
-    return [_batch(case, vocab, generator) for _ in range(STEPS)]
+    return [_batch(case, vocab, generator) for _ in range(case.steps)]
 
 
 def _batch(case: Case, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,13 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from equivalence.boxes import ReplicaError, assemble
 from equivalence.cases import (
-    RATES,
     SOME,
     Case,
     ModelDraw,
@@ -59,7 +59,7 @@ class Court:
             edit(folder)
         data = batches(case, model.vocab)
         found = self._found(case, plan, folder, data)
-        expected = plain_run(model.plain, plan, data, seed=case.seed, clip=case.clip)
+        expected = plain_run(model.plain, plan, data, case)
         readings = check(case, found, expected)
         for reading in readings if edit is None else ():
             self._remember(case, reading)
@@ -96,9 +96,11 @@ class Court:
         return make_plan(traced, cluster, seq=case.seq, global_batch=case.rows * case.dp, pins=pins)
 
     def _found(self, case: Case, plan: Plan, folder: Path, data: Data) -> Outcome:
-        steps = [(t.numpy(), x.numpy(), rate) for (t, x), rate in zip(data, RATES, strict=True)]
+        steps = [
+            (t.numpy(), x.numpy(), rate) for (t, x), rate in zip(data, case.rates, strict=True)
+        ]
         limit = COMPILED_TIMEOUT_S if case.compiled else TIMEOUT_S
-        job = Job(folder, case.world, steps, case.seed, case.clip, case.compiled, limit)
+        job = Job(folder, case.world, steps, case.seed, asdict(case.options), case.compiled, limit)
         ranks = self.pool.run(job)
         first = ranks[0]
         for rank in ranks:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from equivalence.cases import IGNORED, RATES
+from equivalence.cases import IGNORED, Case
+from equivalence.references import reference
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -13,7 +14,6 @@ from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.runtime.initial import initial_value
-from meshwright.runtime.optimizers.options import OptimizerOptions
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,24 @@ def plain_run(
     build: Callable[[], nn.Module],
     plan: Plan,
     data: list[tuple[Tensor, Tensor]],
-    *,
-    seed: int,
-    clip: float,
+    case: Case,
 ) -> Outcome:
-    """Train for one step a batch from the weights that the plan's recipes and `seed` give."""
+    """Train for one step a batch from the weights that the plan's recipes and the seed give."""
     dtype = getattr(torch, TORCH_NAMES[plan.dtype])
     module = _built(build, dtype)
     params = dict(module.named_parameters())
-    _initialise(params, plan, seed, dtype)
-    optimizer = _adamw(params)
+    _initialise(params, plan, case.seed, dtype)
+    update = reference(case.options, params, _tables(module))
     losses, norms = [], []
     grads: dict[str, Tensor] = {}
-    for (tokens, labels), rate in zip(data, RATES, strict=True):
-        optimizer.zero_grad()
+    for (tokens, labels), rate in zip(data, case.rates, strict=True):
+        module.zero_grad()
         loss = _loss(module, tokens, labels)
         loss.backward()
         grads = grads or {n: _grad(p).clone() for n, p in params.items()}
         losses.append(loss.item())
-        norms.append(_clip(list(params.values()), clip))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
+        norms.append(_clip(list(params.values()), case.clip))
+        update(rate)
     return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items()})
 
 
@@ -90,18 +86,14 @@ def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int, dtype: t
         params[param.name].data.copy_(value)
 
 
-def _adamw(params: dict[str, nn.Parameter]) -> torch.optim.AdamW:
-    options = OptimizerOptions()
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in params.values() if p.ndim >= 2]},
-        {"params": [p for p in params.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups,
-        betas=(options.beta1, options.beta2),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )
+def _tables(module: nn.Module) -> set[str]:
+    """Names of embeddings' parameters and of the head's."""
+    found = {n for n, m in module.named_modules() if isinstance(m, nn.Embedding)}
+    return {
+        name
+        for name, _ in module.named_parameters()
+        if name.rpartition(".")[0] in found or "lm_head" in name
+    }
 
 
 def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:

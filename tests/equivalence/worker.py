@@ -21,13 +21,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Job:
-    """steps: per step the global batch (tokens, labels) and the learning rate."""
+    """steps: per step the global batch (tokens, labels) and the learning rate. options: fields of
+    OptimizerOptions."""
 
     folder: Path
     world: int
     steps: list[tuple[np.ndarray, np.ndarray, float]]
     seed: int
-    clip: float
+    options: dict[str, Any]
     compiled: bool
     timeout_s: float
 
@@ -106,7 +107,7 @@ def _train(job: Job) -> RankResult:
     mesh, program = runtime["mesh"], runtime["program"]
     layout = program.load_layout(job.folder)
     mesh.start(layout.mesh, torch.device("cpu"))
-    options = runtime["optimizers.options"].OptimizerOptions(clip=job.clip)
+    options = _options(runtime["optimizers.options"], job.options)
     executor = program.build_executor(
         job.folder, layout, options, seed=job.seed, compiler=_compiler(job)
     )
@@ -120,6 +121,12 @@ def _train(job: Job) -> RankResult:
     coordinates = {axis: mesh.coordinate(axis) for axis in layout.mesh}
     params = {name: bucket.shard.numpy().copy() for name, bucket in executor.buckets.items()}
     return RankResult(coordinates, losses, norms, grads, params)
+
+
+def _options(module: Any, values: dict[str, Any]) -> Any:
+    """The program's own class of options; groups came as dictionaries."""
+    groups = tuple(module.Group(**group) for group in values["groups"])
+    return module.OptimizerOptions(**values | {"groups": groups})
 
 
 def _compiler(job: Job) -> Callable | None:

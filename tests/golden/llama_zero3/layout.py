@@ -16,18 +16,18 @@ LAYOUT = Layout(
     flops_per_token=20736.0,
     optimizer="adamw",
     params=(
-        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)", hidden=False),
-        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)", hidden=False),
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)"),
         Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
         Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
         Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
         Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
-        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)", hidden=False),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)"),
         Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
         Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
         Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)", hidden=True),
-        Param("norm.weight", (16,), (), "constant(1.0)", hidden=False),
-        Param("lm_head.weight", (64, 16), (), "normal(0.0, 0.02)", hidden=False),
+        Param("norm.weight", (16,), (), "constant(1.0)"),
+        Param("lm_head.weight", (64, 16), (), "normal(0.0, 0.02)"),
     ),
     buckets=(
         Bucket(

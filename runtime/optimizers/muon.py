@@ -1,0 +1,191 @@
+"""Muon (Jordan 2024, kellerjordan.github.io/posts/muon): momentum made nearly orthogonal.
+
+A hidden matrix moves by the nearest semi-orthogonal matrix to its momentum, found by five steps of
+a quintic Newton-Schulz iteration. That is a function of the whole matrix, so it is never taken of a
+shard: per bucket, the ranks of a stage
+
+1. gather the directions over dp (as they lie in the bucket),
+2. bring each matrix's tp cuts to one rank; matrices are dealt out over dp and tp by work,
+3. iterate, each on its own matrices, in the plan's dtype (bf16 as published, in a bf16 plan),
+4. send the results back the same way: cuts over tp, then a reduce_scatter of what is 0 elsewhere.
+
+Embeddings, head and vectors are AdamW's.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import mesh
+from ..buckets import FlatBucket
+from ..layout import Entry, Layout, Param
+from ..logical import place_box, take_box
+from .adamw import AdamW
+from .options import OptimizerOptions
+from .rule import Rule, Run
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+_EPS = 1e-7
+
+
+class Muon(Rule):
+    """muon_scale "adamw": 0.2 sqrt(max(rows, columns)), which gives updates the size of AdamW's
+    (Liu et al. 2025, arXiv 2502.16982); "original": sqrt(max(1, rows / columns))."""
+
+    def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
+        self.options, self.numbers = options, {}
+        self.adamw = AdamW(options, layout)
+        self.layout = layout
+        self.owners = _dealt(layout, mesh.size("dp"), mesh.size("tp"))
+
+    def kind(self, param: Param) -> str:
+        return "matrix" if param.hidden else "other"
+
+    def states(self, kind: str) -> tuple[str, ...]:
+        return ("momentum",) if kind == "matrix" else self.adamw.states(kind)
+
+    def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
+        self.adamw.update(bucket, [r for r in runs if r.kind != "matrix"], lr, count)
+        if not any(self.layout.param(e.param).hidden for e in bucket.bucket.entries):
+            return
+        matrices = [r for r in runs if r.kind == "matrix"]
+        directions = torch.zeros(bucket.shard_numel, dtype=bucket.dtype, device=bucket.device)
+        for run in matrices:
+            directions[run.start : run.stop].copy_(self._direction(run))
+        updates = self._orthogonal(bucket, directions)
+        for run in matrices:
+            rate = lr * run.group.lr_scale
+            run.weights.mul_(1.0 - rate * run.decay)
+            run.weights.sub_(updates[run.start : run.stop].to(run.weights.dtype), alpha=rate)
+
+    def _direction(self, run: Run) -> Tensor:
+        momentum = run.states["momentum"].lerp_(run.grad, 1.0 - self.options.momentum)
+        return run.grad.lerp(momentum, self.options.momentum)
+
+    def _orthogonal(self, bucket: FlatBucket, directions: Tensor) -> Tensor:
+        """The bucket's directions, this rank's shard of them, to updates."""
+        full = _gathered(bucket, directions)
+        found = torch.zeros_like(full)
+        mine = self._mine(bucket)
+        wholes = [item.collect(full) for item in mine]
+        for item, whole in zip(mine, wholes, strict=True):
+            item.share(None if whole is None else self._update(whole), found)
+        return _scattered(bucket, found)
+
+    def _mine(self, bucket: FlatBucket) -> list["_Matrix"]:
+        """The matrices of the bucket that this dp rank works on."""
+        items = []
+        for entry in bucket.bucket.entries:
+            dp, tp = self.owners.get(entry.param, (-1, -1))
+            if dp == mesh.coordinate("dp"):
+                items.append(_Matrix(self.layout.param(entry.param), entry, tp))
+        return items
+
+    def _update(self, direction: Tensor) -> Tensor:
+        rows, columns = direction.shape
+        published = self.options.muon_scale == "original"
+        scale = max(1.0, rows / columns) ** 0.5 if published else 0.2 * max(rows, columns) ** 0.5
+        return newton_schulz(direction).mul_(scale)
+
+
+def newton_schulz(matrix: Tensor) -> Tensor:
+    """A matrix [rows, columns] with its singular values brought near 1, in its own dtype."""
+    a, b, c = COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if tall else matrix
+    x = x / x.norm().clamp(min=_EPS)
+    for _ in range(STEPS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of a bucket; tp: the rank of the tp axis that iterates on it."""
+
+    param: Param
+    entry: Entry
+    tp: int
+
+    @property
+    def here(self) -> bool:
+        return mesh.coordinate("tp") == self.tp
+
+    def _box(self, full: Tensor) -> Tensor:
+        stop = self.entry.offset + math.prod(self.entry.shape)
+        return full[self.entry.offset : stop].view(self.entry.shape)
+
+    def collect(self, full: Tensor) -> Tensor | None:
+        """The whole matrix on its owner, from the boxes of the tp ranks; None elsewhere."""
+        box = self._box(full)
+        if not self.param.shards:
+            return box if self.here else None
+        boxes = [torch.empty_like(box) for _ in range(mesh.size("tp"))] if self.here else None
+        dist.gather(box.contiguous(), boxes, group=mesh.group("tp"), group_dst=self.tp)
+        if boxes is None:
+            return None
+        whole = torch.empty(self.param.shape, dtype=box.dtype, device=box.device)
+        for index, part in enumerate(boxes):
+            place_box(whole, part, self.param, index)
+        return whole
+
+    def share(self, update: Tensor | None, full: Tensor) -> None:
+        """The owner's update into every tp rank's box of `full`."""
+        box, group = self._box(full), mesh.group("tp")
+        if group is None:
+            assert update is not None
+            box.copy_(update)
+        elif self.param.shards:
+            parts = None
+            if update is not None:
+                parts = [take_box(update, self.param, n) for n in range(mesh.size("tp"))]
+            dist.scatter(box, parts, group=group, group_src=self.tp)
+        else:
+            if update is not None:
+                box.copy_(update)
+            dist.broadcast(box, group=group, group_src=self.tp)
+
+
+def _dealt(layout: Layout, dp: int, tp: int) -> dict[str, tuple[int, int]]:
+    """(dp, tp) coordinates of each hidden matrix's owner: the longest first, to the idlest rank."""
+    work = {(d, t): 0.0 for d in range(dp) for t in range(tp)}
+    owners = {}
+    matrices = [p for p in layout.params if p.hidden]
+    for param in sorted(matrices, key=lambda p: (-_work(p.shape), p.name)):
+        owner = min(work, key=lambda rank: work[rank])
+        work[owner] += _work(param.shape)
+        owners[param.name] = owner
+    return owners
+
+
+def _work(shape: tuple[int, ...]) -> float:
+    """Multiplications of an iteration, in cubes of the shorter side."""
+    short, long = sorted(shape)
+    return short * short * (2.0 * long + short)
+
+
+def _gathered(bucket: FlatBucket, shard: Tensor) -> Tensor:
+    """The whole local bucket of a shard."""
+    if bucket.cuts == 1:
+        return shard
+    full = torch.empty(bucket.bucket.numel, dtype=shard.dtype, device=shard.device)
+    dist.all_gather_into_tensor(full, shard, group=bucket.group)
+    return full
+
+
+def _scattered(bucket: FlatBucket, full: Tensor) -> Tensor:
+    """The shard of a local bucket in which every element is 0 but on one dp rank."""
+    if bucket.group is None:
+        return full
+    if bucket.cuts == 1:
+        dist.all_reduce(full, group=bucket.group)
+        return full
+    shard = torch.empty(bucket.shard_numel, dtype=full.dtype, device=full.device)
+    dist.reduce_scatter_tensor(shard, full, group=bucket.group)
+    return shard
