@@ -2,7 +2,7 @@
 
 import math
 
-SCHEDULES = ("constant", "linear", "cosine", "wsd")
+SCHEDULES = ("constant", "linear", "cosine", "wsd", "inverse-sqrt", "rex", "none")
 
 
 def learning_rate(
@@ -20,10 +20,15 @@ def learning_rate(
     Warm-up, the first `warmup` steps: peak * (step + 1) / warmup, so that no step has rate 0.
     After it, with t = (step - warmup) / (total - warmup), from 0 at the first step to 1 at `total`:
 
-        constant  peak
-        linear    peak + (floor - peak) * t
-        cosine    floor + (peak - floor) * (1 + cos(pi t)) / 2 (arXiv 1608.03983)
-        wsd       peak until the last `decay` steps, then linear to floor (arXiv 2405.18392)
+        constant      peak
+        linear        peak + (floor - peak) * t
+        cosine        floor + (peak - floor) * (1 + cos(pi t)) / 2 (arXiv 1608.03983)
+        wsd           peak until the last `decay` steps, then linear to floor (arXiv 2405.18392)
+        inverse-sqrt  peak * sqrt(w / (w + step - warmup)), w = max(warmup, 1), not below floor
+                      (arXiv 1706.03762, section 5.3)
+        rex           floor + (peak - floor) * 2 (1 - t) / (2 - t) (arXiv 2107.04197, section 3)
+
+    none is peak throughout, without warm-up.
 
     peak, floor: absolute rates. decay: steps, for wsd only; a tenth of the run when None.
     From step `total` on the decaying schedules stay at floor.
@@ -33,14 +38,21 @@ def learning_rate(
         raise ValueError(f"unknown schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
     _check_rates(peak, floor)
     tail = _tail(schedule, warmup, total, decay)
+    if schedule == "none":
+        return peak
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule == "constant":
         return peak
+    if schedule == "inverse-sqrt":
+        start = max(warmup, 1)
+        return max(floor, peak * math.sqrt(start / (start + step - warmup)))
     # Every other schedule falls over its last `tail` steps; all but wsd start to fall at once.
     t = min(max(0.0, (step - (total - tail)) / tail), 1.0) if tail else float(step >= total)
     if schedule == "cosine":
         return floor + (peak - floor) * (1.0 + math.cos(math.pi * t)) / 2.0
+    if schedule == "rex":
+        return floor + (peak - floor) * 2.0 * (1.0 - t) / (2.0 - t)
     return peak + (floor - peak) * t
 
 

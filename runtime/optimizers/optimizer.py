@@ -20,7 +20,8 @@ from .adamw import AdamW
 from .lion import Lion
 from .muon import Muon
 from .options import OptimizerOptions
-from .rule import Rule, Run, make_runs
+from .rounding import round_run
+from .rule import Rule, Run, make_runs, widened
 from .schedule_free import ScheduleFree
 from .sgd import SGD
 
@@ -48,6 +49,12 @@ class Optimizer:
         self, buckets: list[FlatBucket], layout: Layout, options: OptimizerOptions
     ) -> None:
         options.check_groups([p.name for p in layout.params])
+        if options.rounding == "stochastic" and (layout.dtype != "bfloat16" or layout.master):
+            wide = "float32 masters" if layout.master else layout.dtype
+            raise ValueError(
+                f"--rounding stochastic is for bfloat16 weights, this plan updates {wide}: plan "
+                "with --dtype bf16 and the pin precision=pure"
+            )
         self.buckets, self.options = buckets, options
         self.rule = RULES[options.name](options, layout)
         self.weights = {b.bucket.name: _weights(b) for b in buckets}
@@ -91,7 +98,15 @@ class Optimizer:
         self.updates += 1
         self.rule.begin_step(lr, self.updates)
         for bucket in self.buckets:
-            self.rule.update(bucket, self.runs_of(bucket), lr, self.updates)
+            runs = self.runs_of(bucket)
+            if self.options.rounding == "nearest":
+                self.rule.update(bucket, runs, lr, self.updates)
+                continue
+            # One bucket at a time is as wide as float32.
+            wide = tuple(map(widened, runs))
+            self.rule.update(bucket, wide, lr, self.updates)
+            for run, updated in zip(runs, wide, strict=True):
+                round_run(run, updated, self.rule.like_weights, self.options.seed, self.updates)
 
     def _refuse(self, loss: float, norm: float) -> tuple[float, float]:
         """A step that is not finite: dropped, or the end of the run."""

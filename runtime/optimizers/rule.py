@@ -6,7 +6,7 @@ boxes that lie in it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -55,9 +55,11 @@ class Run:
 
 
 class Rule(Protocol):
-    """An update rule. numbers: what a checkpoint keeps of it besides tensors."""
+    """An update rule. numbers: what a checkpoint keeps of it besides tensors. like_weights: states
+    that take steps as weights do, and are rounded like them."""
 
     numbers: dict[str, float]
+    like_weights: tuple[str, ...] = ()
 
     def kind(self, param: Param) -> str:
         """Parameters of one kind have the same states and may share a run."""
@@ -87,6 +89,12 @@ class Rule(Protocol):
     def whole_states(self, bucket: FlatBucket) -> dict[tuple[str, str], Tensor]:
         """States that each rank of a stage holds whole, by (state, parameter)."""
         return {}
+
+
+def widened(run: Run) -> Run:
+    """A copy of a run in float32."""
+    states = {name: flat.float() for name, flat in run.states.items()}
+    return replace(run, weights=run.weights.float(), grad=run.grad.float(), states=states)
 
 
 def make_runs(

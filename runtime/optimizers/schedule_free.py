@@ -27,6 +27,8 @@ from .rule import Rule, Run
 class ScheduleFree(Rule):
     """numbers: the sum of squared rates, over all updates so far. Raises ValueError for beta1 0."""
 
+    like_weights = ("z",)
+
     def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         if not 0.0 < options.beta1 < 1.0:
             raise ValueError(
