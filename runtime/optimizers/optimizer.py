@@ -82,17 +82,20 @@ class Optimizer:
         norm = squares**0.5
         if not math.isfinite(loss_value + norm):
             return self._refuse(loss_value, norm)
-        if self.before_update is not None:
-            self.before_update()
         clip = self.options.clip
         if clip and norm > clip:
             for bucket in self.buckets:
                 bucket.grad_shard.mul_(clip / norm)
+        self._wait_for_copies()
         self._update(lr)
         self.publish()
         for bucket in self.buckets:
             bucket.zero_grads()
         return loss_value, norm
+
+    def _wait_for_copies(self) -> None:
+        if self.before_update is not None:
+            self.before_update()
 
     def _update(self, lr: float) -> None:
         self.updates += 1
@@ -131,6 +134,7 @@ class Optimizer:
     def averaged(self) -> Iterator[None]:
         """Forward reads the averaged weights meanwhile, where the rule keeps an average."""
         trained: dict[str, Tensor] = {}
+        self._wait_for_copies()
         for bucket in self.buckets:
             name = bucket.bucket.name
             for run in self.runs_of(bucket):

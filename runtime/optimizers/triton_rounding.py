@@ -38,12 +38,9 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     finite = (bits & 0x7F800000) != 0x7F800000
     # What is not finite keeps its bits; a NaN whose upper mantissa is 0 would read as infinite.
     whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits | 0x00400000, bits)
-    upper = tl.where(finite, bits + random, whole) >> 16
-    tl.store(
-        target + row * target_stride + column,
-        upper.to(tl.uint16).to(tl.int16, bitcast=True),
-        inside,
-    )
+    upper = (tl.where(finite, bits + random, whole) >> 16).to(tl.uint16)
+    where = target + row * target_stride + column
+    tl.store(where, upper.to(tl.int16, bitcast=True), mask=inside)
 
 
 def round_rows(target: Tensor, x: Tensor, first: int, stride: int, key: int) -> None:

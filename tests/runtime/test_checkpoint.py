@@ -52,6 +52,38 @@ def test_any_plan_resumes_with_the_same_losses(folder: Path, plan: str) -> None:
         assert resumed == {step: whole[step] for step in (2, 3)}
 
 
+# Three keep states of their own kinds; the other two are like AdamW, one tensor less.
+@pytest.mark.parametrize(
+    ("optimizer", "plan"),
+    [
+        ("schedule-free", "pp2"),
+        ("muon", "tp2"),
+        ("adafactor", "tp2"),
+        pytest.param("sgd", "pp2", marks=pytest.mark.long),
+        pytest.param("lion", "tp2", marks=pytest.mark.long),
+    ],
+)
+def test_any_plan_resumes_any_optimizer(folder: Path, optimizer: str, plan: str) -> None:
+    words = [*RUN, "--steps", "4", "--optimizer", optimizer]
+    first, second = folder / f"{optimizer}_first", folder / f"{optimizer}_second"
+    run = ["run", str(folder / "zero3"), *words, "--save-every", "2", "--out", str(first)]
+    assert main(run) == 0
+    start = str((first / "checkpoints" / "step_00000002").resolve())
+    assert main(["run", str(folder / plan), *words, "--resume", start, "--out", str(second)]) == 0
+    whole, resumed = _losses(first), _losses(second)
+    assert sorted(resumed) == [2, 3]
+    for step, loss in resumed.items():
+        assert abs(loss - whole[step]) <= 1e-12 * abs(whole[step])
+    ends = [_held_out(run) for run in (first, second)]
+    assert ends[0] > 0 and abs(ends[0] - ends[1]) <= 1e-12 * ends[0]
+
+
+def _held_out(run: Path) -> float:
+    """The last evaluation, of averaged weights where the optimizer has them."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["eval_loss"] for row in rows if "eval_loss" in row][-1]
+
+
 def test_auto_passes_over_a_damaged_newest_checkpoint(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
