@@ -18,10 +18,20 @@ def load(executor: Executor, manifest: Manifest) -> None:
     """
     layout = executor.layout
     _check_model(manifest, layout)
+    _check_numbers(manifest, executor.optimizer.rule.numbers)
     with Files(manifest.path) as files:
         for kind, param, box, target in _targets(executor):
             _fill(target, box, manifest.boxes.get((kind, param), []), files, param)
     executor.optimizer.resumed(manifest.state.updates, manifest.state.numbers)
+
+
+def _check_numbers(manifest: Manifest, known: dict[str, float]) -> None:
+    found = manifest.state.numbers
+    if found.keys() != known.keys() or any(type(n) is not float for n in found.values()):
+        raise CheckpointError(
+            f"{manifest.path}: its optimizer's numbers are {found}, expected {sorted(known)}; "
+            "resume from the checkpoint before"
+        )
 
 
 def _targets(executor: Executor) -> Iterator[tuple[str, str, Box, Tensor]]:

@@ -133,25 +133,19 @@ class Optimizer:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Forward reads the averaged weights meanwhile, where the rule keeps an average."""
-        trained: dict[str, Tensor] = {}
+        if not self.rule.averages:
+            yield
+            return
         self._wait_for_copies()
+        trained = [bucket.shard.clone() for bucket in self.buckets]
         for bucket in self.buckets:
-            name = bucket.bucket.name
-            for run in self.runs_of(bucket):
-                average = self.rule.average(run)
-                if average is None:
-                    continue
-                trained.setdefault(name, bucket.shard.clone())
+            averages = [(run, self.rule.average(run)) for run in self.runs_of(bucket)]
+            for run, average in averages:
                 bucket.shard[run.start : run.stop].copy_(average)
-        self._refresh(bool(trained))
+            bucket.updated()
         yield
-        for bucket in self.buckets:
-            if bucket.bucket.name in trained:
-                bucket.shard.copy_(trained[bucket.bucket.name])
-        self._refresh(bool(trained))
-
-    def _refresh(self, changed: bool) -> None:
-        for bucket in self.buckets if changed else ():
+        for bucket, shard in zip(self.buckets, trained, strict=True):
+            bucket.shard.copy_(shard)
             bucket.updated()
 
     # The checkpoint's side
@@ -170,15 +164,14 @@ class Optimizer:
     def stored(self, run: Run) -> dict[str, Tensor]:
         """What a checkpoint keeps of a run: "param", to evaluate and export, and what it goes on
         from; "training" are the weights where "param" is an average."""
-        average = self.rule.average(run)
-        if average is None:
+        if not self.rule.averages:
             return {"param": run.weights, **run.states}
-        return {"param": average, "training": run.weights, **run.states}
+        return {"param": self.rule.average(run), "training": run.weights, **run.states}
 
     def loaded_into(self, run: Run) -> dict[str, Tensor]:
         """Where the tensors of `stored` go when a run resumes; an average follows from others."""
-        found = self.stored(run)
-        return {k: flat for k, flat in found.items() if k != "param" or flat is run.weights}
+        kind = "training" if self.rule.averages else "param"
+        return {kind: run.weights, **run.states}
 
     def started_over(self) -> None:
         """After new weights came: states that follow from weights, and published weights."""

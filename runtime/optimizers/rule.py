@@ -55,11 +55,16 @@ class Run:
 
 
 class Rule(Protocol):
-    """An update rule. numbers: what a checkpoint keeps of it besides tensors. like_weights: states
-    that take steps as weights do, and are rounded like them."""
+    """An update rule.
+
+    numbers: what a checkpoint keeps of it besides tensors. like_weights: states that take steps as
+    weights do, and are rounded like them. averages: the weights to evaluate and export are an
+    average, not those that are trained.
+    """
 
     numbers: dict[str, float]
     like_weights: tuple[str, ...] = ()
+    averages: bool = False
 
     def kind(self, param: Param) -> str:
         """Parameters of one kind have the same states and may share a run."""
@@ -82,9 +87,9 @@ class Rule(Protocol):
         stage, also where a rank holds no run of one, so that rules may communicate."""
         ...
 
-    def average(self, run: Run) -> Tensor | None:
-        """The weights to evaluate and export, where they are not those that are trained."""
-        return None
+    def average(self, run: Run) -> Tensor:
+        """The weights to evaluate and export, flat; asked for where `averages` says so."""
+        return run.weights
 
     def whole_states(self, bucket: FlatBucket) -> dict[tuple[str, str], Tensor]:
         """States that each rank of a stage holds whole, by (state, parameter)."""

@@ -28,6 +28,7 @@ class ScheduleFree(Rule):
     """numbers: the sum of squared rates, over all updates so far. Raises ValueError for beta1 0."""
 
     like_weights = ("z",)
+    averages = True
 
     def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         if not 0.0 < options.beta1 < 1.0:

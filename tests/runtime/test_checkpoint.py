@@ -171,6 +171,8 @@ STATES = {
     "seq": ({"seq": 64}, "of 64 tokens"),
     "samples": ({"samples": 3}, "3 rows"),
     "seed": ({"seed": 5}, "seed 5"),
+    "optimizer": ({"optimizer": "lion"}, "--optimizer lion"),
+    "numbers": ({"numbers": {"rate_squares": "much"}}, "expected []"),
     "data": ({"data": "file:/old", "data_identity": "f" * 64}, "data file:/old (ffffffffffff)"),
 }
 
