@@ -13,6 +13,7 @@ from meshwright.runtime.optimizers.options import NAMES
 # 8 heads and even sizes, so that tp has something to cut; its embedding and head are one or not.
 UNTIED = ModelDraw("llama", stock=False, variant=0, seed=0)
 TIED = ModelDraw("llama", stock=False, variant=3, seed=0)
+FUSED = ModelDraw("gpt2", stock=True, variant=0, seed=0)  # q, k and v are one matrix
 STOCK = ModelDraw("qwen3", stock=True, variant=0, seed=0)
 GROUPS = ("*.q.weight:lr_scale=0.5,weight_decay=0.3", "*norm*:weight_decay=0.05")
 PLANS = (
@@ -44,6 +45,19 @@ def _cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", _cases(), ids=str)
 def test_ten_steps_equal_the_reference(case: Case, court: Court) -> None:
+    court.try_case(case)
+
+
+def test_muon_gathers_matrices_that_tp_cuts_in_strides(court: Court) -> None:
+    case = Case(number=640, seed=0, model=FUSED, tp=2, dp=2, zero=1, random_costs=True,
+                optimizer="muon", steps=10)  # fmt: skip
+    outers = [
+        shard.outer
+        for param in court.plan(case).params
+        for shards in param.placement.dims
+        for shard in shards
+    ]
+    assert max(map(int, outers)) > 1
     court.try_case(case)
 
 
