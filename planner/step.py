@@ -18,10 +18,18 @@ from .cost import Costs
 from .links import Links
 from .work import PieceWork, WorkTable
 
-# Tensors of a parameter's size that each optimizer keeps, and how often an update moves them and
-# the weights. Muon's are its matrices'; its whole-matrix exchange is not counted. Adafactor's rows
-# and columns are next to nothing, but it passes over the gradient twice and keeps its update.
-STATES = {"adamw": 2, "sgd": 1, "lion": 1, "schedule-free": 2, "muon": 1, "adafactor": 0}
+# Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
+# writes one beyond what all do. Muon's are those of hidden matrices (direction and update; the
+# exchange of whole matrices and the iteration are not counted). Adafactor's rows and columns are
+# next to nothing; it reads weights and gradients twice, and writes its update and reads it twice.
+STATES = {
+    "adamw": (2, 0),
+    "sgd": (1, 0),
+    "lion": (1, 0),
+    "schedule-free": (2, 0),
+    "muon": (1, 4),
+    "adafactor": (0, 5),
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,8 @@ class Precision:
 
 
 def precision_of(dtype: str, precision: str, optimizer: str) -> Precision:
-    item, states = ITEM_BYTES[dtype], STATES[optimizer]
-    moves = 7 + 2 * states
+    item, (states, further) = ITEM_BYTES[dtype], STATES[optimizer]
+    moves = 7 + 2 * states + further
     if precision == "master":
         wide = 4
         return Precision(item, wide, (states + 1) * wide, moves * wide + item)
