@@ -94,6 +94,14 @@ class StepLog:
         self._write(row, f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels")
         return row
 
+    def trim(self, step: int) -> None:
+        """Drop rows from `step` on: the run goes back to it."""
+        if self._file is not None:
+            path = Path(self._file.name)
+            self._file.close()
+            keep_before(path, step)
+            self._file = open(path, "a", encoding="utf-8")
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -154,6 +162,23 @@ def last_rows(path: Path) -> dict[str, float | int | None]:
     for line in path.read_text(encoding="utf-8").splitlines():
         found.update(json.loads(line))
     return found
+
+
+def keep_before(path: Path, step: int) -> None:
+    """Keep the rows of steps before `step`; a row that a crash cut short goes too."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _before(line, step)]
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(line + "\n" for line in kept))
+    os.replace(part, path)
+
+
+def _before(line: str, step: int) -> bool:
+    try:
+        return json.loads(line)["step"] < step
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _is_json(value: float | int | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .judge import POLICIES
 from .lr import SCHEDULES
 from .optimizers.options import (
     MUON_SCALES,
@@ -18,7 +19,6 @@ from .optimizers.options import (
 from .trackers import TRACKERS
 
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
-NAN_POLICIES = ("stop", "skip")
 
 
 class OptionError(ValueError):
@@ -88,7 +88,15 @@ class RunOptions:
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
     resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
     on_nan: str = _option(
-        "stop", "a step whose loss is not finite: stop, or skip its update", choices=NAN_POLICIES
+        "stop",
+        "a step whose loss is not finite, or spikes: stop, skip its update, or roll back to the "
+        "newest checkpoint and pass over the batches since",
+        choices=POLICIES,
+    )
+    spike: float = _option(
+        0.0,
+        "a loss above so many times the median of the last 32 counts as a spike, 0 for none",
+        low=0.0,
     )
     hang_after: float = _option(
         300.0,

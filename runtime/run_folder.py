@@ -1,8 +1,8 @@
 """A run's folder when a run begins: nothing of an earlier one is lost or mixed in."""
 
-import json
-import os
 from pathlib import Path
+
+from .metrics import keep_before
 
 
 def begin(out: Path) -> Path | None:
@@ -19,7 +19,7 @@ def go_on(out: Path, step: int) -> Path | None:
     Rows of the log from `step` on are dropped, as they will be written again; checkpoints past
     `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.
     """
-    _trim(out / "metrics.jsonl", step)
+    keep_before(out / "metrics.jsonl", step)
     folders = sorted((out / "checkpoints").glob("step_*"))
     past = [p for p in folders if p.suffix != ".part" and _step(p) > step]
     return _set_aside(out, past)
@@ -39,20 +39,3 @@ def _set_aside(out: Path, paths: list[Path]) -> Path | None:
     for path in paths:
         path.rename(target / path.name)
     return target
-
-
-def _trim(path: Path, step: int) -> None:
-    """Keep rows of steps before `step`; a row that a crash cut short goes too."""
-    if not path.exists():
-        return
-    kept = [line for line in path.read_text().splitlines() if _before(line, step)]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(line + "\n" for line in kept))
-    os.replace(part, path)
-
-
-def _before(line: str, step: int) -> bool:
-    try:
-        return json.loads(line)["step"] < step
-    except (ValueError, KeyError, TypeError):
-        return False

@@ -33,6 +33,7 @@ from .data import (
 from .devices import peak_flops, peak_memory_bytes
 from .executor import Batch, Executor
 from .health import Beacon
+from .judge import BadStepError, Judge
 from .layout import Layout
 from .lr import learning_rate
 from .metrics import MFU_FORMULA, StepLog
@@ -75,6 +76,8 @@ class Session:
             vocab=layout.vocab_size,
         )
         self.step_ms: list[float] = []
+        self.judge = Judge(options.spike)
+        self.skipped = 0  # batches that rollbacks passed over
         self.batches = Prefetcher(self.reader, self.first_row, self.first_row + self.rows)
         self.held_out: Corpus | None = None
         if options.eval_every or options.eval_data:
@@ -119,7 +122,7 @@ class Session:
             clip=o.clip,
             groups=tuple(map(parse_group, o.groups)),
             seed=o.seed,
-            skip_nonfinite=o.on_nan == "skip",
+            skip_bad=o.on_nan == "skip",
         )
 
     def _lr_options(self) -> dict:
@@ -141,13 +144,19 @@ class Session:
             self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
         with self._log(out, peak and peak * mesh.world()) as log:
             self.beacon.first_step = first
-            for step in range(first, self.options.steps):
-                self._step(step, log)
+            step = first
+            while step < self.options.steps:
+                try:
+                    self._step(step, log)
+                except BadStepError as error:
+                    step = self._roll_back(step, out, log, error)
+                    continue
                 if self._evaluates_after(step):
                     self._evaluate(step, log)
                 self._save_after(step)
                 if self.executor.optimizer.stop_agreed:
                     return self._preempted(step)
+                step += 1
             self.checkpoints.wait()
             self._final(log)
         self._compare(out)
@@ -190,6 +199,28 @@ class Session:
                 self.say(f"what an earlier run left in {out} past step {first} is now in {aside}")
         return first
 
+    def _roll_back(self, step: int, out: Path, log: StepLog, error: BadStepError) -> int:
+        """Go on from the newest good checkpoint, past the batches up to that of the bad step."""
+        if self.options.on_nan != "rollback":
+            raise error
+        self.judge.roll_back(error)
+        self.checkpoints.wait()
+        manifest, _ = newest_good(out / "checkpoints")
+        if manifest is None:
+            raise BadStepError(
+                f"{error}; there is no checkpoint in {out / 'checkpoints'} to roll back to: give "
+                "--save-every"
+            ) from None
+        bad = step + self.skipped
+        back = self._take_up(manifest)
+        self.skipped = bad + 1 - back
+        self.say(
+            f"step {step}: {str(error).partition(';')[0]}; rolled back to step {back}, passing "
+            f"over {self.skipped} batches"
+        )
+        log.trim(back)
+        return back
+
     def _wanted_checkpoint(self, folder: Path) -> Manifest | None:
         wanted = self.options.resume
         if wanted != "auto":
@@ -203,14 +234,15 @@ class Session:
 
     def _take_up(self, manifest: Manifest) -> int:
         self._check_state(manifest.state, manifest.path)
-        self.reader.restore(manifest.state.step, manifest.state.data_position)
+        self.skipped = manifest.state.skipped
+        self.reader.restore(manifest.state.step + self.skipped, manifest.state.data_position)
         load(self.executor, manifest)
         self.say(f"resumed {manifest.path} after {manifest.state.step} steps")
         return manifest.state.step
 
     def _check_state(self, state: State, path: Path) -> None:
         """The same run goes on: its rows, seed and data."""
-        samples, seq = state.step * self.global_batch, self.layout.seq
+        samples, seq = (state.step + state.skipped) * self.global_batch, self.layout.seq
         if (state.samples, state.seq) != (samples, seq):
             raise CheckpointError(
                 f"{path} has seen {state.samples} rows of {state.seq} tokens in {state.step} "
@@ -247,12 +279,13 @@ class Session:
         return State(
             step=step,
             updates=self.executor.optimizer.updates,
-            samples=step * self.global_batch,
+            skipped=self.skipped,
+            samples=(step + self.skipped) * self.global_batch,
             seq=self.layout.seq,
             seed=self.options.seed,
             data=self.options.data,
             data_identity=self.reader.identity,
-            data_position=self.reader.state(step),
+            data_position=self.reader.state(step + self.skipped),
             model=self.layout.model,
             optimizer=self.executor.optimizer.options.name,
             numbers=dict(self.executor.optimizer.rule.numbers),
@@ -268,10 +301,12 @@ class Session:
         self.beacon.step = step
         self.beacon.mark("DATA")
         self.executor.optimizer.stop_wanted = self.stop.wanted
-        batch = self.batches.take(step)
+        self.executor.optimizer.loss_limit = self.judge.limit
+        batch = self.batches.take(step + self.skipped)
         batches = self._micro_batches(batch.tokens, batch.labels)
         lr = learning_rate(step, **self._lr_options())
         loss, norm = self.executor.train_step(batches, batch.label_count, lr)
+        self.judge.saw(loss)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.step_ms.append((time.perf_counter() - started) * 1e3)

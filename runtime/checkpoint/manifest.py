@@ -26,13 +26,14 @@ class State:
     """What a run needs besides tensors.
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
-    not). samples: rows of `seq` tokens seen. data_identity, data_position: the data's hash, and
-    where a stream goes on (data.Reader). optimizer: its name; numbers: what it keeps besides
-    tensors.
+    not). skipped: global batches that rollbacks passed over. samples: rows of `seq` tokens seen.
+    data_identity, data_position: the data's hash, and where a stream goes on (data.Reader).
+    optimizer: its name; numbers: what it keeps besides tensors.
     """
 
     step: int
     updates: int
+    skipped: int
     samples: int
     seq: int
     seed: int

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import mesh
 from ..buckets import FlatBucket
+from ..judge import BadStepError
 from ..layout import Layout
 from .adafactor import Adafactor
 from .adamw import AdamW
@@ -33,10 +34,6 @@ RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
     "muon": Muon,
     "adafactor": Adafactor,
 }
-
-
-class NotFiniteError(ValueError):
-    """A loss or gradient norm that is not a number; nothing was updated."""
 
 
 class Optimizer:
@@ -63,6 +60,7 @@ class Optimizer:
             for b in buckets
         }
         self.updates = 0
+        self.loss_limit = math.inf  # of the next step; a loss above it is a spike
         # Called before anything changes: a copy of the weights under way is waited for.
         self.before_update: Callable[[], None] | None = None
         # A signal on any rank asks for a stop; all ranks learn of it in the same step.
@@ -80,7 +78,7 @@ class Optimizer:
         loss_value, squares, stops = totals.tolist()
         self.stop_agreed = stops > 0
         norm = squares**0.5
-        if not math.isfinite(loss_value + norm):
+        if not math.isfinite(loss_value + norm) or loss_value > self.loss_limit:
             return self._refuse(loss_value, norm)
         clip = self.options.clip
         if clip and norm > clip:
@@ -112,15 +110,18 @@ class Optimizer:
                 round_run(run, updated, self.rule.like_weights, self.options.seed, self.updates)
 
     def _refuse(self, loss: float, norm: float) -> tuple[float, float]:
-        """A step that is not finite: dropped, or the end of the run."""
+        """A step that is not finite, or spikes: dropped, or raised on all ranks."""
         for bucket in self.buckets:
             bucket.zero_grads()
-        if not self.options.skip_nonfinite:
-            raise NotFiniteError(
-                f"loss {loss}, gradient norm {norm}: not finite, nothing was updated; lower the "
-                "rate, resume from a checkpoint, or pass --on-nan skip"
-            )
-        return loss, norm
+        if self.options.skip_bad:
+            return loss, norm
+        what = "not finite"
+        if math.isfinite(loss + norm):
+            what = f"a spike, above {self.loss_limit:.4g}"
+        raise BadStepError(
+            f"loss {loss}, gradient norm {norm}: {what}, nothing was updated; lower the rate, "
+            "resume from a checkpoint, or pass --on-nan skip or rollback"
+        )
 
     def publish(self) -> None:
         """Bring the weights that the rule updates to where forward and backward read them."""

@@ -36,8 +36,8 @@ class OptimizerOptions:
     narrower than float32. groups: the first that matches a parameter counts. seed: of stochastic
     rounding.
 
-    skip_nonfinite: leave weights and state as they are where the loss or norm is not finite;
-    else raise NotFiniteError. All ranks decide alike, as both numbers are the whole model's.
+    skip_bad: leave weights and state as they are where the loss or norm is not finite, or spikes;
+    else raise BadStepError. All ranks decide alike, as both numbers are the whole model's.
     """
 
     name: str = "adamw"
@@ -52,7 +52,7 @@ class OptimizerOptions:
     clip: float = 1.0
     groups: tuple[Group, ...] = ()
     seed: int = 0
-    skip_nonfinite: bool = False
+    skip_bad: bool = False
 
     def group_of(self, param: str, decays: bool) -> Group:
         """The first group that fits, its decay filled in; `decays`: by default."""

@@ -1,0 +1,46 @@
+"""Which steps may change the weights, and what happens when one may not."""
+
+import statistics
+from collections import deque
+
+POLICIES = ("stop", "skip", "rollback")
+# A spike is told from the losses of so many steps before it, once half of them are known.
+WINDOW = 32
+MAX_ROLLBACKS = 10
+
+
+class BadStepError(ValueError):
+    """A loss or gradient norm that is not finite, or a loss that spikes; nothing was updated."""
+
+
+class Judge:
+    """Losses seen so far, and the level from which one counts as a spike.
+
+    factor: a loss above so many times the median of the last WINDOW losses is a spike; 0: none is.
+    Every rank sees the same losses, so all judge alike.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.losses: deque[float] = deque(maxlen=WINDOW)
+        self.rollbacks = 0
+
+    @property
+    def limit(self) -> float:
+        """The highest loss of the next step that is no spike."""
+        if self.factor == 0.0 or len(self.losses) < WINDOW // 2:
+            return float("inf")
+        return self.factor * statistics.median(self.losses)
+
+    def saw(self, loss: float) -> None:
+        self.losses.append(loss)
+
+    def roll_back(self, error: BadStepError) -> None:
+        """Count a rollback. Raises BadStepError when there were MAX_ROLLBACKS before."""
+        self.rollbacks += 1
+        if self.rollbacks > MAX_ROLLBACKS:
+            raise BadStepError(
+                f"{error}: after {MAX_ROLLBACKS} rollbacks the run stops; lower the rate, or look "
+                "at the data"
+            ) from None
+        self.losses.clear()

@@ -1,0 +1,97 @@
+"""A spike in the loss: the run goes back to its newest checkpoint and passes the batch over."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.runtime.judge import MAX_ROLLBACKS, BadStepError, Judge
+
+SEQ, ROWS, STEPS = 16, 4, 60
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rollback")
+    sizes = ["--seq", str(SEQ), "--global-batch", str(ROWS), "--cluster", "cpu:2"]
+    plan = str(folder / "plan.txt")
+    assert main(["plan", "tiny-llama", *sizes, "--pin", "dp=2", "-o", plan]) == 0
+    assert main(["compile", plan, "-o", str(folder / "program")]) == 0
+    rng = random.Random(0)
+    noise = bytes(rng.randrange(256) for _ in range(SEQ))
+    calm = b"a" * (SEQ * ROWS * STEPS // 2)
+    (folder / "corpus.bin").write_bytes(calm + noise + calm + b"a" * 2000)
+    return folder
+
+
+def run(program: Path, out: Path, *more: str) -> int:
+    words = ["run", str(program / "program"), "--data", f"file:{program / 'corpus.bin'}"]
+    words += ["--no-compile", "--steps", str(STEPS), "--warmup", "0", "--schedule", "constant"]
+    words += ["--lr", "3e-3", "--eval-batches", "1", "--save-every", "5", "--out", str(out)]
+    return main([*words, "--spike", "3", *more])
+
+
+def rows(out: Path) -> list[dict]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "loss" in row]
+
+
+def test_a_spike_is_rolled_back_and_its_batch_passed_over(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(program, out, "--on-nan", "rollback") == 0
+    said = capfd.readouterr().out
+    assert said.count("rolled back to step") == 1 and "a spike, above" in said
+    found = rows(out)
+    assert [row["step"] for row in found] == list(range(STEPS))
+    newest = json.loads((out / "checkpoints" / f"step_{STEPS:08d}" / "manifest.json").read_text())
+    state = newest["state"]
+    assert 1 <= state["skipped"] <= 5 and state["updates"] == STEPS
+    assert state["samples"] == (STEPS + state["skipped"]) * ROWS
+    # Taken up again past the rollback, the run has the same losses to the bit.
+    later = min(
+        p for p in sorted((out / "checkpoints").glob("step_*"))
+        if json.loads((p / "manifest.json").read_text())["state"]["skipped"]
+    )  # fmt: skip
+    again = tmp_path / "again"
+    assert run(program, again, "--on-nan", "rollback", "--resume", str(later)) == 0
+    first = {row["step"]: row["loss"] for row in found}
+    assert rows(again) and all(row["loss"] == first[row["step"]] for row in rows(again))
+
+
+def test_a_spike_stops_the_run_or_is_skipped_by_policy(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(program, tmp_path / "stop", "--on-nan", "stop") == 2
+    error = capfd.readouterr().err
+    assert "a spike, above" in error and "nothing was updated" in error
+    assert run(program, tmp_path / "skip", "--on-nan", "skip") == 0
+    manifest = tmp_path / "skip" / "checkpoints" / f"step_{STEPS:08d}" / "manifest.json"
+    assert json.loads(manifest.read_text())["state"]["updates"] == STEPS - 1
+
+
+def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(program, tmp_path / "run", "--on-nan", "rollback", "--save-every", "0") == 2
+    assert "there is no checkpoint" in capfd.readouterr().err
+
+
+def test_a_spike_is_told_from_the_median_of_what_came_before() -> None:
+    judge = Judge(2.0)
+    assert judge.limit == float("inf")
+    for loss in [1.0] * 10 + [100.0] + [3.0] * 5:
+        judge.saw(loss)
+    assert judge.limit == 2.0
+    assert Judge(0.0).limit == float("inf")
+
+
+def test_rollbacks_come_to_an_end() -> None:
+    judge, error = Judge(2.0), BadStepError("loss nan")
+    for _ in range(MAX_ROLLBACKS):
+        judge.roll_back(error)
+    with pytest.raises(BadStepError, match=f"after {MAX_ROLLBACKS} rollbacks"):
+        judge.roll_back(error)
