@@ -18,7 +18,11 @@ SAID = {
 
 def report_on(cluster: str) -> str:
     found = search_plan(
-        traced("tiny-llama"), parse_cluster(cluster), seq=64, global_batch=8, pins=parse_pins([])
+        traced("tiny-llama"),
+        parse_cluster(cluster),
+        seq=64,
+        global_batch=8,
+        pins=parse_pins(["pp=1"]),
     )
     return search_report(*found)
 
