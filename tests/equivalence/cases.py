@@ -83,6 +83,7 @@ class Case:
     settings: tuple[tuple[str, object], ...] = ()
     groups: tuple[str, ...] = ()
     steps: int = STEPS
+    resume: int = 0  # steps before the run is saved and taken up again, 0: never
 
     @property
     def rates(self) -> list[float]:
@@ -115,6 +116,7 @@ class Case:
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
         kind += f"-{self.optimizer}" if self.optimizer != "adamw" else ""
         how = f"{mesh}-{self.schedule}-zero{self.zero}"
+        kind += f"-resumed{self.resume}" if self.resume else ""
         return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{how}-{kind}"
 
 
@@ -129,13 +131,16 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
     dtypes = _endless(rng, ["f64", "f64", "f64", "f32"])
     schedules = _endless(rng, SCHEDULES)
     optimizers = _endless(rng, ["adamw"] * 3 + [name for name in NAMES if name != "adamw"])
+    resumes = _endless(rng, [0, 0, 0, 1, 2])
     cases = []
     for number in range(count):
         family, stock = next(sources)
         variant = number // (len(FAMILIES) * 2 * repeats)
         model = ModelDraw(family, stock, variant, seed)
         cases.append(_case(rng, number, model, next(dtypes), next(meshes), schedules))
-        cases[-1] = replace(cases[-1], optimizer=_optimizer(cases[-1], optimizers))
+        cases[-1] = replace(
+            cases[-1], optimizer=_optimizer(cases[-1], optimizers), resume=next(resumes)
+        )
     return cases
 
 

@@ -100,7 +100,8 @@ class Court:
             (t.numpy(), x.numpy(), rate) for (t, x), rate in zip(data, case.rates, strict=True)
         ]
         limit = COMPILED_TIMEOUT_S if case.compiled else TIMEOUT_S
-        job = Job(folder, case.world, steps, case.seed, asdict(case.options), case.compiled, limit)
+        options = asdict(case.options)
+        job = Job(folder, case.world, steps, case.seed, options, case.compiled, limit, case.resume)
         ranks = self.pool.run(job)
         first = ranks[0]
         for rank in ranks:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 @dataclass(frozen=True)
 class Job:
     """steps: per step the global batch (tokens, labels) and the learning rate. options: fields of
-    OptimizerOptions."""
+    OptimizerOptions. resume: steps before the run is saved and taken up again, 0: never."""
 
     folder: Path
     world: int
@@ -31,6 +31,7 @@ class Job:
     options: dict[str, Any]
     compiled: bool
     timeout_s: float
+    resume: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,19 @@ def _train(job: Job) -> RankResult:
     layout = program.load_layout(job.folder)
     mesh.start(layout.mesh, torch.device("cpu"))
     options = _options(runtime["optimizers.options"], job.options)
-    executor = program.build_executor(
-        job.folder, layout, options, seed=job.seed, compiler=_compiler(job)
-    )
+
+    def built(seed: int) -> Any:
+        return program.build_executor(
+            job.folder, layout, options, seed=seed, compiler=_compiler(job)
+        )
+
+    executor = built(job.seed)
     grads = _record_first_grads(executor)
     losses, norms = [], []
-    for tokens, labels, rate in job.steps:
+    for done, (tokens, labels, rate) in enumerate(job.steps):
+        if job.resume and done == job.resume:
+            # Other weights than the run began with, so that all of them have to be loaded.
+            executor = _taken_up(executor, built(job.seed + 1), job)
         pairs = _micro_batches(layout, mesh.coordinate("dp"), tokens, labels)
         loss, norm = executor.train_step(pairs, int((labels >= 0).sum()), rate)
         losses.append(loss)
@@ -121,6 +129,33 @@ def _train(job: Job) -> RankResult:
     coordinates = {axis: mesh.coordinate(axis) for axis in layout.mesh}
     params = {name: bucket.shard.numpy().copy() for name, bucket in executor.buckets.items()}
     return RankResult(coordinates, losses, norms, grads, params)
+
+
+def _taken_up(executor: Any, fresh: Any, job: Job) -> Any:
+    """`fresh`, after it loaded what `executor` saved."""
+    checkpoint = importlib.import_module("runtime.checkpoint")
+    folder, optimizer = job.folder / "checkpoints", executor.optimizer
+    state = checkpoint.State(
+        step=job.resume,
+        updates=optimizer.updates,
+        skipped=0,
+        samples=0,
+        seq=0,
+        seed=job.seed,
+        data="",
+        data_identity="",
+        data_position={},
+        model=executor.layout.model,
+        optimizer=optimizer.options.name,
+        numbers=dict(optimizer.rule.numbers),
+    )
+    saver = checkpoint.Checkpointer(folder, executor)
+    saver.save(state)
+    saver.wait()
+    if job.world > 1:
+        dist.barrier()  # rank 0 publishes once all have written
+    checkpoint.load(fresh, checkpoint.read_manifest(folder / f"step_{job.resume:08d}"))
+    return fresh
 
 
 def _options(module: Any, values: dict[str, Any]) -> Any:
