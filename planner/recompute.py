@@ -42,6 +42,14 @@ def saved_values(graph: Graph, rule: str) -> tuple[str, ...]:
     return _needed(graph, lambda name, op: _recomputes(rule, op, name))[0]
 
 
+def saved_under(
+    graph: Graph, again: Callable[[Op], bool]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(saved, reached): what is kept, and all that backward asks for, when `again` says which ops
+    may be computed again."""
+    return _needed(graph, lambda name, op: again(op))
+
+
 def candidates(graph: Graph) -> tuple[str, ...]:
     """Values that some rule saves: what backward reads, and what recomputing that reads."""
     return _needed(graph, lambda name, op: True)[1]
