@@ -5,14 +5,14 @@ aside), so the slowest stage decides. A limit v on it is feasible when filling s
 as far as v and memory allow, uses all units: a stage that ends later leaves less for those after.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from math import nextafter
 
 from meshwright.ir.errors import PlanError
 
-# Of a stage: a function that takes its units' indices in order and says whether each still fits.
-Room = Callable[[int], Callable[[int], bool]]
+# Of a stage: a function that takes its units' indices in order and says by how much all those so
+# far take longer than alone for them to fit a rank's memory; inf where they cannot.
+Room = Callable[[int], Callable[[int], float]]
 
 
 def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> list[int]:
@@ -60,16 +60,16 @@ def balanced(costs: Sequence[float], num_stages: int, room: Room | None = None) 
     found = _fill(costs, num_stages, float("inf"), room) if num_stages <= len(costs) else None
     if found is None or num_stages == 1:
         return found
-    low, limit = 0.0, _slowest(costs, found)
+    low, limit = 0.0, _slowest(costs, found, room)
     while limit - low > 1e-6 * limit:
         middle = (low + limit) / 2
         tried = _fill(costs, num_stages, middle, room)
         low = middle if tried is None else low
-        found, limit = (found, limit) if tried is None else (tried, _slowest(costs, tried))
+        found, limit = (found, limit) if tried is None else (tried, _slowest(costs, tried, room))
     while (tried := _fill(costs, num_stages, nextafter(limit, 0.0), room)) is not None:
-        found, limit = tried, _slowest(costs, tried)
+        found, limit = tried, _slowest(costs, tried, room)
     earliest = _earliest(costs, num_stages, limit)
-    return earliest if room is None or _has_room(earliest, len(costs), room) else found
+    return earliest if room is None or _has_room(earliest, costs, room, limit) else found
 
 
 def _fill(
@@ -80,10 +80,11 @@ def _fill(
     for stage in range(num_stages):
         starts.append(start)
         stop, total = start, 0.0
-        takes = room(stage) if room is not None else None
+        longer = room(stage) if room is not None else no_longer
         while stop < len(costs) - (num_stages - stage - 1):
             total += costs[stop]
-            if total > limit or (takes is not None and not takes(stop)):
+            more = longer(stop)
+            if more == float("inf") or total + more > limit:
                 break
             stop += 1
         if stop == start:
@@ -92,9 +93,23 @@ def _fill(
     return starts if start == len(costs) else None
 
 
-def _slowest(costs: Sequence[float], starts: Sequence[int]) -> float:
+def no_longer(index: int) -> float:
+    return 0.0
+
+
+def _slowest(costs: Sequence[float], starts: Sequence[int], room: Room | None) -> float:
+    return max(_stage_totals(starts, costs, room))
+
+
+def _stage_totals(
+    starts: Sequence[int], costs: Sequence[float], room: Room | None
+) -> Iterator[float]:
+    """Of each stage what it takes in the room it has."""
     stops = [*starts[1:], len(costs)]
-    return max(_total(costs[a:b]) for a, b in zip(starts, stops, strict=True))
+    for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        longer = room(stage) if room is not None else no_longer
+        more = [longer(index) for index in range(start, stop)]
+        yield _total(costs[start:stop]) + more[-1]
 
 
 def _total(costs: Sequence[float]) -> float:
@@ -123,109 +138,5 @@ def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int
     return starts
 
 
-def _has_room(starts: Sequence[int], count: int, room: Room) -> bool:
-    stops = [*starts[1:], count]
-    for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        takes = room(stage)
-        if not all(takes(index) for index in range(start, stop)):
-            return False
-    return True
-
-
-@dataclass(frozen=True)
-class Passes:
-    """Times of one micro-batch through each unit, and the reductions of its gradients that start
-    in its last backward (0 where they run after every one)."""
-
-    forward: Sequence[float]
-    backward: Sequence[float]
-    reduce: Sequence[float]
-
-
-def shortest_pipeline(
-    units: Passes,
-    num_stages: int,
-    num_microbatches: int,
-    warmup: Callable[[int], int],
-    room: Room | None = None,
-) -> float:
-    """What no cuts into contiguous stages that have room can beat, in the unit of the times.
-
-    warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
-    micro-batch has passed all later stages (m for GPipe does not delay it: 1). With t = f + b of a
-    stage, P the sum of t ahead of it, T of all, R its reductions:
-
-        step >= m t + P
-        step >= T + (m - 1) t - (w - 1) f
-        step >= T + (m - 1) t - (w - 1) f - P - b + R        from the start of its last backward
-    """
-    m = num_microbatches
-    total = sum(units.forward) + sum(units.backward)
-    low, high = total, m * total + sum(units.reduce)
-    while high - low > 1e-6 * high:
-        limit = (low + high) / 2
-        if _passes(units, [warmup(s) for s in range(num_stages)], m, total, limit, room):
-            high = limit
-        else:
-            low = limit
-    return low
-
-
-def shortest_start(
-    forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
-) -> float:
-    """What no cuts beat when only the start of a stage waits for those before it.
-
-    forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
-    after the forwards P ahead of it: step >= m t + P.
-    """
-    low, high = sum(forward), (num_microbatches + 1) * sum(both)
-    while high - low > 1e-6 * high:
-        limit = (low + high) / 2
-        if _starts_within(forward, both, num_stages, num_microbatches, limit):
-            high = limit
-        else:
-            low = limit
-    return low
-
-
-def _starts_within(
-    forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
-) -> bool:
-    """Whether stages filled in order, each as far as it may, take all units within a limit."""
-    before, index = 0.0, 0
-    for _ in range(num_stages):
-        busy = ahead = 0.0
-        while index < len(both) and m * (busy + both[index]) + before <= limit:
-            busy += both[index]
-            ahead += forward[index]
-            index += 1
-        before += ahead
-    return index == len(both)
-
-
-def _passes(
-    units: Passes, warmups: list[int], m: int, total: float, limit: float, room: Room | None
-) -> bool:
-    """Whether stages filled in order, each as far as it may, take all units within a limit."""
-    before, index, count = 0.0, 0, len(units.forward)
-    for stage, warmup in enumerate(warmups):
-        busy = waits = tail = 0.0  # of the stage: t, (m - 1) t - (w - 1) f, R - b
-        takes = room(stage) if room is not None else None
-        while index < count:
-            f, b = units.forward[index], units.backward[index]
-            busy += f + b
-            waits += (m - 1) * (f + b) - (warmup - 1) * f
-            tail += units.reduce[index] - b
-            late = max(waits, waits + tail - before)
-            if m * busy + before > limit or late > limit - total:
-                busy -= f + b
-                break
-            if takes is not None and not takes(index):
-                busy -= f + b
-                break
-            index += 1
-        before += busy
-        if index == count:
-            return True
-    return False
+def _has_room(starts: Sequence[int], costs: Sequence[float], room: Room, limit: float) -> bool:
+    return all(total <= limit for total in _stage_totals(starts, costs, room))

@@ -16,7 +16,7 @@ from meshwright.ir.traced import Traced
 from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cuts import cut_stages
-from .layout import instances_of, params_of
+from .layout import instances_of, params_of, with_variants
 from .pins import Pins
 from .predict import predict, with_costs
 from .recompute import check_rule, forward_ops, saved_values
@@ -35,11 +35,13 @@ def make_plan(
     pins: Pins,
     progress: Progress = lambda _: None,
     sharded: ShardedModel | None = None,
+    saved: tuple[tuple[str, ...], ...] | None = None,
 ) -> Plan:
     """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
 
     Decisions that no pin fixes take defaults; `search` compares them instead. sharded: placements
-    already found. Raises PlanError when the pins contradict each other or the sizes.
+    already found. saved: the values that each instance keeps, found with them. Raises PlanError
+    when the pins contradict each other or the sizes.
     """
     mesh = choose_mesh(cluster.num_devices, pins)
     micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
@@ -59,9 +61,13 @@ def make_plan(
         progress=progress,
     )
     recompute = pins.recompute or "cheap"
-    check_rule(recompute, [low.graph for low in sharded.lowered.values()])
+    if saved is not None:
+        sharded, kept = with_variants(sharded, saved)
+    else:
+        check_rule(recompute, [low.graph for low in sharded.lowered.values()])
+        kept = {name: saved_values(low.graph, recompute) for name, low in sharded.lowered.items()}
     pieces = tuple(
-        Piece(low.name, low.graph, low.placements, saved_values(low.graph, recompute))
+        Piece(low.name, low.graph, low.placements, kept[low.name])
         for low in sharded.lowered.values()
     )
     per_token = flops_per_token(traced, seq)

@@ -8,7 +8,7 @@ Two 0/1 families over the forward ops and values of a lowered joint graph:
     minimise   sum us_op r_op  +  price * (sum bytes_v [a_v = 1, r_op(v) = 0]  +  bytes_x a_x)
     needed     a_v = 1 for all that backward reads
     operands   r_op = 1 makes a_u = 1 for the operands u that are not given
-    views      a_v = 1 makes r_op(v) = 1 where the op is a view: free, and never kept, its storage is
+    views      a_v = 1 makes r_op(v) = 1 where the op is a view: free, its storage is kept instead
 
 Every pair of variables occurs as u (1 - w) with a weight >= 0, so a price is one s-t minimum cut:
 1 is the source's side. Outputs of one op share its r. A choice is a point (kept bytes, us); those

@@ -4,14 +4,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
 from meshwright.ir.placement import Mesh, only_axis, replicated
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.traced import Traced
 
 from .buckets import make_buckets
-from .chain import ShardedModel
+from .chain import Lowered, ShardedModel
 
 
 def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
@@ -28,6 +30,36 @@ def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
             if found.setdefault(name, param).placement != placement:
                 raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")
     return tuple(found.values())
+
+
+def with_variants(
+    sharded: ShardedModel, saved: Sequence[tuple[str, ...]]
+) -> tuple[ShardedModel, dict[str, tuple[str, ...]]]:
+    """A piece for every set of values that instances of one keep, and the set by piece name.
+
+    The most frequent set has the piece's own name, the others a number behind it.
+    """
+    uses = Counter(zip(sharded.instances, saved, strict=True))
+    taken = set(sharded.lowered)
+    names: dict[tuple[str, tuple[str, ...]], str] = {}
+    for piece, kept in sorted(uses, key=lambda use: (-uses[use], use)):
+        first = all(of != piece for of, _ in names)
+        names[piece, kept] = piece if first else _numbered(piece, taken)
+        taken.add(names[piece, kept])
+    order = {use: names[use] for use in zip(sharded.instances, saved, strict=True)}
+    lowered = {name: _renamed(sharded.lowered[piece], name) for (piece, _), name in order.items()}
+    instances = tuple(order[use] for use in zip(sharded.instances, saved, strict=True))
+    kept_by = {name: kept for (_, kept), name in order.items()}
+    return replace(sharded, lowered=lowered, instances=instances), kept_by
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    return next(found for n in count(2) if (found := f"{name}_{n}") not in taken)
+
+
+def _renamed(low: Lowered, name: str) -> Lowered:
+    graph = Graph(name, low.graph.inputs, low.graph.ops, low.graph.outputs)
+    return replace(low, name=name, graph=graph)
 
 
 _LAYER = re.compile(r"^(.*?\d+\.)")

@@ -7,11 +7,11 @@ was not simulated cannot beat the bound it has, so
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
 
-A pipeline counts with its bound even when simulated, as other cuts of it were not. Then the
-pipelines of least bound are simulated under interleaved and zero-bubble schedules too, unless a pin
-says which to take; such a step can only better the result, and the bound is not over them. It is
-over meshes, micro-batches, ZeRO levels, recompute rules, schedules and cuts, with the placements
-that the sharding ILP gives for each tp at its price per byte.
+A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
+Then the pipelines of least bound are simulated under interleaved and zero-bubble schedules too,
+unless a pin says which to take; such a step can only better the result, and the bound is not over
+them. It is over meshes, micro-batches, ZeRO levels, schedules, cuts and the level of every
+instance, with the placements that the sharding ILP gives for each tp at its price per byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,15 @@ from meshwright.ir.traced import Traced
 from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
-from .evaluate import Evaluator, Fitted, fixed_pins
+from .evaluate import Evaluator
 from .explain import gib
+from .fitting import Fitted, fit, fits, fixed_pins, least_peak_bytes
+from .levels import CHOSEN
 from .memory import usable_bytes
 from .pins import Pins
 from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
-from .schedules import PLAIN, check_sizes
+from .schedules import check_sizes
 from .space import Candidate, candidates, rescheduled
 
 Progress = Callable[[str], None]
@@ -104,6 +106,7 @@ def search_plan(
         global_batch=global_batch,
         pins=fixed_pins(best, pins),
         sharded=evaluator.sharding(best.candidate.tp),
+        saved=best.saved if best.candidate.recompute == CHOSEN else None,
     )
     prediction = predict(plan, cluster)
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
@@ -126,24 +129,21 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         if simulated == MAX_SIMULATED:
             left = bound
             break
-        if candidate.pp > 1:
-            bound = max(bound, evaluator.bound_us(candidate, limit))
-            if bound == float("inf"):
-                num_unfit += 1
-                losers.append(Loser(candidate, bound, fits=False))
-                continue
-            if best is not None and bound >= best.timeline.step_us:
-                losers.append(Loser(candidate, bound))
-                continue
-        fitted = evaluator.fit(candidate, limit)
+        bound = max(bound, evaluator.bound_us(candidate, limit))
+        if bound == float("inf"):
+            num_unfit += 1
+            losers.append(Loser(candidate, bound, fits=False))
+            continue
+        if best is not None and bound >= best.timeline.step_us:
+            losers.append(Loser(candidate, bound))
+            continue
+        bounds.append(bound)
+        fitted = fit(evaluator, candidate, limit)
         if fitted is None:
             num_unfit += 1
-            if candidate.schedule not in PLAIN:  # of its cuts only some were tried
-                bounds.append(bound)
             losers.append(Loser(candidate, bound, fits=False))
             continue
         simulated += 1
-        bounds.append(bound if candidate.pp > 1 else fitted.timeline.step_us)
         losers.append(Loser(candidate, bound, fitted.timeline.step_us, True))
         if best is None or fitted.timeline.step_us < best.timeline.step_us:
             best = fitted
@@ -174,7 +174,7 @@ def _rescheduled(
     tried = 0
     pipelines = [c for _, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
     for candidate in pipelines[: 4 * MAX_RESCHEDULED]:  # not all of them fit
-        found = [evaluator.fit(c, limit) for c in rescheduled(candidate, count)]
+        found = [fit(evaluator, c, limit) for c in rescheduled(candidate, count)]
         yield from (fitted for fitted in found if fitted is not None)
         tried += any(fitted is not None for fitted in found)
         if tried == MAX_RESCHEDULED:
@@ -237,7 +237,7 @@ def _ranked(
 def _nearest(evaluator: Evaluator, limit: float) -> str:
     """Which demand fails, by how much, and the changes nearest to it that would fit."""
     space = _space(evaluator)
-    need, candidate = min((evaluator.least_peak_bytes(c), c) for c in _frugal(space))
+    need, candidate = min((least_peak_bytes(evaluator, c), c) for c in _frugal(space))
     pins = evaluator.pins
     device = evaluator.cluster.device
     text = (
@@ -273,7 +273,7 @@ def _without(evaluator: Evaluator, name: str, limit: float) -> str:
         return ""
     freed = replace(evaluator, pins=replace(evaluator.pins, **{name: None}))
     try:
-        fitting = [c for c in _frugal(_space(freed)) if freed.starts(c, limit) is not None]
+        fitting = [c for c in _frugal(_space(freed)) if fits(freed, c, limit)]
     except PlanError:
         return ""
     if not fitting:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from meshwright.ir.placement import Mesh
 
 from .cluster import Cluster
+from .levels import CHOSEN
 from .pins import Pins
-from .recompute import RULES
 from .schedules import GENERATORS, PLAIN, chunks_of, runs
 
 MAX_MICRO_BATCH = 32
@@ -20,7 +20,8 @@ MAX_MICRO_BATCH = 32
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """One combination. num_microbatches follows from the global batch."""
+    """One combination. num_microbatches follows from the global batch; recompute is a rule, or
+    `chosen`: the level of every instance is found within the combination (fitting.py)."""
 
     pp: int
     dp: int
@@ -57,10 +58,9 @@ def candidates(
         rows = global_batch // dp
         for micro_batch in _micro_batches(rows, pins):
             for zero in _zeros(dp, pins):
-                for rule in (pins.recompute,) if pins.recompute else RULES:
-                    m = rows // micro_batch
-                    for schedule, chunks in _schedules(pp, m, pins, num_instances):
-                        yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks)
+                m, rule = rows // micro_batch, pins.recompute or CHOSEN
+                for schedule, chunks in _schedules(pp, m, pins, num_instances):
+                    yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks)
 
 
 def meshes(

@@ -195,10 +195,12 @@ class UnitTable:
         instances: Iterable[InstancePlan],
         buckets: tuple[Bucket, ...],
         stored: set[str] | None = None,
+        named: bool = True,
     ) -> tuple[Unit, ...]:
         """The units of one stage; a bucket that several share is completed by the first.
 
         stored: names of buckets that earlier stages of the rank hold; this stage's are added.
+        named: False leaves names out and gives equal units as one object.
         """
         by_name = {b.name: b for b in buckets}
         stored = set() if stored is None else stored
@@ -213,7 +215,8 @@ class UnitTable:
             key = (item.piece, sizes)
             if key not in self.known:
                 self.known[key] = self._unit(self.works[item.piece], mine, fresh, owned)
-            found.append(replace(self.known[key], name=item.name))
+            unit = self.known[key]
+            found.append(replace(unit, name=item.name) if named else unit)
         return tuple(found)
 
     def _unit(

@@ -5,13 +5,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.cuts import (
-    Passes,
-    balanced,
-    cut_stages,
-    shortest_pipeline,
-    stages_of,
-)
+from meshwright.planner.cuts import balanced, cut_stages, stages_of
+from meshwright.planner.shortest import Passes, shortest_pipeline
 
 COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
 
@@ -57,10 +52,10 @@ def test_cuts_within_growing_room_are_as_fast_as_any_that_fit(
     def takes(stage: int):
         held = 0
 
-        def take(index: int) -> bool:
+        def take(index: int) -> float:
             nonlocal held
             held += sizes[index]
-            return held <= capacity[stage]
+            return 0.0 if held <= capacity[stage] else float("inf")
 
         return take
 
@@ -90,7 +85,7 @@ def test_pipeline_bounds_hold_for_every_cut(longest_path, stages, num_stages, m)
     if num_stages > len(stages):
         return
     times = [f + b for f, b in stages]
-    units = Passes([f for f, _ in stages], [b for _, b in stages], [0.0] * len(stages))
+    units = Passes.of([[both] for both in stages], [0.0] * len(stages))
     bounds = {
         "1f1b": shortest_pipeline(units, num_stages, m, lambda s: min(m, num_stages - s)),
         "gpipe": shortest_pipeline(units, num_stages, m, lambda s: 1),

@@ -12,6 +12,7 @@ from meshwright.ir.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.cluster import Cluster, LinkLevel, parse_cluster
 from meshwright.planner.evaluate import Evaluator
+from meshwright.planner.fitting import fit
 from meshwright.planner.memory import usable_bytes
 from meshwright.planner.pins import Pins
 from meshwright.planner.predict import predict
@@ -53,7 +54,7 @@ def every_step_us(evaluator: Evaluator) -> list[float]:
         for inner in combinations(range(1, count), candidate.num_stages - 1):
             cuts = ",".join(map(str, inner)) or None
             fixed = replace(evaluator, pins=Pins(cuts=cuts))
-            fitted = fixed.fit(candidate, limit)
+            fitted = fit(fixed, candidate, limit)
             if fitted is not None:
                 found.append(fitted.timeline.step_us)
     return found
@@ -130,7 +131,7 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
     evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
     count = len(model.segmented.instances)
     for candidate in candidates(evaluator.cluster, 8, Pins(schedule=schedule), count):
-        fitted = evaluator.fit(candidate, 1e15)
+        fitted = fit(evaluator, candidate, 1e15)
         assert fitted is not None
         bound = evaluator.bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)

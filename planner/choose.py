@@ -1,0 +1,149 @@
+"""The level of every unit of a stage: the fastest choice that fits its rank's memory.
+
+With K bytes kept of a micro-batch and k_u of them up to unit u, `held` micro-batches in flight and
+p the bytes that a function has alive, a choice fits when for every unit
+
+    (held - 1) K + k_before + entry + p_forward <= room
+    (held - 1) K + k_u + p_backward <= room
+
+Stages of up to EXACT_UNITS units are solved exactly: partial choices are labels (us, K so far, the
+fullest moment so far), and one that another beats in all three is dropped. Longer ones, which are
+repetitions of few kinds, give up bytes along the hulls of their menus (levels.py), the cheapest
+first, until they fit, and take back what they need not give up: the choice is within one step of
+one unit of the linear relaxation, where memory moves as it does there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .levels import Menu, Slope, slopes
+
+EXACT_UNITS = 8
+MAX_LABELS = 3000
+
+Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
+Picks = tuple[int, ...]
+
+
+def choose(menus: Sequence[Menu], times: Times, held: int, room_bytes: float) -> Picks | None:
+    """The level of each unit; None where no choice fits (or, of a long stage, none is found)."""
+    if len(menus) <= EXACT_UNITS:
+        found, whole = _exact(menus, times, held, room_bytes)
+        if whole:
+            return found
+    return _along_hulls(menus, times, held, room_bytes)
+
+
+def peak_bytes(menus: Sequence[Menu], picks: Picks, held: int) -> float:
+    """The fullest moment of a stage, its storage aside."""
+    kept = moment = 0.0
+    for menu, level in zip(menus, picks, strict=True):
+        kept, moment = _after(menu, level, kept, moment)
+    return (held - 1) * kept + moment
+
+
+def _after(menu: Menu, level: int, kept: float, moment: float) -> tuple[float, float]:
+    """(K so far, fullest moment of the micro-batch itself) with one more unit."""
+    work = menu[level].work
+    forward = kept + work.entry_bytes + work.forward.peak_bytes
+    kept += work.kept_bytes
+    return kept, max(moment, forward, kept + work.backward.peak_bytes)
+
+
+@dataclass(frozen=True, order=True)
+class _Label:
+    us: float
+    kept: float
+    moment: float
+    picks: Picks
+
+    def beats(self, other: "_Label") -> bool:
+        return self.kept <= other.kept and self.moment <= other.moment  # us: by their order
+
+
+def _exact(
+    menus: Sequence[Menu], times: Times, held: int, room: float
+) -> tuple[Picks | None, bool]:
+    """(choice, whether nothing was left out)."""
+    labels = [_Label(0.0, 0.0, 0.0, ())]
+    for menu, us in zip(menus, times, strict=True):
+        grown = []
+        for label in labels:
+            for level in range(len(menu)):
+                after = _after(menu, level, label.kept, label.moment)
+                if (held - 1) * after[0] + after[1] <= room:
+                    grown.append(_Label(label.us + us[level], *after, (*label.picks, level)))
+        labels = _undominated(grown)
+        if len(labels) > MAX_LABELS:
+            return None, False
+    return (labels[0].picks if labels else None), True
+
+
+def _undominated(labels: list[_Label]) -> list[_Label]:
+    found: list[_Label] = []
+    for label in sorted(labels):
+        if not any(other.beats(label) for other in found):
+            found.append(label)
+    return found
+
+
+def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) -> Picks | None:
+    points = [
+        [(t, u.work.kept_bytes) for t, u in zip(us, menu, strict=True)]
+        for us, menu in zip(times, menus, strict=True)
+    ]
+    start = tuple(min(range(len(p)), key=lambda k, p=p: p[k]) for p in points)  # type: ignore[misc]
+    moves = _moves(points)
+
+    def after(count: int) -> Picks:
+        picks = list(start)
+        for _, index, level in moves[:count]:
+            picks[index] = level
+        return tuple(picks)
+
+    def fits(picks: Picks) -> bool:
+        return peak_bytes(menus, picks, held) <= room
+
+    low, high = 0, len(moves)
+    if not fits(after(high)):  # the leanest may have most alive in its functions
+        low = next((k for k in range(high, -1, -1) if fits(after(k))), -1)
+        return None if low < 0 else after(low)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(after(middle)) else (middle + 1, high)
+    return _taken_back(after(low), moves[:low], start, fits)
+
+
+Move = tuple[float, int, int]  # us a byte, unit, level it goes to
+
+
+def _moves(points: Sequence[Sequence[tuple[float, float]]]) -> list[Move]:
+    """Cheapest first, among equals the earliest unit."""
+    known: dict[tuple, list[Slope]] = {}
+    found = []
+    for index, menu in enumerate(points):
+        if (key := tuple(menu)) not in known:
+            known[key] = slopes(menu)
+        found += [(s.us_per_byte, index, s.level) for s in known[key]]
+    return sorted(found, key=lambda move: (move[0], move[1]))
+
+
+def _taken_back(
+    picks: Picks, moves: Sequence[Move], start: Picks, fits: Callable[[Picks], bool]
+) -> Picks:
+    """Without the moves, dearest first, that the rest fits without: one try a kind of move."""
+    tried: set[tuple[float, int]] = set()
+    before = list(start)
+    undo: list[tuple[float, int, int, int]] = []
+    for slope, index, level in moves:
+        undo.append((slope, index, level, before[index]))
+        before[index] = level
+    for slope, index, level, old in reversed(undo):
+        if (slope, level) in tried or picks[index] != level:
+            continue
+        tried.add((slope, level))
+        less = (*picks[:index], old, *picks[index + 1 :])
+        if fits(less):
+            picks = less
+            tried.discard((slope, level))
+    return picks

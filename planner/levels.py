@@ -1,0 +1,204 @@
+"""Levels of a segment: how much it keeps for backward, from the fastest to the leanest.
+
+The frontier (frontier.py) proposes sets of values to keep, next to the three rules; their exact
+price is that of the piece's two functions (work.py), and a set that takes no less time than one
+that keeps no more is dropped. A unit that may choose among levels is a *menu*, a tuple of units.
+
+Over the units of a stage the bytes that must go are taken where they cost least: on the lower hull
+of every menu, cheapest slope first, the last one in part. That is the linear relaxation of one
+level a unit, so no choice of levels is faster.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.placement import Placement
+
+from .cost import Costs
+from .frontier import frontier
+from .recompute import RULES, saved_values
+from .step import Unit
+from .work import PieceWork
+
+CHOSEN = "chosen"  # the level of every instance is the planner's
+Saved = tuple[str, ...]
+Menu = tuple[Unit, ...]
+
+
+def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Saved, ...]:
+    """Sets of values to keep that deserve an exact price."""
+    found = [c.saved for c in frontier(graph, placements, costs)]
+    return tuple(dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)]))
+
+
+def undominated(
+    saved: Sequence[Saved], works: Sequence[PieceWork], split: bool
+) -> list[tuple[Saved, PieceWork]]:
+    """Sets with their work, from the fastest to the leanest, none beaten in both."""
+    order = sorted(
+        zip(saved, works, strict=True), key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0])
+    )
+    found: list[tuple[Saved, PieceWork]] = []
+    for pair in order:
+        if not found or pair[1].kept_bytes < found[-1][1].kept_bytes:
+            found.append(pair)
+    return found
+
+
+def work_us(work: PieceWork, split: bool) -> float:
+    """Both passes."""
+    if not split:
+        return work.forward.us + work.backward.us
+    assert work.split is not None
+    return work.forward.us + work.split.input_grad.us + work.split.weight_grad.us
+
+
+@dataclass(frozen=True, order=True)
+class Slope:
+    """One step along the hull of a menu: us for each byte given up, and how many."""
+
+    us_per_byte: float
+    bytes: float
+    level: int  # that it leads to
+
+
+def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
+    """Of a menu's (us, kept bytes): the hull from its fastest point on, cheapest step first."""
+    at = min(range(len(points)), key=lambda k: points[k])
+    found = []
+    while True:
+        us, size = points[at]
+        ways = [
+            Slope((points[k][0] - us) / (size - points[k][1]), size - points[k][1], k)
+            for k in range(len(points))
+            if points[k][1] < size
+        ]
+        if not ways:
+            return found
+        step = min(ways, key=lambda s: (s.us_per_byte, -s.bytes))
+        found.append(step)
+        at = step.level
+
+
+@dataclass
+class Freeing:
+    """The least extra time in which units give up bytes; units are added one by one.
+
+    kinds: by a unit's index, its slopes, the same object for equal units.
+    """
+
+    kinds: Sequence[Sequence[Slope]]
+    order: Sequence[tuple[Slope, int]]  # all slopes, cheapest first, with the id of their kind
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, index: int) -> None:
+        kind = id(self.kinds[index])
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+    def us(self, needed_bytes: float) -> float:
+        """inf where all of them have less to give."""
+        total = 0.0
+        if needed_bytes <= 0:
+            return 0.0
+        for slope, kind in self.order:
+            count = self.counts.get(kind)
+            if not count:
+                continue
+            given = count * slope.bytes
+            if given >= needed_bytes:
+                return total + needed_bytes * slope.us_per_byte
+            total += given * slope.us_per_byte
+            needed_bytes -= given
+        return float("inf")
+
+
+@dataclass(frozen=True)
+class Menus:
+    """What is asked of menus again and again; times: of a unit's levels, (forward, backward)."""
+
+    menus: tuple[Menu, ...]
+    kinds: tuple[Sequence[Slope], ...]
+    order: tuple[tuple[Slope, int], ...]
+
+    @staticmethod
+    def of(menus: Sequence[Menu], times: Sequence[Sequence[tuple[float, float]]]) -> "Menus":
+        shared: dict[tuple, list[Slope]] = {}
+        kinds = []
+        for menu, passes in zip(menus, times, strict=True):
+            points = tuple(
+                (f + b, u.work.kept_bytes) for u, (f, b) in zip(menu, passes, strict=True)
+            )
+            if points not in shared:
+                shared[points] = slopes(points)
+            kinds.append(shared[points])
+        order = sorted((s, id(kind)) for kind in shared.values() for s in kind)
+        return Menus(tuple(menus), tuple(kinds), tuple(order))
+
+    def freeing(self, indices: Iterable[int] = ()) -> Freeing:
+        found = Freeing(self.kinds, self.order)
+        for index in indices:
+            found.add(index)
+        return found
+
+
+Storing = Callable[[float, float], float]  # (bucket bytes, the largest of them) -> bytes of a rank
+
+
+@dataclass
+class Stage:
+    """The least extra us of a micro-batch for which units, added in order, fit a rank.
+
+    held: micro-batches in flight. A choice of levels keeps K bytes of a micro-batch, k_u up to unit
+    u, whose function has at least p_u alive; for every u
+
+        stored + (held - 1) K + k_u + p_u <= limit
+
+    of which the weaker ones with the least k_u, and with k_u = K and the least p of all, are taken.
+    """
+
+    menus: Menus
+    stored: Storing
+    held: int
+    limit_bytes: float
+    least_passing: float
+    freeing: Freeing = field(init=False)
+    fastest_bytes: float = 0.0
+    least_bytes: float = 0.0
+    moment_bytes: float = 0.0
+    bucket_bytes: float = 0.0
+    largest_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.freeing = self.menus.freeing()
+
+    def add(self, index: int) -> float:
+        """Extra us with this unit too; inf where nothing fits."""
+        menu = self.menus.menus[index]
+        self.freeing.add(index)
+        self.fastest_bytes += menu[0].work.kept_bytes
+        self.least_bytes += min(u.work.kept_bytes for u in menu)
+        passing = min(u.work.backward.peak_bytes for u in menu)
+        self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
+        self.bucket_bytes += menu[0].owned_bytes
+        self.largest_bytes = max(self.largest_bytes, menu[0].bucket_bytes)
+        return self.freeing.us(self._excess())
+
+    def _excess(self) -> float:
+        """Bytes of a micro-batch that the fastest levels keep too many."""
+        room = self.limit_bytes - self.stored(self.bucket_bytes, self.largest_bytes)
+        excess = self.fastest_bytes - (room - self.least_passing) / self.held
+        if self.held == 1:
+            return float("inf") if self.moment_bytes > room else excess
+        return max(excess, self.fastest_bytes - (room - self.moment_bytes) / (self.held - 1))
+
+
+def priced_levels(menus: Menus) -> Iterator[tuple[int, ...]]:
+    """The levels of all units when every byte has one price, from nothing up."""
+    prices = sorted({slope.us_per_byte for slope, _ in menus.order})
+    for price in (-1.0, *prices):
+        picks = []
+        for steps in menus.kinds:
+            taken = [s for s in steps if s.us_per_byte <= price]
+            picks.append(taken[-1].level if taken else 0)
+        yield tuple(picks)
