@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from .levels import Menu, Slope, slopes
 
 EXACT_UNITS = 8
-MAX_LABELS = 3000
 
 Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
 Picks = tuple[int, ...]
@@ -28,9 +27,7 @@ Picks = tuple[int, ...]
 def choose(menus: Sequence[Menu], times: Times, held: int, room_bytes: float) -> Picks | None:
     """The level of each unit; None where no choice fits (or, of a long stage, none is found)."""
     if len(menus) <= EXACT_UNITS:
-        found, whole = _exact(menus, times, held, room_bytes)
-        if whole:
-            return found
+        return _exact(menus, times, held, room_bytes)
     return _along_hulls(menus, times, held, room_bytes)
 
 
@@ -61,22 +58,18 @@ class _Label:
         return self.kept <= other.kept and self.moment <= other.moment  # us: by their order
 
 
-def _exact(
-    menus: Sequence[Menu], times: Times, held: int, room: float
-) -> tuple[Picks | None, bool]:
-    """(choice, whether nothing was left out)."""
+def _exact(menus: Sequence[Menu], times: Times, held: int, room: float) -> Picks | None:
     labels = [_Label(0.0, 0.0, 0.0, ())]
     for menu, us in zip(menus, times, strict=True):
         grown = []
         for label in labels:
             for level in range(len(menu)):
-                after = _after(menu, level, label.kept, label.moment)
-                if (held - 1) * after[0] + after[1] <= room:
-                    grown.append(_Label(label.us + us[level], *after, (*label.picks, level)))
+                kept, moment = _after(menu, level, label.kept, label.moment)
+                if (held - 1) * kept + moment <= room:
+                    picks = (*label.picks, level)
+                    grown.append(_Label(label.us + us[level], kept, moment, picks))
         labels = _undominated(grown)
-        if len(labels) > MAX_LABELS:
-            return None, False
-    return (labels[0].picks if labels else None), True
+    return labels[0].picks if labels else None
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:

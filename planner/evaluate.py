@@ -274,10 +274,16 @@ class Evaluator:
         reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
         room = None if limit_bytes is None else self.room(c, parts, menus, limit_bytes)
 
+        least = min(menu[0].work.exit_bytes for menu in parts.menus[:-1])
+        links = parts.table.links
+        send_us = min(links.transfer_us(least, rank, rank + 1) for rank in range(c.pp - 1))
+
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
 
-        return shortest_pipeline(Passes.of(pace, reduces), c.pp, c.num_microbatches, warmup, room)
+        return shortest_pipeline(
+            Passes.of(pace, reduces), c.pp, c.num_microbatches, warmup, room, send_us
+        )
 
     def room(
         self,

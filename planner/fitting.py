@@ -3,18 +3,19 @@
 1F1B and GPipe: cuts whose slowest stage is the fastest there is, when every stage may free the
 bytes that are too many where that costs least (levels.py), then the levels of each stage
 (choose.py). Memory that the cuts do not foresee is met by cutting again for a little less of it,
-and last by units that are all at their leanest level. Other schedules hold several stages a rank or
+and last by stages filled in order with all that any choice fits, which finds cuts wherever there
+are some, choices being exact. Other schedules hold several stages a rank or
 two kinds of memory; their units give up bytes at one price throughout, the lowest that fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .choose import Picks, choose, peak_bytes
+from .choose import EXACT_UNITS, Picks, choose
 from .cuts import Room, balanced, stages_of
 from .evaluate import Evaluator, Parts, held_of, with_levels
 from .layout import with_stages
-from .levels import Menu, Saved, priced_levels
+from .levels import Saved, priced_levels
 from .memory import Filling, model_peaks
 from .passes import Pace
 from .pins import Pins
@@ -60,6 +61,11 @@ def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None
 def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
     """Whether cuts and levels are found that fit."""
     return _first(evaluator, c, limit_bytes) is not None
+
+
+def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
+    """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
+    return c.schedule in PLAIN and len(evaluator.parts_of(c).menus) <= EXACT_UNITS
 
 
 def _first(
@@ -110,7 +116,7 @@ class _Cutter:
     def options(self) -> Iterator[Placed]:
         if self.c.schedule in PLAIN:
             yield from self._chosen()
-            yield from self._leanest()
+            yield from self._tightest()
         else:
             for picks in priced_levels(self.parts.at_plain):
                 for starts in self._shared_cuts(picks):
@@ -128,10 +134,11 @@ class _Cutter:
                 seen.add((starts, picks))
                 yield starts, picks
 
-    def _leanest(self) -> Iterator[Placed]:
-        picks = tuple(len(menu) - 1 for menu in self.parts.menus)
-        starts = self._cut(_times(self.parts.full, picks), self._exact_room(picks))
-        if starts:
+    def _tightest(self) -> Iterator[Placed]:
+        times = [min(map(sum, levels)) for levels in self.parts.full]
+        starts = self._cut(times, self._exact_room())
+        picks = self._picks(starts, self.limit) if starts else None
+        if starts and picks:
             yield starts, picks
 
     def _cut(self, times: Sequence[float], room: Room | None) -> tuple[int, ...] | None:
@@ -145,33 +152,30 @@ class _Cutter:
         picks: Picks = ()
         stops = (*starts[1:], len(self.parts.menus))
         for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            menus = self.parts.menus[start:stop]
-            times = [[f + b for f, b in levels] for levels in self.parts.full[start:stop]]
-            room = limit - self.context - self._stored(menus)
-            found = choose(menus, times, held_of(self.c, stage), room)
+            found = self._stage_picks(start, stop, stage, limit)
             if found is None:
                 return None
             picks += found
         return picks
 
-    def _stored(self, menus: Sequence[Menu]) -> float:
+    def _stage_picks(self, start: int, stop: int, stage: int, limit: float) -> Picks | None:
+        menus = self.parts.menus[start:stop]
+        times = [[f + b for f, b in levels] for levels in self.parts.full[start:stop]]
         held = sum(menu[0].owned_bytes for menu in menus)
         largest = max(menu[0].bucket_bytes for menu in menus)
-        return self.evaluator.storage_bytes(self.c, held, largest)
+        room = limit - self.context - self.evaluator.storage_bytes(self.c, held, largest)
+        return choose(menus, times, held_of(self.c, stage), room)
 
-    def _exact_room(self, picks: Picks) -> Room:
-        """Whether units at given levels fit a stage of 1F1B or GPipe."""
+    def _exact_room(self) -> Room:
+        """Whether some levels fit."""
 
         def room(stage: int) -> Callable[[int], float]:
-            menus: list[Menu] = []
-            levels: list[int] = []
+            start: list[int] = []
 
             def longer(index: int) -> float:
-                menus.append(self.parts.menus[index])
-                levels.append(picks[index])
-                held = held_of(self.c, stage)
-                size = self._stored(menus) + peak_bytes(menus, tuple(levels), held)
-                return 0.0 if size + self.context <= self.limit else INF
+                start.append(index)
+                found = self._stage_picks(start[0], index + 1, stage, self.limit)
+                return INF if found is None else 0.0
 
             return longer
 

@@ -27,7 +27,7 @@ from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
 from .evaluate import Evaluator
 from .explain import gib
-from .fitting import Fitted, fit, fits, fixed_pins, least_peak_bytes
+from .fitting import Fitted, fit, fits, fixed_pins, least_peak_bytes, never_fits
 from .levels import CHOSEN
 from .memory import usable_bytes
 from .pins import Pins
@@ -137,8 +137,9 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         if best is not None and bound >= best.timeline.step_us:
             losers.append(Loser(candidate, bound))
             continue
-        bounds.append(bound)
         fitted = fit(evaluator, candidate, limit)
+        if fitted is not None or not never_fits(evaluator, candidate):
+            bounds.append(bound)
         if fitted is None:
             num_unfit += 1
             losers.append(Loser(candidate, bound, fits=False))

@@ -45,26 +45,28 @@ def shortest_pipeline(
     num_microbatches: int,
     warmup: Callable[[int], int],
     room: Room | None = None,
+    send_us: float = 0.0,
 ) -> float:
     """What no cuts into contiguous stages within their rooms can beat, in the unit of the times;
     inf where none are.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
-    micro-batch has passed all later stages (m for GPipe does not delay it: 1). With t = f + b of a
-    stage, x of it because memory is short, P the sum of t ahead of it, U behind it, T of all, and R
-    its reductions:
+    micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
+    least of a transfer to the next stage. With t = f + b of stage s of n, x of it because memory is
+    short, P the sum of t ahead of it, U behind it, T of all, and R its reductions:
 
-        step >= m t + P
-        step >= T + (m - 1) t - (w - 1) f        = T + (m - w) t + (w - 1) b
+        step >= m t + P + 2 s d
+        step >= T + (m - w) t + (w - 1) b + 2 (n - 1) d        w forwards, then a backward
         step >= U + (m - w) t + (w - 1) b + f + R         from the start of its last backward
 
     P and U are summed over least times, T too but for x; b is at least t less the longest f. With
     one micro-batch the third may fall when a unit joins a stage, so it is left out.
     """
-    limits = _Limits(units, num_microbatches, [warmup(s) for s in range(num_stages)], room)
+    warmups = [warmup(s) for s in range(num_stages)]
+    limits = _Limits(units, num_microbatches, warmups, room, send_us)
     if not limits.met(INF):
         return INF
-    low = sum(units.both)
+    low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
     high = low * (num_microbatches + 1) + sum(units.reduce)
     while not limits.met(high):
         low, high = high, 2 * high
@@ -80,8 +82,11 @@ def shortest_pipeline(
 class _Limits:
     """The inequalities of `shortest_pipeline`, asked at one limit after another."""
 
-    def __init__(self, units: Passes, m: int, warmups: list[int], room: Room | None) -> None:
+    def __init__(
+        self, units: Passes, m: int, warmups: list[int], room: Room | None, send_us: float
+    ) -> None:
         self.units, self.m, self.warmups, self.room = units, m, warmups, room
+        self.send_us = send_us
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
         apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
@@ -97,7 +102,8 @@ class _Limits:
     def _filled(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
         units, m = self.units, self.m
-        ahead = self.ahead[index]
+        ahead = self.ahead[index] + 2 * stage * self.send_us
+        total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
         longer = self.room(stage) if self.room is not None else no_longer
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
@@ -109,7 +115,7 @@ class _Limits:
             more = longer(index)
             t = both + more
             steady = (m - w) * t
-            late = self.total + more + steady + (w - 1) * max(backward, t - longest)
+            late = total + more + steady + (w - 1) * max(backward, t - longest)
             if more == INF or m * t + ahead > limit or late > limit:
                 break
             last = self.behind[index + 1] + steady + (w - 1) * backward + forward + reduce
