@@ -13,6 +13,7 @@ from meshwright.ir.plan import Plan
 
 from .cluster import Cluster
 from .explain import gib
+from .levels import CHOSEN
 from .predict import Prediction, predict
 from .recompute import saved_values
 from .schedules import make_schedule, runs, stage_ranks
@@ -116,7 +117,8 @@ def _mesh(plan: Plan, target: Plan) -> Plan:
         num_microbatches=rows // micro_batch,
         stage_ranks=target.stage_ranks,
     )
-    return _rescheduled(_saving(moved, plan.recompute), target)
+    kept = moved if plan.recompute == CHOSEN else _saving(moved, plan.recompute)
+    return _rescheduled(replace(kept, recompute=plan.recompute), target)
 
 
 def _micro_batch(plan: Plan, target: Plan) -> Plan:
@@ -130,7 +132,18 @@ def _saving(plan: Plan, rule: str) -> Plan:
 
 
 def _recompute(plan: Plan, target: Plan) -> Plan:
-    return _saving(plan, target.recompute)
+    """The target's pieces, each instance with the values it keeps there."""
+    at = [i.piece for i in target.instances]
+    instances = tuple(replace(i, piece=p) for i, p in zip(plan.instances, at, strict=True))
+    return replace(plan, pieces=target.pieces, instances=instances, recompute=target.recompute)
+
+
+def _recompute_words(plan: Plan) -> str:
+    """Two choices of levels differ in what they keep."""
+    if plan.recompute != CHOSEN:
+        return plan.recompute
+    kept = {p.name: sum(plan.local_bytes(p, n) for n in p.saved) for p in plan.pieces}
+    return f"{CHOSEN}, {gib(sum(kept[i.piece] for i in plan.instances))} saved"
 
 
 def _zero(plan: Plan, target: Plan) -> Plan:
@@ -192,7 +205,7 @@ Change = Callable[[Plan, Plan], Plan]
 DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("mesh", lambda p: str(p.mesh), _mesh),
     ("micro-batch", lambda p: f"{p.num_microbatches} x {p.micro_batch} rows", _micro_batch),
-    ("recompute", lambda p: p.recompute, _recompute),
+    ("recompute", _recompute_words, _recompute),
     ("ZeRO", lambda p: str(p.zero), _zero),
     ("precision", lambda p: p.precision, _precision),
     ("optimizer", lambda p: p.optimizer, _optimizer),

@@ -144,7 +144,7 @@ class Evaluator:
     def _priced(self, c: Candidate, name: str, split: bool) -> list[tuple[Saved, PieceWork]]:
         low = self.sharding(c.tp).lowered[name]
         if (c.tp, c.micro_batch) not in self.tables:
-            self.tables[c.tp, c.micro_batch] = WorkTable(self._costs(c.tp, c.micro_batch))
+            self.tables[c.tp, c.micro_batch] = WorkTable(self.costs(c.tp, c.micro_batch))
         table = self.tables[c.tp, c.micro_batch]
         if c.recompute == CHOSEN:
             saved = self._proposed(c.tp, name)
@@ -153,14 +153,14 @@ class Evaluator:
         works = [table.of(low.graph, low.placements, names, split) for names in saved]
         return undominated(saved, works, split)
 
-    def _costs(self, tp: int, micro_batch: int) -> Costs:
+    def costs(self, tp: int, micro_batch: int) -> Costs:
         return Costs(self.cluster, tp, {"B": micro_batch, "S": self.seq})
 
     def _proposed(self, tp: int, name: str) -> tuple[Saved, ...]:
         """At one row a micro-batch; bytes and times all grow with the rows."""
         if (tp, name) not in self.proposed:
             low = self.sharding(tp).lowered[name]
-            costs = self._costs(tp, self.pins.micro_batch or 1)
+            costs = self.costs(tp, self.pins.micro_batch or 1)
             self.proposed[tp, name] = proposals(low.graph, low.placements, costs)
         return self.proposed[tp, name]
 

@@ -66,7 +66,7 @@ class Slope:
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
     """Of a menu's (us, kept bytes): the hull from its fastest point on, cheapest step first."""
     at = min(range(len(points)), key=lambda k: points[k])
-    found = []
+    found: list[Slope] = []
     while True:
         us, size = points[at]
         ways = [

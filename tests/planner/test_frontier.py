@@ -17,7 +17,11 @@ from meshwright.planner.recompute import forward_ops
 @st.composite
 def joints(draw: st.DrawFn) -> Graph:
     """One to six forward ops, views and ops of two outputs among them, and what reads them."""
-    lines = ["graph g", '%x : bf16[B, 8] = input activation "x"', '%dy : bf16[B, 8] = input grad "dy"']  # fmt: skip
+    lines = [
+        "graph g",
+        '%x : bf16[B, 8] = input activation "x"',
+        '%dy : bf16[B, 8] = input grad "dy"',
+    ]
     made = ["x"]
     count = draw(st.integers(1, 6))
     for k in range(count):

@@ -1,0 +1,86 @@
+"""The levels of a stage's units against brute force over every choice."""
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planner.choose import _along_hulls, choose, peak_bytes
+from meshwright.planner.levels import Menu, Menus, Stage
+from meshwright.planner.step import Unit
+from meshwright.planner.work import Phase, PieceWork
+
+SIZES = st.integers(0, 9).map(float)
+
+
+def unit(us: float, kept: float, forward: float, backward: float) -> Unit:
+    phases = (Phase(us, 0.0, 0.0, 0.0, forward), Phase(0.0, 0.0, 0.0, 0.0, backward))
+    return Unit("", PieceWork(*phases, kept, 1.0, 1.0, 0.0), 0.0, 0.0, 0.0, 0.0, 2.0, 2.0)
+
+
+@st.composite
+def menus(draw: st.DrawFn) -> Menu:
+    """One to four levels, each slower and leaner than the one before."""
+    count = draw(st.integers(1, 4))
+    times = sorted(draw(st.lists(st.integers(1, 40), min_size=count, max_size=count, unique=True)))
+    kept = sorted(draw(st.lists(st.integers(0, 40), min_size=count, max_size=count, unique=True)))
+    pairs = zip(times, reversed(kept), strict=True)
+    return tuple(unit(float(us), float(k), draw(SIZES), draw(SIZES)) for us, k in pairs)
+
+
+STAGES = st.lists(menus(), min_size=1, max_size=6)
+
+
+def times_of(stage: list[Menu]) -> list[list[float]]:
+    return [[u.work.forward.us for u in menu] for menu in stage]
+
+
+def best(stage: list[Menu], held: int, room: float) -> float | None:
+    options = product(*(range(len(menu)) for menu in stage))
+    fitting = (picks for picks in options if peak_bytes(stage, picks, held) <= room)
+    return min((total(stage, picks) for picks in fitting), default=None)
+
+
+def total(stage: list[Menu], picks: tuple[int, ...]) -> float:
+    return sum(menu[k].work.forward.us for menu, k in zip(stage, picks, strict=True))
+
+
+@given(STAGES, st.integers(1, 4), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_a_choice_is_the_fastest_that_fits(stage, held, room) -> None:
+    found, expected = choose(stage, times_of(stage), held, room), best(stage, held, room)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert peak_bytes(stage, found, held) <= room
+        assert total(stage, found) == expected
+
+
+@given(STAGES, st.integers(1, 4), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_no_choice_is_faster_than_what_freeing_takes(stage, held, room) -> None:
+    passes = [[(us, 0.0) for us in levels] for levels in times_of(stage)]
+    least = min(u.work.backward.peak_bytes for menu in stage for u in menu)
+    bound = Stage(Menus.of(stage, passes), lambda *_: 0.0, held, room, least)
+    more = [bound.add(index) for index in range(len(stage))][-1]
+    expected = best(stage, held, room)
+    if expected is not None:
+        assert sum(min(levels) for levels in times_of(stage)) + more <= expected + 1e-9
+
+
+@given(menus(), menus(), st.integers(1, 3), st.integers(1, 4), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_long_stages_fit_and_are_within_a_step_where_memory_only_falls(
+    one, two, repeats, held, room
+) -> None:
+    stage = [one, two] * repeats
+    flat = [
+        tuple(unit(u.work.forward.us, u.work.kept_bytes, 0.0, 0.0) for u in menu) for menu in stage
+    ]
+    found, expected = _along_hulls(flat, times_of(flat), held, room), best(flat, held, room)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert peak_bytes(flat, found, held) <= room
+        step = max(menu[-1].work.forward.us - menu[0].work.forward.us for menu in flat)
+        assert expected <= total(flat, found) <= expected + step
+    found = _along_hulls(stage, times_of(stage), held, room)
+    assert found is None or peak_bytes(stage, found, held) <= room

@@ -1,0 +1,162 @@
+"""The whole search against every plan there is, on the simulator's objective.
+
+v* is the least simulated step over all combinations, cuts and levels of every instance that fit.
+Always bound <= v* <= returned <= v* (1 + gap); returned = v* nearly always. A step does not depend
+on the memory, so the plans of a machine are simulated once and each case is a filter on them.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, product
+
+import pytest
+from machines import machine
+
+from meshwright.ir.errors import InfeasibleError
+from meshwright.ir.traced import Traced
+from meshwright.planner.evaluate import Evaluator
+from meshwright.planner.fitting import step_of
+from meshwright.planner.levels import proposals
+from meshwright.planner.memory import RESERVED_SHARE, model_peaks
+from meshwright.planner.pins import Pins
+from meshwright.planner.schedules import PLAIN
+from meshwright.planner.search import search
+from meshwright.planner.simulator import simulate
+from meshwright.planner.space import Candidate, candidates
+
+SEQ = 64
+EXACT = 1 + 1e-9
+EQUAL_SHARE = 0.95
+
+# devices, rows, flops/s, link bytes/s, launch us
+MACHINES = [
+    (1, 4, 1e11, 1e9, 0.0),
+    (2, 4, 1e9, 1e9, 5.0),
+    (2, 4, 1e13, 1e11, 0.0),
+    (2, 8, 1e11, 1e7, 5.0),
+    (4, 4, 1e9, 1e11, 0.0),
+    (4, 4, 1e11, 1e9, 5.0),
+    (4, 4, 1e13, 1e7, 0.0),
+]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    candidate: Candidate
+    cuts: tuple[int, ...]
+    step_us: float
+    peak_bytes: float
+
+
+@cache
+def model() -> Traced:
+    """One layer: embed, attention, ffn, head."""
+    from meshwright.ir.capture import trace
+    from meshwright.models.decoder import Decoder
+    from meshwright.models.presets import PRESETS
+
+    config = replace(PRESETS["tiny-llama"], layers=1)
+    return trace(lambda: Decoder(config), "one-layer", "bf16", config.vocab)
+
+
+@cache
+def evaluator_of(number: int) -> Evaluator:
+    """With at most three sets of values to keep a piece, so that all choices can be simulated."""
+    devices, rows, flops, link, launch = MACHINES[number]
+    cluster = machine(devices, 2**40, flops, link, launch)
+    evaluator = Evaluator(model(), cluster, SEQ, rows, Pins(price=1e-6))
+    for tp in {c.tp for c in candidates(cluster, rows, Pins(), 4)}:
+        for name, low in evaluator.sharding(tp).lowered.items():
+            found = proposals(low.graph, low.placements, evaluator.costs(tp, 1))
+            evaluator.proposed[tp, name] = tuple(
+                dict.fromkeys((found[1 % len(found)], found[len(found) // 2], found[-1]))
+            )
+    return evaluator
+
+
+@cache
+def plans_of(number: int, candidate: Candidate) -> tuple[Simulated, ...]:
+    return tuple(_plans(evaluator_of(number), candidate, len(model().segmented.instances)))
+
+
+def every_plan(number: int, pins: Pins) -> list[Simulated]:
+    evaluator = evaluator_of(number)
+    count = len(model().segmented.instances)
+    space = candidates(evaluator.cluster, evaluator.global_batch, pins, count)
+    return [plan for candidate in space for plan in plans_of(number, candidate)]
+
+
+def _plans(evaluator: Evaluator, c: Candidate, count: int) -> Iterator[Simulated]:
+    menus = evaluator.parts_of(c).menus
+    context = evaluator.context_bytes(c)
+    for inner in combinations(range(1, count), c.num_stages - 1):
+        for picks in product(*(range(len(menu)) for menu in menus)):
+            step = step_of(evaluator, c, (0, *inner), picks)
+            peaks = model_peaks(step, c.dp, evaluator.precision, context)
+            peak = max(p.total_bytes for p in peaks)
+            yield Simulated(c, inner, simulate(step).step_us, peak)
+
+
+@dataclass(frozen=True)
+class Case:
+    number: int
+    pins: Pins
+    limit_bytes: float
+
+    def plans(self) -> list[Simulated]:
+        """All that the search may choose among."""
+        plans = every_plan(self.number, self.pins)
+        return [plan for plan in plans if plan.peak_bytes <= self.limit_bytes]
+
+
+def draw(rng: random.Random) -> Case:
+    """A machine, up to three pins that some plan satisfies, and a memory that some plans fit."""
+    number = rng.randrange(len(MACHINES))
+    one = rng.choice(every_plan(number, Pins())).candidate
+    names = rng.sample(("pp", "dp", "tp", "zero", "schedule"), rng.randint(0, 3))
+    pins = Pins(price=1e-6, **{name: getattr(one, name) for name in names})
+    case = Case(number, pins, float("inf"))
+    peaks = sorted(plan.peak_bytes for plan in case.plans())
+    return replace(case, limit_bytes=1.0000001 * rng.choice(peaks[: 1 + len(peaks) // 2]))
+
+
+def check(case: Case) -> str | None:
+    """What is wrong with a search that is not wrong: None where it found the best."""
+    base = evaluator_of(case.number)
+    memory = case.limit_bytes / (1 - RESERVED_SHARE)
+    device = replace(base.cluster.device, memory_bytes=memory)
+    evaluator = replace(base, cluster=replace(base.cluster, device=device), pins=case.pins)
+    best = min(case.plans(), key=lambda plan: plan.step_us)
+    try:
+        found = search(evaluator)
+    except InfeasibleError:
+        return f"{case}: found nothing, there is {best}"
+    returned = found.best.timeline.step_us
+    assert found.bound_us <= best.step_us * EXACT, (case, found.bound_us, best)
+    if found.best.candidate.schedule in PLAIN:  # others are tried beyond these combinations
+        assert best.step_us <= returned * EXACT, (case, best, found.best)
+    assert returned <= best.step_us * (1 + found.gap) * EXACT, (case, best, returned)
+    if returned <= best.step_us * EXACT:
+        return None
+    over = returned / best.step_us - 1
+    return f"{case}: {over:.3%} above {best}, returned {found.best.candidate} {found.best.starts}"
+
+
+def run(count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    cases = [draw(rng) for _ in range(count)]
+    missed = [text for case in cases if (text := check(case)) is not None]
+    print(f"\n{count - len(missed)} of {count} searches return the best plan there is")
+    print("\n".join(missed))
+    assert len(missed) <= (1 - EQUAL_SHARE) * count, "\n".join(missed)
+
+
+def test_bound_best_and_gap_enclose_the_truth() -> None:
+    run(200, seed=1)
+
+
+@pytest.mark.long
+def test_bound_best_and_gap_enclose_the_truth_at_length() -> None:
+    run(2000, seed=2)
