@@ -15,7 +15,7 @@ instance, with the placements that the sharding ILP gives for each tp at its pri
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.placement import Mesh
@@ -26,8 +26,8 @@ from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
 from .evaluate import Evaluator
-from .explain import gib
-from .fitting import Fitted, fit, fits, fixed_pins, least_peak_bytes, never_fits
+from .fitting import Fitted, fit, fixed_pins, never_fits
+from .infeasible import Refusal
 from .levels import CHOSEN
 from .memory import usable_bytes
 from .pins import Pins
@@ -150,7 +150,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
             best = fitted
             progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
     if best is None:
-        raise InfeasibleError(_nearest(evaluator, limit))
+        raise InfeasibleError(Refusal(evaluator, limit).text())
     for fitted in _rescheduled(evaluator, ranked, limit):
         simulated += 1
         losers.append(
@@ -233,52 +233,3 @@ def _ranked(
     progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
     ranked = sorted((evaluator.bound_us(c), c) for c in fitting)
     return ranked, len(space) - len(fitting)
-
-
-def _nearest(evaluator: Evaluator, limit: float) -> str:
-    """Which demand fails, by how much, and the changes nearest to it that would fit."""
-    space = _space(evaluator)
-    need, candidate = min((least_peak_bytes(evaluator, c), c) for c in _frugal(space))
-    pins = evaluator.pins
-    device = evaluator.cluster.device
-    text = (
-        f"no plan fits: the least found needs {gib(need)} a device ({candidate}); "
-        f"{device.name} holds {gib(device.memory_bytes)}, {gib(limit)} of it usable"
-    )
-    ways = [way for f in fields(Pins) if (way := _without(evaluator, f.name, limit))]
-    if ways:
-        return f"{text}; what would fit: {'; '.join(ways)}"
-    given = [f.name for f in fields(Pins) if getattr(pins, f.name) is not None]
-    hint = f", drop pins ({', '.join(given)})" if given else ""
-    return f"{text}; take about {need / limit:.1f} times the devices, or a shorter --seq{hint}"
-
-
-def _frugal(space: list[Candidate]) -> list[Candidate]:
-    """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
-    rules = ("all", "cheap", "none")
-
-    def thrift(c: Candidate) -> tuple:
-        rank = rules.index(c.recompute) if c.recompute in rules else 0
-        return c.micro_batch, -c.zero, rank, c.schedule == "gpipe"
-
-    best: dict[tuple, Candidate] = {}
-    for c in sorted(space, key=thrift):
-        best.setdefault((c.pp, c.dp, c.tp), c)
-    return list(best.values())
-
-
-def _without(evaluator: Evaluator, name: str, limit: float) -> str:
-    """What one pin would have to become for something to fit; "" when that is not enough."""
-    old = getattr(evaluator.pins, name)
-    if old is None or name not in ("pp", "dp", "tp", "micro_batch", "zero", "recompute", "cuts"):
-        return ""
-    freed = replace(evaluator, pins=replace(evaluator.pins, **{name: None}))
-    try:
-        fitting = [c for c in _frugal(_space(freed)) if fits(freed, c, limit)]
-    except PlanError:
-        return ""
-    if not fitting:
-        return ""
-    if name == "cuts":
-        return "other cuts"
-    return f"{name}={getattr(min(fitting), name)} instead of {old}"

@@ -17,6 +17,7 @@ STEPS = 3
 RATES = (0.01, 0.02, 0.01)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 SOME = "some"  # recompute values drawn by name
+EACH = "each"  # every instance recomputes what is drawn for it
 # A pipeline's schedules in turn, with their chunks.
 SCHEDULES = [
     ("1f1b", None),
@@ -194,7 +195,7 @@ def _case(
         accumulation=accumulation,
         seq=rng.choice(SEQS),
         zero=rng.choice((0, 1, 2, 3)),
-        recompute=rng.choice(("cheap", "all", "none", SOME)),
+        recompute=rng.choice(("cheap", "all", "none", SOME, EACH)),
         schedule=schedule,
         chunks=chunks,
         shard_weights=tp > 1 and rng.random() < 0.5,

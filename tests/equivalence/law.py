@@ -1,5 +1,6 @@
 """One case from model to comparison: trace, plan, emit, run on the pool, compare with plain."""
 
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from equivalence.boxes import ReplicaError, assemble
 from equivalence.cases import (
+    EACH,
     SOME,
     Case,
     ModelDraw,
@@ -28,9 +30,12 @@ from meshwright.cli import write_program
 from meshwright.ir.capture import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
+from meshwright.planner.chain import ShardedModel, shard_model
+from meshwright.planner.cluster import Cluster
 from meshwright.planner.driver import make_plan
+from meshwright.planner.levels import CHOSEN
 from meshwright.planner.pins import Pins
-from meshwright.planner.recompute import candidates
+from meshwright.planner.recompute import candidates, saved_under
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
@@ -92,8 +97,12 @@ class Court:
             price=case.price,
             shard_weights=1 if case.shard_weights else None,
         )
-        cluster = cluster_of(case)
-        return make_plan(traced, cluster, seq=case.seq, global_batch=case.rows * case.dp, pins=pins)
+        cluster, sizes = cluster_of(case), {"seq": case.seq, "global_batch": case.rows * case.dp}
+        if case.recompute != EACH:
+            return make_plan(traced, cluster, **sizes, pins=pins)
+        sharded = _sharded(traced, case, cluster)
+        kept = _kept(sharded, case)
+        return make_plan(traced, cluster, **sizes, pins=pins, sharded=sharded, saved=kept)
 
     def _found(self, case: Case, plan: Plan, folder: Path, data: Data) -> Outcome:
         steps = [
@@ -116,7 +125,30 @@ class Court:
             self.worst[key] = (reading.error, f"{case}: {reading.name}")
 
 
+def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
+    return shard_model(
+        traced.segmented,
+        traced.joints,
+        tp=case.tp,
+        cluster=cluster,
+        micro_batch=case.micro_batch,
+        seq=case.seq,
+        num_microbatches=case.accumulation,
+        price=case.price,
+        shard_matmul_weights=case.shard_weights,
+    )
+
+
+def _kept(sharded: ShardedModel, case: Case) -> tuple[tuple[str, ...], ...]:
+    """Of every instance what it keeps when half of its ops, drawn anew, may be computed again."""
+    rng = random.Random(f"kept/{case.seed}/{case.number}")
+    graphs = [sharded.lowered[piece].graph for piece in sharded.instances]
+    return tuple(saved_under(graph, lambda op: rng.random() < 0.5)[0] for graph in graphs)
+
+
 def _recomputed(traced: Traced, case: Case) -> str:
+    if case.recompute == EACH:
+        return CHOSEN
     if case.recompute != SOME:
         return case.recompute
     values = {name for graph in traced.joints.values() for name in candidates(graph)}

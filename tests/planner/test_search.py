@@ -1,5 +1,7 @@
 """The search: what it reports, refuses and repeats, and the bound of each combination."""
 
+from dataclasses import replace
+
 import pytest
 from machines import machine
 
@@ -54,15 +56,43 @@ def test_the_same_question_gives_the_same_bytes(model) -> None:
     assert len(texts) == 1
 
 
-def test_what_does_not_fit_names_the_demand_and_a_change_that_does(model) -> None:
+def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
     cluster = machine(4, 1_000_000, 1e12, 1e9, 0.0)
     search(Evaluator(model, cluster, SEQ, 8, Pins()))
     pins = Pins(pp=1, tp=1, zero=0, micro_batch=2, recompute="none")
     with pytest.raises(InfeasibleError) as refused:
         search(Evaluator(model, cluster, SEQ, 8, pins))
     message = str(refused.value)
-    assert "GiB" in message or "MiB" in message
-    assert "instead of" in message
+    assert "MiB too much" in message
+    _check_conflict(model, cluster, pins, message)
+    _check_changes(model, cluster, pins, message)
+
+
+def _check_conflict(model, cluster, pins: Pins, message: str) -> None:
+    """Nothing fits under the pins named, and something under all but any one of them."""
+    named = message.split("no plan fits: ")[1].split(" need")[0].split(" and ")
+    alone = {name: getattr(pins, name) for name in (pair.split("=")[0] for pair in named)}
+    assert [f"{name}={value}" for name, value in alone.items()] == named
+    with pytest.raises(InfeasibleError):
+        search(Evaluator(model, cluster, SEQ, 8, Pins(**alone)))
+    for name in alone:
+        fewer = {other: value for other, value in alone.items() if other != name}
+        search(Evaluator(model, cluster, SEQ, 8, Pins(**fewer)))
+
+
+def _check_changes(model, cluster, pins: Pins, message: str) -> None:
+    """Every change offered is one that fits."""
+    ways = message.split("what would fit: ")[1].split("; ")
+    changes = [way for way in ways if "instead of" in way and "--seq" not in way]
+    assert changes
+    for way in changes:
+        given = {}
+        for change in way.split(" and "):
+            name, _, rest = change.split(" instead of ")[0].partition("=")
+            given[name.split(" ")[0]] = int(rest) if rest else None
+        search(Evaluator(model, cluster, SEQ, 8, replace(pins, **given)))
+    seq = [int(way.split()[1]) for way in ways if "--seq" in way]
+    assert all(shorter < SEQ for shorter in seq)
 
 
 @pytest.mark.parametrize("schedule", GENERATORS)
