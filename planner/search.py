@@ -9,9 +9,10 @@ was not simulated cannot beat the bound it has, so
 
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
 Then the pipelines of least bound are simulated under interleaved and zero-bubble schedules too,
-unless a pin says which to take; such a step can only better the result, and the bound is not over
-them. It is over meshes, micro-batches, ZeRO levels, schedules, cuts and the level of every
-instance, with the placements that the sharding ILP gives for each tp at its price per byte.
+unless a pin says which to take; such a step can only better the result. The bound is not over them,
+the floor is: what a rank is busy for, and the way of the first micro-batch to it. Both are over
+meshes, micro-batches, ZeRO levels, cuts and the level of every instance, with the placements that
+the sharding ILP gives for each tp at its price per byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,10 +69,14 @@ class Loser:
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, its bound and what else was looked at."""
+    """The winner, its bound and what else was looked at.
+
+    bound_us: of 1F1B and GPipe, or the best step where that is less. floor_us: of any schedule.
+    """
 
     best: Fitted
     bound_us: float
+    floor_us: float
     losers: tuple[Loser, ...]
     num_candidates: int
     num_simulated: int
@@ -162,7 +167,8 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     won = best.candidate
     bound = min(best.timeline.step_us, left, *bounds)
     others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
-    return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
+    floor = min(bound, _floor_us(evaluator, ranked, limit))
+    return Found(best, bound, floor, others, len(ranked) + num_unfit, simulated, num_unfit)
 
 
 def _rescheduled(
@@ -180,6 +186,20 @@ def _rescheduled(
         tried += any(fitted is not None for fitted in found)
         if tried == MAX_RESCHEDULED:
             return
+
+
+def _floor_us(evaluator: Evaluator, ranked: list[tuple[float, Candidate]], limit: float) -> float:
+    """What no pipeline beats under the schedules that the bound leaves out; inf without any."""
+    pins, count = evaluator.pins, len(evaluator.traced.segmented.instances)
+    if pins.schedule is not None or pins.chunks is not None:
+        return float("inf")
+    others = (
+        other
+        for _, c in ranked
+        if c.pp > 1 and c.schedule == "1f1b"
+        for other in rescheduled(c, count)
+    )
+    return min((evaluator.bound_us(other, limit) for other in others), default=float("inf"))
 
 
 def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:

@@ -137,6 +137,7 @@ def check(case: Case) -> str | None:
     assert found.bound_us <= best.step_us * EXACT, (case, found.bound_us, best)
     if found.best.candidate.schedule in PLAIN:  # others are tried beyond these combinations
         assert best.step_us <= returned * EXACT, (case, best, found.best)
+    assert found.floor_us <= min(best.step_us, returned) * EXACT, (case, found.floor_us, returned)
     assert returned <= best.step_us * (1 + found.gap) * EXACT, (case, best, returned)
     if returned <= best.step_us * EXACT:
         return None
