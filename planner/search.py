@@ -9,10 +9,10 @@ was not simulated cannot beat the bound it has, so
 
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
 Then the pipelines of least bound are simulated under interleaved and zero-bubble schedules too,
-unless a pin says which to take; such a step can only better the result. The bound is not over them,
-the floor is: what a rank is busy for, and the way of the first micro-batch to it. Both are over
-meshes, micro-batches, ZeRO levels, cuts and the level of every instance, with the placements that
-the sharding ILP gives for each tp at its price per byte.
+unless a pin says which to take; such a step can only better the result. The bound is not over
+them, the floor is: what ranks are busy for on average, their collectives and the end of the step.
+Both are over meshes, micro-batches, ZeRO levels, cuts and the level of every instance, with the
+placements that the sharding ILP gives for each tp at its price per byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -167,7 +167,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     won = best.candidate
     bound = min(best.timeline.step_us, left, *bounds)
     others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
-    floor = min(bound, _floor_us(evaluator, ranked, limit))
+    floor = min(bound, _floor_us(evaluator, ranked))
     return Found(best, bound, floor, others, len(ranked) + num_unfit, simulated, num_unfit)
 
 
@@ -188,18 +188,12 @@ def _rescheduled(
             return
 
 
-def _floor_us(evaluator: Evaluator, ranked: list[tuple[float, Candidate]], limit: float) -> float:
-    """What no pipeline beats under the schedules that the bound leaves out; inf without any."""
-    pins, count = evaluator.pins, len(evaluator.traced.segmented.instances)
-    if pins.schedule is not None or pins.chunks is not None:
+def _floor_us(evaluator: Evaluator, ranked: list[tuple[float, Candidate]]) -> float:
+    """What no pipeline beats under any schedule; inf without any."""
+    if evaluator.pins.schedule is not None or evaluator.pins.chunks is not None:
         return float("inf")
-    others = (
-        other
-        for _, c in ranked
-        if c.pp > 1 and c.schedule == "1f1b"
-        for other in rescheduled(c, count)
-    )
-    return min((evaluator.bound_us(other, limit) for other in others), default=float("inf"))
+    pipelines = (c for _, c in ranked if c.pp > 1 and c.schedule == "1f1b")
+    return min(map(evaluator.floor_us, pipelines), default=float("inf"))
 
 
 def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:

@@ -58,29 +58,30 @@ def test_the_same_question_gives_the_same_bytes(model) -> None:
 
 def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
     cluster = machine(4, 1_000_000, 1e12, 1e9, 0.0)
-    search(Evaluator(model, cluster, SEQ, 8, Pins()))
+    evaluator = Evaluator(model, cluster, SEQ, 8, Pins())
+    search(evaluator)
     pins = Pins(pp=1, tp=1, zero=0, micro_batch=2, recompute="none")
     with pytest.raises(InfeasibleError) as refused:
-        search(Evaluator(model, cluster, SEQ, 8, pins))
+        search(replace(evaluator, pins=pins))
     message = str(refused.value)
     assert "MiB too much" in message
-    _check_conflict(model, cluster, pins, message)
-    _check_changes(model, cluster, pins, message)
+    _check_conflict(evaluator, pins, message)
+    _check_changes(evaluator, pins, message)
 
 
-def _check_conflict(model, cluster, pins: Pins, message: str) -> None:
+def _check_conflict(evaluator: Evaluator, pins: Pins, message: str) -> None:
     """Nothing fits under the pins named, and something under all but any one of them."""
     named = message.split("no plan fits: ")[1].split(" need")[0].split(" and ")
     alone = {name: getattr(pins, name) for name in (pair.split("=")[0] for pair in named)}
     assert [f"{name}={value}" for name, value in alone.items()] == named
     with pytest.raises(InfeasibleError):
-        search(Evaluator(model, cluster, SEQ, 8, Pins(**alone)))
+        search(replace(evaluator, pins=Pins(**alone)))
     for name in alone:
         fewer = {other: value for other, value in alone.items() if other != name}
-        search(Evaluator(model, cluster, SEQ, 8, Pins(**fewer)))
+        search(replace(evaluator, pins=Pins(**fewer)))
 
 
-def _check_changes(model, cluster, pins: Pins, message: str) -> None:
+def _check_changes(evaluator: Evaluator, pins: Pins, message: str) -> None:
     """Every change offered is one that fits."""
     ways = message.split("what would fit: ")[1].split("; ")
     changes = [way for way in ways if "instead of" in way and "--seq" not in way]
@@ -90,7 +91,7 @@ def _check_changes(model, cluster, pins: Pins, message: str) -> None:
         for change in way.split(" and "):
             name, _, rest = change.split(" instead of ")[0].partition("=")
             given[name.split(" ")[0]] = int(rest) if rest else None
-        search(Evaluator(model, cluster, SEQ, 8, replace(pins, **given)))
+        search(replace(evaluator, pins=replace(pins, **given)))
     seq = [int(way.split()[1]) for way in ways if "--seq" in way]
     assert all(shorter < SEQ for shorter in seq)
 
@@ -104,3 +105,5 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         assert fitted is not None
         bound = evaluator.bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        floor = evaluator.floor_us(candidate)
+        assert floor <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
