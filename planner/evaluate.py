@@ -301,7 +301,7 @@ class Evaluator:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
 
         return shortest_pipeline(
-            Passes.of(pace, reduces), c.pp, c.num_microbatches, warmup, room, send_us
+            Passes.of(pace, reduces, OVERLAP_PRICE), c.pp, c.num_microbatches, warmup, room, send_us
         )
 
     def room(

@@ -18,7 +18,8 @@ class Passes:
     """Least times of one micro-batch through each unit, whatever its level.
 
     both: least of a forward and a backward of one level. longest_forward: the most. reduce: of its
-    gradients, where they start in the last backward (0 where they run after every one).
+    gradients, where they start in the last backward (0 where they run after every one). slowed: how
+    much longer its last backward takes beside the reductions of the unit behind it on its stage.
     """
 
     forward: Sequence[float]
@@ -26,16 +27,21 @@ class Passes:
     both: Sequence[float]
     longest_forward: Sequence[float]
     reduce: Sequence[float]
+    slowed: Sequence[float]
 
     @staticmethod
-    def of(levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float]) -> "Passes":
-        """levels: (forward, backward) of each level of each unit."""
+    def of(
+        levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
+    ) -> "Passes":
+        """levels: (forward, backward) of each level of each unit. price: of overlap, a share."""
+        behind = [*reduce[1:], 0.0]
         return Passes(
             [min(f for f, _ in unit) for unit in levels],
             [min(b for _, b in unit) for unit in levels],
             [min(f + b for f, b in unit) for unit in levels],
             [max(f for f, _ in unit) for unit in levels],
             reduce,
+            [price * min(r, *(b for _, b in unit)) for unit, r in zip(levels, behind, strict=True)],
         )
 
 
@@ -55,12 +61,14 @@ def shortest_pipeline(
     least of a transfer to the next stage. With t = f + b of stage s of n, x of it because memory is
     short, P the sum of t ahead of it, U behind it, T of all, and R its reductions:
 
-        step >= m t + P + 2 s d
-        step >= T + (m - w) t + (w - 1) b + 2 (n - 1) d        w forwards, then a backward
+        step >= m t + P + 2 s d + e
+        step >= T + (m - w) t + (w - 1) b + 2 (n - 1) d + e    w forwards, then a backward
         step >= U + (m - w) t + (w - 1) b + f + R         from the start of its last backward
 
-    P and U are summed over least times, T too but for x; b is at least t less the longest f. With
-    one micro-batch the third may fall when a unit joins a stage, so it is left out.
+    where e is what the last backward is slowed by on this stage and those ahead of it, but for one
+    unit of each, as no reduction runs before it. P and U are summed over least times, T too but for
+    x; b is at least t less the longest f. With one micro-batch the third may fall when a unit joins
+    a stage, so it is left out.
     """
     warmups = [warmup(s) for s in range(num_stages)]
     limits = _Limits(units, num_microbatches, warmups, room, send_us)
@@ -90,6 +98,8 @@ class _Limits:
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
         apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
+        self.slowed = [0.0, *accumulate(units.slowed)]
+        self.spared = max(units.slowed)
         self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
 
     def met(self, limit: float) -> bool:
@@ -116,7 +126,8 @@ class _Limits:
             t = both + more
             steady = (m - w) * t
             late = total + more + steady + (w - 1) * max(backward, t - longest)
-            if more == INF or m * t + ahead > limit or late > limit:
+            last_pass = max(0.0, self.slowed[index + 1] - (stage + 1) * self.spared)
+            if more == INF or max(m * t + ahead, late) + last_pass > limit:
                 break
             last = self.behind[index + 1] + steady + (w - 1) * backward + forward + reduce
             if m > 1 and last > limit:
