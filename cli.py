@@ -475,8 +475,8 @@ def _train(arguments: argparse.Namespace) -> int:
     job = load_job(Path(arguments.job), arguments.set)
     out = Path(arguments.out or job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
-    _write_job(job, out, options, arguments)
     say = _say_to(arguments)
+    _write_job(job, out, options, arguments)
     where = f"plan: {out / 'plan.txt'}; program: {out / 'program'}"
     say(where)
     run = {**job.run, "out": str(out)}
@@ -496,8 +496,14 @@ def _write_job(
     """Plan, report, program and the resolved job file into the run's folder."""
     from meshwright.ir.plan_text import format_plan
     from meshwright.planner.explain import summary
+    from meshwright.runtime.run_folder import begin_job
 
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; give a folder")
     plan, report = make_plan_of(job.model, options, _say_to(arguments))
+    aside = begin_job(out, resumes=bool(job.run.get("resume")))
+    if aside is not None:
+        _say_to(arguments)(f"what an earlier job left in {out} is now in {aside}")
     _write(out / "plan.txt", format_plan(plan))
     if report:
         _write(out / "plan.txt.report.txt", report)

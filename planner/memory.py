@@ -18,10 +18,10 @@ from meshwright.ir.sizes import evaluate, num_elements
 from .cluster import Cluster
 from .step import Precision, StepModel, Unit, precision_of
 
-# What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for the
-# driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3% that
-# predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills memory to
-# the last byte and dies is worth less than one a little slower.
+# What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
+# the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
+# that predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills
+# memory to the last byte and dies is worth less than one a little slower.
 RESERVED_SHARE = 0.09
 
 

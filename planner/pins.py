@@ -5,6 +5,11 @@ from dataclasses import dataclass, fields
 
 from meshwright.ir.errors import PlanError
 
+from .schedules import GENERATORS
+
+# Known before a model is traced.
+CHOICES = {"schedule": GENERATORS, "precision": ("pure", "master")}
+
 
 @dataclass(frozen=True)
 class Pins:
@@ -55,6 +60,8 @@ def _convert(key: str, value: str, kind: str) -> object:
     if kind.startswith("str"):
         if not value:
             raise PlanError(f"pin {key}=: no value; leave the pin out to let the search choose")
+        if key in CHOICES and value not in CHOICES[key]:
+            raise PlanError(f"{key}={value}: unknown; give one of {', '.join(CHOICES[key])}")
         return value
     try:
         number = float(value) if kind.startswith("float") else int(value)

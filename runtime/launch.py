@@ -35,12 +35,12 @@ def main(folder: Path) -> None:
         mesh.check_world(load_layout(folder).mesh, int(os.environ.get("WORLD_SIZE", "1")))
         device = start_distributed()
         code = run(folder, options, device, stop)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         _refuse(error)
     finish(code)
 
 
-def _refuse(error: ValueError) -> None:
+def _refuse(error: ValueError | OSError) -> None:
     """One line on stderr, exit code 2."""
     rank = int(os.environ.get("RANK", "0"))
     if rank:
@@ -78,11 +78,11 @@ def start_distributed() -> torch.device:
 
 
 class StopSignal:
-    """Whether SIGTERM or SIGUSR1 asked this rank to stop; from its making on."""
+    """Whether SIGTERM, SIGUSR1 or Ctrl-C asked this rank to stop; from its making on."""
 
     def __init__(self) -> None:
         self.wanted = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, *_: object) -> None:

@@ -4,13 +4,22 @@ from pathlib import Path
 
 from .metrics import keep_before
 
+RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json")
+JOB_FILES = ("plan.txt", "plan.txt.report.txt", "program", "job.toml")
+
 
 def begin(out: Path) -> Path | None:
     """For a run from step 0: move an earlier run's log and checkpoints to OUT/earlier-001.
 
     Returns where they went, None when there was nothing.
     """
-    return _set_aside(out, [out / "metrics.jsonl", out / "checkpoints"])
+    return _set_aside(out, [out / name for name in RUN_FILES])
+
+
+def begin_job(out: Path, resumes: bool) -> Path | None:
+    """For a job about to write its plan and program into `out`: move an earlier job's aside, and
+    its log and checkpoints unless the job goes on from them."""
+    return _set_aside(out, [out / name for name in (*JOB_FILES, *(() if resumes else RUN_FILES))])
 
 
 def go_on(out: Path, step: int) -> Path | None:

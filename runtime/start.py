@@ -63,13 +63,16 @@ def start_program(
     """Run `main.py` in `folder` once a rank; returns the exit code.
 
     0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
-    SIGTERM and SIGUSR1 go on to the ranks. options: RunOptions by field name. port: of the
-    rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
+    SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks. options: RunOptions by field name.
+    port: of the rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
     Raises ProgramError for a folder without a program or a port that cannot be had.
     """
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
+    out_folder = Path(str(options.get("out", "run")))
+    if out_folder.exists() and not out_folder.is_dir():
+        raise ProgramError(f"--out {out_folder} is a file; give a folder")
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
@@ -81,7 +84,7 @@ def start_program(
         ]
         with _forwarding(ranks):
             failed = _wait(ranks)
-        return _report(failed, ranks, Path(str(options.get("out", "run"))) / "beats")
+        return _report(failed, ranks, out_folder / "beats")
 
 
 def _start(
@@ -103,16 +106,24 @@ def _environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 @contextmanager
 def _forwarding(ranks: list[_Rank]) -> Iterator[None]:
-    """Signals that ask for a stop reach every rank; no rank outlives the block."""
+    """Signals that ask for a stop reach every rank, Ctrl-C once; no rank outlives the block."""
+    interrupts = 0
 
     def forward(number: int, _: object) -> None:
+        nonlocal interrupts
+        if number == signal.SIGINT:
+            interrupts += 1
+            if interrupts > 1:
+                raise KeyboardInterrupt
+            print("stopping after this step, saving; Ctrl-C again ends the run at once", flush=True)
+            number = signal.SIGTERM
         for rank in ranks:
             if rank.process.poll() is None:
                 rank.process.send_signal(number)
 
     before: dict[int, Callable | int | None] = {}
     try:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             before[number] = signal.signal(number, forward)
         yield
     finally:

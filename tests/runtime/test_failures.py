@@ -110,7 +110,7 @@ def test_a_stopped_rank_is_named_within_the_bound(
     assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_saves_and_leaves_with_its_own_code(
     number: signal.Signals, started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
@@ -166,6 +166,31 @@ def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) 
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
     aside = sorted(p.name for p in (run / "earlier-001").iterdir())
     assert aside == ["step_00000004", "step_00000006"]
+
+
+def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
+    run, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        'model = "tiny-llama"\n[plan]\ncluster = "cpu:1"\nseq = 32\nglobal_batch = 4\n'
+        "[run]\nsteps = 2\nno_compile = true\neval_batches = 1\n"
+    )
+    assert main(["train", str(job), "--out", str(run)]) == 0
+    first = (run / "plan.txt").read_text()
+    refused = ["train", str(job), "--out", str(run), "--set", "run.data=file:nope.bin"]
+    assert main([*refused, "--set", "plan.search=false"]) == 2
+    earlier = run / "earlier-001"
+    assert (earlier / "plan.txt").read_text() == first and len(_losses(earlier)) == 2
+    assert (earlier / "program" / "main.py").exists() and (earlier / "job.toml").exists()
+    assert not (run / "plan.txt.report.txt").exists(), "of the plan before"
+
+
+def test_a_file_for_a_folder_is_refused(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert main(["run", str(program), *RUN, "--out", str(tmp_path / "taken")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --out") and "is a file" in error
 
 
 def test_beats_hold_the_last_mark(tmp_path: Path) -> None:
