@@ -106,6 +106,6 @@ def _bound(found: Found) -> list[str]:
         "  recompute: over the levels of each segment's frontier (kept bytes against time)",
         "  interleaved and zero-bubble schedules: tried on the best pipelines, outside the bound; "
         f"with them nothing takes less than {found.floor_us / 1e3:,.1f} ms, "
-        f"{best / found.floor_us - 1:.2%} below",
+        f"{1 - found.floor_us / best:.2%} under this one",
         "  placements: optimal per segment for each tp at its price per byte, outside the bound",
     ]
