@@ -269,8 +269,7 @@ class Evaluator:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
-        sharded = c.zero >= 2
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero if sharded else 0, c.recompute, c.schedule)
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.schedule)
         if limit_bytes is not None:
             return self._shortest(c, parts, limit_bytes)
         if key not in self.pipelines:

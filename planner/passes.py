@@ -15,30 +15,35 @@ Pace = list[tuple[tuple[float, float], ...]]  # of each unit by level: (forward,
 def plain_pace(menus: Sequence[Menu], reduces: bool) -> Pace:
     """Compute alone. reduces: gradients go over dp after every micro-batch."""
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
-    return [_levels(known, (id(menu),), menu, reduces, 0.0, 0.0) for menu in menus]
+    return [_levels(known, (id(menu),), menu, reduces, 0.0, (0.0, 0.0)) for menu in menus]
 
 
 def full_pace(menus: Sequence[Menu], reduces: bool) -> Pace:
     """Each unit beside the gather of the next one in that direction and, backward, the reduction
-    of the one before."""
+    of the one before; the next one waits for its gather, which runs behind that reduction."""
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
     found = []
     last = len(menus) - 1
     for index, menu in enumerate(menus):
         after = menus[index + 1][0] if index < last else None
         ahead = after.gather_us if after else 0.0
-        behind = menus[index - 1][0].gather_us if index else 0.0
-        behind += after.reduce_us if after and reduces else 0.0
+        gather = menus[index - 1][0].gather_us if index else 0.0
+        behind = (gather, after.reduce_us if after and reduces else 0.0)
         found.append(_levels(known, (id(menu), ahead, behind), menu, reduces, ahead, behind))
     return found
 
 
 def _levels(
-    known: dict, key: tuple, menu: Menu, reduces: bool, ahead: float, behind: float
+    known: dict,
+    key: tuple,
+    menu: Menu,
+    reduces: bool,
+    ahead: float,
+    behind: tuple[float, float],
 ) -> tuple[tuple[float, float], ...]:
     if key not in known:
         known[key] = tuple(
-            (_forward_us(unit, ahead), _backward_us(unit, reduces, behind)) for unit in menu
+            (_forward_us(unit, ahead), _backward_us(unit, reduces, *behind)) for unit in menu
         )
     return known[key]
 
@@ -61,16 +66,18 @@ def slack_us(menus: Sequence[Menu], plain: Pace, full: Pace) -> float:
 
 
 def _forward_us(unit: Unit, beside_us: float) -> float:
-    return _beside(unit.work.forward.us, beside_us)
+    return _beside(unit.work.forward.us, beside_us, 0.0)
 
 
-def _backward_us(unit: Unit, reduces: bool, beside_us: float) -> float:
+def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) -> float:
     partial = unit.partial_us if reduces else 0.0
     kinds = ("I", "W") if unit.work.split else ("B",)
-    return _beside(sum(map(unit.pass_us, kinds)), beside_us) + partial
+    return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us) + partial
 
 
-def _beside(compute_us: float, collective_us: float) -> float:
-    """From the start of a unit to that of the next one, whose parameters arrive meanwhile."""
+def _beside(compute_us: float, gather_us: float, reduce_us: float) -> float:
+    """From the start of a unit to that of the next one, whose parameters arrive meanwhile; where
+    they are there already nothing waits for the reduction."""
+    collective_us = gather_us + reduce_us
     slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
-    return max(slowed, collective_us)
+    return max(slowed, collective_us) if gather_us else slowed
