@@ -16,7 +16,7 @@ one unit of the linear relaxation, where memory moves as it does there.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .levels import Menu, Slope, slopes
+from .levels import Menu, Slope, fastest, slopes
 
 EXACT_UNITS = 8
 
@@ -85,7 +85,7 @@ def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) ->
         [(t, u.work.kept_bytes) for t, u in zip(us, menu, strict=True)]
         for us, menu in zip(times, menus, strict=True)
     ]
-    start = tuple(min(range(len(p)), key=lambda k, p=p: p[k]) for p in points)  # type: ignore[misc]
+    start = tuple(map(fastest, points))
     moves = _moves(points)
 
     def after(count: int) -> Picks:

@@ -63,9 +63,15 @@ class Slope:
     level: int  # that it leads to
 
 
+def fastest(points: Sequence[tuple[float, float]]) -> int:
+    """The level of a menu's (us, kept bytes) to start from; the leanest among equals, as beside
+    collectives levels may all take the same time."""
+    return min(range(len(points)), key=lambda k: points[k])
+
+
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
     """Of a menu's (us, kept bytes): the hull from its fastest point on, cheapest step first."""
-    at = min(range(len(points)), key=lambda k: points[k])
+    at = fastest(points)
     found: list[Slope] = []
     while True:
         us, size = points[at]
@@ -115,16 +121,20 @@ class Freeing:
 
 @dataclass(frozen=True)
 class Menus:
-    """What is asked of menus again and again; times: of a unit's levels, (forward, backward)."""
+    """What is asked of menus again and again; times: of a unit's levels, (forward, backward).
+
+    first: the fastest level of each.
+    """
 
     menus: tuple[Menu, ...]
+    first: tuple[int, ...]
     kinds: tuple[Sequence[Slope], ...]
     order: tuple[tuple[Slope, int], ...]
 
     @staticmethod
     def of(menus: Sequence[Menu], times: Sequence[Sequence[tuple[float, float]]]) -> "Menus":
         shared: dict[tuple, list[Slope]] = {}
-        kinds = []
+        kinds, first = [], []
         for menu, passes in zip(menus, times, strict=True):
             points = tuple(
                 (f + b, u.work.kept_bytes) for u, (f, b) in zip(menu, passes, strict=True)
@@ -132,8 +142,9 @@ class Menus:
             if points not in shared:
                 shared[points] = slopes(points)
             kinds.append(shared[points])
+            first.append(fastest(points))
         order = sorted((s, id(kind)) for kind in shared.values() for s in kind)
-        return Menus(tuple(menus), tuple(kinds), tuple(order))
+        return Menus(tuple(menus), tuple(first), tuple(kinds), tuple(order))
 
     def freeing(self, indices: Iterable[int] = ()) -> Freeing:
         found = Freeing(self.kinds, self.order)
@@ -176,7 +187,7 @@ class Stage:
         """Extra us with this unit too; inf where nothing fits."""
         menu = self.menus.menus[index]
         self.freeing.add(index)
-        self.fastest_bytes += menu[0].work.kept_bytes
+        self.fastest_bytes += menu[self.menus.first[index]].work.kept_bytes
         self.least_bytes += min(u.work.kept_bytes for u in menu)
         passing = min(u.work.backward.peak_bytes for u in menu)
         self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
@@ -198,7 +209,7 @@ def priced_levels(menus: Menus) -> Iterator[tuple[int, ...]]:
     prices = sorted({slope.us_per_byte for slope, _ in menus.order})
     for price in (-1.0, *prices):
         picks = []
-        for steps in menus.kinds:
+        for first, steps in zip(menus.first, menus.kinds, strict=True):
             taken = [s for s in steps if s.us_per_byte <= price]
-            picks.append(taken[-1].level if taken else 0)
+            picks.append(taken[-1].level if taken else first)
         yield tuple(picks)
