@@ -148,13 +148,16 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
 def _optimizer(case: Case, optimizers: Iterator[str]) -> str:
     """The next one that can be compared.
 
-    A bias of keys without rotation has a gradient that is rounding; Lion and Adafactor would make
-    steps of it. In float32 Lion makes steps of any gradient that is.
+    A bias of keys without rotation has a gradient that is rounding, and so have queries and keys
+    of one position; Lion and Adafactor would make steps of it. In float32 Lion makes steps of any
+    gradient that is.
     """
     while True:
         name = next(optimizers)
-        unsteady = name in ("lion", "adafactor") and case.model.family == "gpt2"
-        if not unsteady and not (name == "lion" and case.dtype == "f32"):
+        rounding = case.model.family == "gpt2" or case.seq == 1
+        if not (name in ("lion", "adafactor") and rounding) and not (
+            name == "lion" and case.dtype == "f32"
+        ):
             return name
 
 

@@ -1,5 +1,6 @@
 """An op that the table lacks: replicated, named with its line in the coverage, and it runs."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.driver import make_plan
 from meshwright.planner.pins import parse_pins
 from meshwright.runtime.initial import initial_value
+from meshwright.runtime.optimizers.options import OptimizerOptions
 
 LINE = "ir/test_unknown_op.py"
 
@@ -54,7 +56,8 @@ def test_its_program_computes_the_loss_of_the_plain_model(tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     tokens, labels = rng.integers(0, 32, (2, 2, 8))
     steps = [(tokens, labels, 0.01), (tokens, labels, 0.01)]
-    result = run_rank(0, Job(tmp_path, 1, steps, 0, 1.0, False, 60.0))
+    options = asdict(OptimizerOptions())
+    result = run_rank(0, Job(tmp_path, 1, steps, 0, options, compiled=False, timeout_s=60.0))
     model = _plain(plan)
     logits = model(torch.from_numpy(tokens)).flatten(0, 1)
     loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels).flatten())
