@@ -93,6 +93,9 @@ def _build(spec: str, config: Any) -> nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(
         copy.deepcopy(config), attn_implementation=_NAME, dtype=torch.get_default_dtype()
     )
+    # With one the library reads the tokens, to warn of padding without a mask: there are none on
+    # meta, and loss is asked of labels alone.
+    model.config.pad_token_id = None
     wrapped = HuggingFaceCausalLM(model)
     _attach_cores(spec, wrapped)
     return wrapped

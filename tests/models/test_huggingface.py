@@ -68,6 +68,14 @@ def test_build_under_meta_and_fake(folder):
         assert len(_cores(source.build())) == 4
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_padding_token_is_never_looked_for(family, tmp_path, stock_config):
+    config = stock_config(family)
+    config.pad_token_id = 0
+    config.save_pretrained(tmp_path)
+    assert _cores(load_model(f"hf:{tmp_path}").build())
+
+
 def test_a_multimodal_config_gives_its_text_model(tmp_path, stock_config):
     whole = transformers.Gemma3Config(text_config=stock_config("gemma3").to_dict())
     whole.save_pretrained(tmp_path)
