@@ -10,6 +10,7 @@ Text: `[{dp}, {}, {tp}]` per dim, axes major to minor; a strided shard writes it
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import ParseError
 from .sizes import Shape, Size, format_size, parse_size
@@ -128,6 +129,7 @@ def local_shape(shape: Shape, placement: Placement, mesh: Mesh) -> Shape:
     return tuple(local)
 
 
+@lru_cache(maxsize=65536)
 def format_placement(placement: Placement) -> str:
     text = "[" + ", ".join("{" + " ".join(map(_format_shard, s)) + "}" for s in placement.dims)
     text += "]"

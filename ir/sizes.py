@@ -1,6 +1,7 @@
 """Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence)."""
 
 import re
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import sympy
@@ -18,6 +19,8 @@ Shape: TypeAlias = tuple[Size, ...]
 
 def simplify_size(size: object) -> Size:
     """An int where the size is a number, a sympy expression otherwise."""
+    if isinstance(size, int):
+        return size
     expr = sympy.sympify(size)
     return int(expr) if expr.is_Integer else expr
 
@@ -49,6 +52,7 @@ def evaluate(size: Size, values: dict[str, int]) -> int:
     return int(result)
 
 
+@lru_cache(maxsize=65536)
 def num_elements(shape: Shape) -> Size:
     total: Size = 1
     for size in shape:

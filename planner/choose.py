@@ -85,6 +85,16 @@ def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) ->
         [(t, u.work.kept_bytes) for t, u in zip(us, menu, strict=True)]
         for us, menu in zip(times, menus, strict=True)
     ]
+    return choose_along(points, lambda picks: peak_bytes(menus, picks, held) <= room)
+
+
+def choose_along(
+    points: Sequence[Sequence[tuple[float, float]]], fits: Callable[[Picks], bool]
+) -> Picks | None:
+    """The level of each unit, bytes given up where they cost least until they fit.
+
+    points: of each unit by level its us, and the bytes that it holds at the fullest moment.
+    """
     start = tuple(map(fastest, points))
     moves = _moves(points)
 
@@ -93,9 +103,6 @@ def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) ->
         for _, index, level in moves[:count]:
             picks[index] = level
         return tuple(picks)
-
-    def fits(picks: Picks) -> bool:
-        return peak_bytes(menus, picks, held) <= room
 
     low, high = 0, len(moves)
     if not fits(after(high)):  # the leanest may have most alive in its functions

@@ -46,6 +46,7 @@ class Costs:
     sizes: dict[str, int]
     axis: str = "tp"
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
+    _moves: dict[tuple, float | None] = field(default_factory=dict, compare=False, repr=False)
 
     def full_bytes(self, value: Value) -> float:
         if value.shape not in self._elements:
@@ -59,6 +60,12 @@ class Costs:
 
     def redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
         """Time from one placement to another; None where there is no way (towards partial)."""
+        key = value.shape, value.dtype, src, dst
+        if key not in self._moves:
+            self._moves[key] = self._redistribute_us(value, src, dst)
+        return self._moves[key]
+
+    def _redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
         kind = redistribution(src, dst, self.axis)
         if kind is None or src == dst:
             return None if kind is None else 0.0

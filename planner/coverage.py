@@ -6,8 +6,8 @@ from meshwright.ir.plan import Plan
 
 from .cluster import Cluster
 from .memory import RESERVED_SHARE
-from .search import unproven
 from .simulator import OVERLAP_PRICE
+from .space import unproven
 
 
 def coverage(plan: Plan, cluster: Cluster) -> list[str]:

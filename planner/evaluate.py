@@ -37,6 +37,7 @@ from .memory import Storage
 from .passes import Pace, full_pace, plain_pace, slack_us
 from .pins import Pins
 from .recompute import saved_values
+from .relaxed import Relaxed
 from .schedules import PLAIN, SPLIT, fullest_moments
 from .shortest import Passes, shortest_pipeline, shortest_start
 from .simulator import OVERLAP_PRICE
@@ -78,11 +79,6 @@ class Parts:
         return slack_us(self.menus, self.plain, self.full)
 
     @cached_property
-    def least_us(self) -> float:
-        """Compute of a micro-batch at the fastest levels."""
-        return sum(min(map(sum, levels)) for levels in self.plain)
-
-    @cached_property
     def least_passing_bytes(self) -> float:
         """What any function has alive in backward."""
         return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
@@ -111,7 +107,9 @@ class Evaluator:
     proposed: dict[tuple[int, str], tuple[Saved, ...]] = field(default_factory=dict)
     priced: dict[tuple, list[tuple[Saved, PieceWork]]] = field(default_factory=dict)
     parts: dict[tuple, Parts] = field(default_factory=dict)
+    leveled: dict[tuple, tuple[InstancePlan, ...]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
+    relaxed: dict[tuple, Relaxed] = field(default_factory=dict)
 
     @cached_property
     def precision(self) -> Precision:
@@ -201,7 +199,7 @@ class Evaluator:
         by_level = []
         for k in range(most):
             at = [min(k, len(levels[i.piece]) - 1) for i in layout.instances]
-            picked = with_levels(layout.instances, at)
+            picked = self._leveled(c, tuple(at))
             by_level.append(table.units(picked, layout.buckets, named=False))
         shared: dict[tuple[int, ...], Menu] = {}
         menus = []
@@ -210,6 +208,12 @@ class Evaluator:
             menus.append(shared.setdefault(tuple(map(id, units)), units))
         reduces = c.zero >= 2
         return Parts(table, tuple(menus), plain_pace(menus, reduces), full_pace(menus, reduces))
+
+    def _leveled(self, c: Candidate, at: tuple[int, ...]) -> tuple[InstancePlan, ...]:
+        key = (c.tp, c.dp, at)
+        if key not in self.leveled:
+            self.leveled[key] = with_levels(self.layout(c).instances, at)
+        return self.leveled[key]
 
     def stored_bytes(self, c: Candidate) -> float:
         """What the fullest stage stores at least: the mean of parameters and their states."""
@@ -227,16 +231,6 @@ class Evaluator:
         traffic = self._traffic_us(c, parts) / c.pp
         run = self._pipeline if c.pp > 1 else self._alone
         return max(run(c, parts, limit_bytes), traffic) + self._tail_us(c, parts)
-
-    def floor_us(self, c: Candidate) -> float:
-        """A lower bound under every schedule, cuts and levels, in memory without limit.
-
-        Some rank is busy for the mean over ranks at least. A backward in two reads what both parts
-        need twice and writes what the one hands to the other, so it is no faster than in one.
-        """
-        parts = self.parts_of(c)
-        busy = c.num_microbatches * parts.least_us / c.pp
-        return max(busy, self._traffic_us(c, parts) / c.pp) + self._tail_us(c, parts)
 
     def _tail_us(self, c: Candidate, parts: Parts) -> float:
         """After the last backward, of the rank that has most to do."""

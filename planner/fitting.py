@@ -4,13 +4,18 @@
 bytes that are too many where that costs least (levels.py), then the levels of each stage
 (choose.py). Memory that the cuts do not foresee is met by cutting again for a little less of it,
 and last by stages filled in order with all that any choice fits, which finds cuts wherever there
-are some, choices being exact. Other schedules hold several stages a rank or
-two kinds of memory; their units give up bytes at one price throughout, the lowest that fits.
+are some, choices being exact.
+
+Other schedules hold several stages a rank or two kinds of memory. Their cuts are those of equal
+stages and those of their linear relaxation (bounds.py), rounded to whole units; then the units of a
+rank give up bytes where they cost least, and where that finds nothing, all units at one price.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
+from .bounds import tightened
 from .choose import EXACT_UNITS, Picks, choose
 from .cuts import Room, balanced, stages_of
 from .evaluate import Evaluator, Parts, held_of, with_levels
@@ -20,6 +25,7 @@ from .memory import Filling, model_peaks
 from .passes import Pace
 from .pins import Pins
 from .schedules import PLAIN, SPLIT, make_schedule, most_held, stage_ranks
+from .sharing import shared_picks
 from .simulator import Timeline, simulate
 from .space import Candidate
 from .step import StepModel
@@ -27,6 +33,8 @@ from .step import StepModel
 INF = float("inf")
 # Shares of the memory that cuts are made for, one after another.
 SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
+# Cuts that polishing looks at.
+MAX_POLISHED = 100
 
 
 @dataclass(frozen=True)
@@ -48,19 +56,57 @@ Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of ev
 
 def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory."""
-    found = _first(evaluator, c, limit_bytes)
-    if found is None:
-        return None
-    (starts, picks), model, peak = found
+    found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
+    return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
+
+
+def _fitted(
+    evaluator: Evaluator, c: Candidate, placed: Placed, model: StepModel, peak_bytes: float
+) -> Fitted:
     levels = evaluator.levels(c)
     pieces = [i.piece for i in evaluator.layout(c).instances]
-    saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, picks, strict=True))
-    return Fitted(c, starts, picks, saved, model, simulate(model), peak)
+    saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
+    return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
+
+
+def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
+    """The best reached by moving one cut by one unit again and again, each time to the first that
+    is faster."""
+    tried = {fitted.starts}
+    moving = evaluator.pins.cuts is None and fitted.candidate.num_stages > 1
+    while moving:
+        moving = False
+        for starts in _neighbours(fitted.starts, len(fitted.picks)):
+            if starts in tried or len(tried) == MAX_POLISHED:
+                continue
+            tried.add(starts)
+            other = _at(evaluator, fitted.candidate, starts, limit_bytes)
+            if other is not None and other.timeline.step_us < fitted.timeline.step_us:
+                fitted, moving = other, True
+                break
+    return fitted
+
+
+def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    stops = (*starts[1:], count)
+    for stage in range(1, len(starts)):
+        for start in (starts[stage] - 1, starts[stage] + 1):
+            if starts[stage - 1] < start < stops[stage]:
+                yield (*starts[:stage], start, *starts[stage + 1 :])
+
+
+def _at(
+    evaluator: Evaluator, c: Candidate, starts: tuple[int, ...], limit_bytes: float
+) -> Fitted | None:
+    """Fitted to these cuts."""
+    options = _Cutter(evaluator, c, limit_bytes).leveled(starts)
+    found = next(_fitting(evaluator, c, limit_bytes, options), None)
+    return None if found is None else _fitted(evaluator, c, *found)
 
 
 def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
     """Whether cuts and levels are found that fit."""
-    return _first(evaluator, c, limit_bytes) is not None
+    return next(_found(evaluator, c, limit_bytes), None) is not None
 
 
 def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
@@ -68,16 +114,31 @@ def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
     return c.schedule in PLAIN and len(evaluator.parts_of(c).menus) <= EXACT_UNITS
 
 
-def _first(
+def _found(
     evaluator: Evaluator, c: Candidate, limit_bytes: float
-) -> tuple[Placed, StepModel, float] | None:
-    for placed in _Cutter(evaluator, c, limit_bytes).options():
+) -> Iterator[tuple[Placed, StepModel, float]]:
+    """The first that fits of every way to cut; of the last resort where none does."""
+    cutter = _Cutter(evaluator, c, limit_bytes)
+    seen: set[Placed] = set()
+    for options in cutter.ways():
+        found = next(_fitting(evaluator, c, limit_bytes, options), None)
+        if found is not None and found[0] not in seen:
+            seen.add(found[0])
+            yield found
+    if not seen:
+        last = next(_fitting(evaluator, c, limit_bytes, cutter.last_resort()), None)
+        yield from () if last is None else (last,)
+
+
+def _fitting(
+    evaluator: Evaluator, c: Candidate, limit_bytes: float, options: Iterator[Placed]
+) -> Iterator[tuple[Placed, StepModel, float]]:
+    for placed in options:
         model = step_of(evaluator, c, *placed)
         peaks = model_peaks(model, c.dp, evaluator.precision, evaluator.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
         if peak <= limit_bytes:
-            return placed, model, peak
-    return None
+            yield placed, model, peak
 
 
 def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
@@ -113,14 +174,40 @@ class _Cutter:
         self.context = evaluator.context_bytes(c)
         self.pinned = evaluator.pins.cuts
 
-    def options(self) -> Iterator[Placed]:
+    def ways(self) -> list[Iterator[Placed]]:
+        """Cuts and levels by several rules, none always the best."""
+        return [self._chosen() if self.c.schedule in PLAIN else self._equal(), self._rounded()]
+
+    def last_resort(self) -> Iterator[Placed]:
         if self.c.schedule in PLAIN:
-            yield from self._chosen()
             yield from self._tightest()
         else:
             for picks in priced_levels(self.parts.at_plain):
                 for starts in self._shared_cuts(picks):
                     yield starts, picks
+
+    def _equal(self) -> Iterator[Placed]:
+        """Stages of the same time at the fastest levels."""
+        starts = self._cut([min(map(sum, levels)) for levels in self.parts.full], None)
+        yield from self.leveled(starts)
+
+    def _rounded(self) -> Iterator[Placed]:
+        """Stages that end with the unit nearest to where those of the linear relaxation end."""
+        relaxed = tightened(self.evaluator, self.c, self.limit)
+        if self.pinned is None and relaxed.stage_us:
+            times = [min(map(sum, levels)) for levels in self.parts.plain]
+            yield from self.leveled(rounded(times, relaxed.stage_us))
+
+    def leveled(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
+        """Cuts with the levels that fit them, if any do."""
+        if starts is None:
+            return
+        if self.c.schedule in PLAIN:
+            picks = self._picks(starts, self.limit)
+        else:
+            picks = shared_picks(self.evaluator, self.c, starts, self.limit)
+        if picks is not None:
+            yield starts, picks
 
     def _chosen(self) -> Iterator[Placed]:
         times = [min(map(sum, levels)) for levels in self.parts.full]
@@ -212,6 +299,18 @@ class _Cutter:
             return longer
 
         return room
+
+
+def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...]:
+    """First units of contiguous stages, each begun where the sum of times is nearest to that of
+    the stages before; every stage has a unit."""
+    sums = [0.0, *accumulate(times)]
+    starts = [0]
+    count = len(stage_us)
+    for stage, reached in enumerate(accumulate(stage_us[:-1]), start=1):
+        allowed = range(starts[-1] + 1, len(times) - (count - stage) + 1)
+        starts.append(min(allowed, key=lambda index: abs(sums[index] - reached)))
+    return tuple(starts)
 
 
 def _times(pace: Pace, picks: Picks) -> list[float]:

@@ -104,8 +104,5 @@ def _bound(found: Found) -> list[str]:
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
         "  recompute: over the levels of each segment's frontier (kept bytes against time)",
-        "  interleaved and zero-bubble schedules: tried on the best pipelines, outside the bound; "
-        f"with them nothing takes less than {found.floor_us / 1e3:,.1f} ms, "
-        f"{1 - found.floor_us / best:.2%} under this one",
         "  placements: optimal per segment for each tp at its price per byte, outside the bound",
     ]

@@ -1,21 +1,20 @@
 """The outer search: the fastest plan that fits, and how far from the best it may be.
 
 Candidates (space.py) are taken in order of their lower bound (evaluate.py), ties by name; each is
-cut within memory and simulated, until the next bound is no better than the best step found. What
-was not simulated cannot beat the bound it has, so
+bounded again within memory and then by its linear relaxation (bounds.py), cut within memory and
+simulated, until the next bound is no better than the best step found; the cuts of the best are
+polished. What was not simulated cannot
+beat the bound it has, so
 
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
 
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
-Then the pipelines of least bound are simulated under interleaved and zero-bubble schedules too,
-unless a pin says which to take; such a step can only better the result. The bound is not over
-them, the floor is: what ranks are busy for on average, their collectives and the end of the step.
-Both are over meshes, micro-batches, ZeRO levels, cuts and the level of every instance, with the
-placements that the sharding ILP gives for each tp at its price per byte.
+The bound is over meshes, micro-batches, ZeRO levels, schedules, cuts and the level of every
+instance, with the placements that the sharding ILP gives for each tp at its price per byte.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.ir.errors import InfeasibleError, PlanError
@@ -23,12 +22,12 @@ from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
-from .catalogue import CPU
+from .bounds import tightened
 from .cluster import Cluster
 from .cuts import cut_stages
 from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
 from .evaluate import Evaluator
-from .fitting import Fitted, fit, fixed_pins, never_fits
+from .fitting import Fitted, fit, fixed_pins, never_fits, polished
 from .infeasible import Refusal
 from .levels import CHOSEN
 from .memory import usable_bytes
@@ -36,16 +35,13 @@ from .pins import Pins
 from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
 from .schedules import check_sizes
-from .space import Candidate, candidates, rescheduled
+from .space import Candidate, candidates
 
+INF = float("inf")
 Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
 MAX_SIMULATED = 200
-# Pipelines that are tried under the schedules beyond 1F1B and GPipe.
-MAX_RESCHEDULED = 4
-# On four H200s ZBV did not finish its first step (2026-11-21); on GPUs it is taken by pin alone.
-UNPROVEN_ON_GPUS = ("zbv",)
 
 
 @dataclass(frozen=True)
@@ -72,14 +68,10 @@ class Loser:
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, its bound and what else was looked at.
-
-    bound_us: of 1F1B and GPipe, or the best step where that is less. floor_us: of any schedule.
-    """
+    """The winner, its bound and what else was looked at."""
 
     best: Fitted
     bound_us: float
-    floor_us: float
     losers: tuple[Loser, ...]
     num_candidates: int
     num_simulated: int
@@ -131,18 +123,16 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     simulated, left = 0, float("inf")
     bounds = []  # of what was looked at; simulated cuts are not all cuts
     for bound, candidate in ranked:
-        if best is not None and bound >= best.timeline.step_us:
+        if simulated == MAX_SIMULATED or (best is not None and bound >= best.timeline.step_us):
             left = bound
             break
-        if simulated == MAX_SIMULATED:
-            left = bound
-            break
-        bound = max(bound, evaluator.bound_us(candidate, limit))
-        if bound == float("inf"):
+        most = INF if best is None else best.timeline.step_us
+        bound = _tighter(evaluator, candidate, bound, most, limit)
+        if bound == INF:
             num_unfit += 1
             losers.append(Loser(candidate, bound, fits=False))
             continue
-        if best is not None and bound >= best.timeline.step_us:
+        if bound >= most:
             losers.append(Loser(candidate, bound))
             continue
         fitted = fit(evaluator, candidate, limit)
@@ -154,55 +144,26 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
             continue
         simulated += 1
         losers.append(Loser(candidate, bound, fitted.timeline.step_us, True))
-        if best is None or fitted.timeline.step_us < best.timeline.step_us:
+        if fitted.timeline.step_us < most:
             best = fitted
             progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
     if best is None:
         raise InfeasibleError(Refusal(evaluator, limit).text())
-    for fitted in _rescheduled(evaluator, ranked, limit):
-        simulated += 1
-        losers.append(
-            Loser(fitted.candidate, fitted.timeline.step_us, fitted.timeline.step_us, True)
-        )
-        if fitted.timeline.step_us < best.timeline.step_us:
-            best = fitted
-            progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {fitted.candidate}")
+    best = polished(evaluator, best, limit)
     won = best.candidate
     bound = min(best.timeline.step_us, left, *bounds)
     others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
-    floor = min(bound, _floor_us(evaluator, ranked))
-    return Found(best, bound, floor, others, len(ranked) + num_unfit, simulated, num_unfit)
+    return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
 
 
-def _rescheduled(
-    evaluator: Evaluator, ranked: list[tuple[float, Candidate]], limit: float
-) -> Iterator[Fitted]:
-    """The pipelines of least bound that fit, under the schedules that no bound was asked for."""
-    pins, count = evaluator.pins, len(evaluator.traced.segmented.instances)
-    if pins.schedule is not None or pins.chunks is not None or pins.cuts is not None:
-        return
-    tried, left_out = 0, unproven(evaluator.cluster)
-    pipelines = [c for _, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
-    for candidate in pipelines[: 4 * MAX_RESCHEDULED]:  # not all of them fit
-        others = [c for c in rescheduled(candidate, count) if c.schedule not in left_out]
-        found = [fit(evaluator, c, limit) for c in others]
-        yield from (fitted for fitted in found if fitted is not None)
-        tried += any(fitted is not None for fitted in found)
-        if tried == MAX_RESCHEDULED:
-            return
-
-
-def unproven(cluster: Cluster) -> tuple[str, ...]:
-    """Schedules that a search leaves out on a cluster."""
-    return () if cluster.device.name == CPU.device.name else UNPROVEN_ON_GPUS
-
-
-def _floor_us(evaluator: Evaluator, ranked: list[tuple[float, Candidate]]) -> float:
-    """What no pipeline beats under any schedule; inf without any."""
-    if evaluator.pins.schedule is not None or evaluator.pins.chunks is not None:
-        return float("inf")
-    pipelines = (c for _, c in ranked if c.pp > 1 and c.schedule == "1f1b")
-    return min(map(evaluator.floor_us, pipelines), default=float("inf"))
+def _tighter(
+    evaluator: Evaluator, c: Candidate, bound_us: float, most_us: float, limit: float
+) -> float:
+    """The best bound known, dearer ones only while they matter."""
+    bound_us = max(bound_us, evaluator.bound_us(c, limit))
+    if bound_us < most_us:
+        bound_us = max(bound_us, tightened(evaluator, c, limit, most_us).step_us)
+    return bound_us
 
 
 def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:

@@ -149,16 +149,16 @@ class _Builder:
         targets = self._ways(index, lambda c: c.strategy.inputs[position])
         where = f"{self.nodes[index].name}:{position}"
         edges = self._edges(value, where, sources, targets)
-        for a, variables in sources.items():
-            terms = [(e, 1.0) for (x, _), e in edges.items() if x == a]
-            self.problem.equal(
-                f"leave[{where},{format_placement(a)}]", terms + [(v, -1.0) for v in variables], 0.0
-            )
-        for b, variables in targets.items():
-            terms = [(e, 1.0) for (_, y), e in edges.items() if y == b]
-            self.problem.equal(
-                f"enter[{where},{format_placement(b)}]", terms + [(v, -1.0) for v in variables], 0.0
-            )
+        leaving: dict[Placement, list[int]] = {a: [] for a in sources}
+        entering: dict[Placement, list[int]] = {b: [] for b in targets}
+        for (a, b), edge in edges.items():
+            leaving[a].append(edge)
+            entering[b].append(edge)
+        for family, taken, ways in (("leave", leaving, sources), ("enter", entering, targets)):
+            for placement, variables in ways.items():
+                terms = [(e, 1.0) for e in taken[placement]] + [(v, -1.0) for v in variables]
+                name = f"{family}[{where},{format_placement(placement)}]"
+                self.problem.equal(name, terms, 0.0)
         if self.nodes[index].backward:
             self._held(value, where, edges)
 

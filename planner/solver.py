@@ -16,19 +16,21 @@ _INTEGRAL = 1e-6
 
 @dataclass
 class Problem:
-    """Minimise costs @ x over 0 <= x <= 1 and rows lower <= coefficients @ x <= upper.
+    """Minimise costs @ x over 0 <= x <= uppers and rows lower <= coefficients @ x <= upper.
 
     integer: indices that must end at 0 or 1; the others follow them.
     """
 
     names: list[str] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
+    uppers: list[float] = field(default_factory=list)
     integer: list[int] = field(default_factory=list)
     rows: list[tuple[str, list[tuple[int, float]], float, float]] = field(default_factory=list)
 
-    def variable(self, name: str, cost: float, integer: bool = False) -> int:
+    def variable(self, name: str, cost: float, integer: bool = False, upper: float = 1.0) -> int:
         self.names.append(name)
         self.costs.append(cost)
+        self.uppers.append(upper)
         if integer:
             self.integer.append(len(self.names) - 1)
         return len(self.names) - 1
@@ -61,19 +63,58 @@ def solve(problem: Problem) -> Solution:
     return Solution(values, _objective(problem, values), bound, True)
 
 
+@dataclass(frozen=True)
+class Relaxation:
+    """The optimum of a linear relaxation; without values where the solver gave up."""
+
+    objective: float
+    values: tuple[float, ...]
+
+
+class LinearProgram:
+    """The linear relaxation of a problem, solved again as rows are added."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._solver, self._variables = _built(problem, "GLOP", False)
+
+    def at_least(self, terms: Iterable[tuple[int, float]], value: float) -> None:
+        row = self._solver.Constraint(value, float("inf"))
+        for index, coefficient in _summed(terms):
+            row.SetCoefficient(self._variables[index], coefficient)
+
+    def solve(self) -> Relaxation | None:
+        """None where nothing satisfies the rows."""
+        status = self._solver.Solve()
+        if status == self._solver.INFEASIBLE:
+            return None
+        if status != self._solver.OPTIMAL:
+            return Relaxation(0.0, ())
+        values = tuple(v.solution_value() for v in self._variables)
+        return Relaxation(self._solver.Objective().Value(), values)
+
+
 def _objective(problem: Problem, values: tuple[int, ...]) -> float:
     return sum(cost * value for cost, value in zip(problem.costs, values, strict=True))
 
 
 def _run(problem: Problem, backend: str, integral: bool) -> tuple[list[float], float]:
+    solver, variables = _built(problem, backend, integral)
+    status = solver.Solve()
+    if status != _ortools().Solver.OPTIMAL:
+        raise InfeasibleError(_why(problem, backend, status, _ortools()))
+    return [v.solution_value() for v in variables], solver.Objective().Value()
+
+
+def _built(problem: Problem, backend: str, integral: bool) -> tuple[Any, list]:
+    """A solver of the problem and its variables."""
     pywraplp = _ortools()
     solver = pywraplp.Solver.CreateSolver(backend)
     if solver is None:
         raise PlanError(f"this OR-tools was built without {backend}; install the ortools wheel")
     whole = set(problem.integer) if integral else set()
     variables = [
-        solver.IntVar(0, 1, "") if k in whole else solver.NumVar(0, 1, "")
-        for k in range(len(problem.names))
+        solver.IntVar(0, 1, "") if k in whole else solver.NumVar(0, upper, "")
+        for k, upper in enumerate(problem.uppers)
     ]
     objective = solver.Objective()
     for variable, cost in zip(variables, problem.costs, strict=True):
@@ -84,13 +125,10 @@ def _run(problem: Problem, backend: str, integral: bool) -> tuple[list[float], f
         row = solver.Constraint(lower, upper)
         for index, coefficient in _summed(terms):
             row.SetCoefficient(variables[index], coefficient)
-    status = solver.Solve()
-    if status != pywraplp.Solver.OPTIMAL:
-        raise InfeasibleError(_why(problem, backend, status, pywraplp))
-    return [v.solution_value() for v in variables], objective.Value()
+    return solver, variables
 
 
-def _summed(terms: list[tuple[int, float]]) -> Iterable[tuple[int, float]]:
+def _summed(terms: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
     total: dict[int, float] = {}
     for index, coefficient in terms:
         total[index] = total.get(index, 0.0) + coefficient

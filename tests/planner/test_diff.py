@@ -92,7 +92,8 @@ def test_commands_explain_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "mesh" in capsys.readouterr().out
     assert main(["explain", one, "--why-not", "tp=2"]) == 0
     said = capsys.readouterr().out
-    assert "the best plan with tp=2" in said and "dp=4 tp=1 -> pp=1 dp=2 tp=2" in said
+    assert "the best plan with tp=2" in said
+    assert re.search(r"mesh +pp=\d dp=\d tp=1 -> pp=\d dp=\d tp=2", said), said
     assert main(["explain", one, "--segment", "layers.0.ffn"]) == 0
     assert "mw.linear" in capsys.readouterr().out
     assert main(["explain", one, "--segment", "fnn"]) == 2

@@ -8,11 +8,13 @@ from machines import machine
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
+from meshwright.planner.bounds import pipeline_of, tightened
 from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.evaluate import Evaluator
 from meshwright.planner.fitting import fit
 from meshwright.planner.pins import Pins
 from meshwright.planner.predict import predict
+from meshwright.planner.relaxed import relax
 from meshwright.planner.schedules import GENERATORS
 from meshwright.planner.search import search, search_plan
 from meshwright.planner.space import candidates
@@ -105,5 +107,13 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         assert fitted is not None
         bound = evaluator.bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
-        floor = evaluator.floor_us(candidate)
-        assert floor <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        relaxed = tightened(evaluator, candidate, 1e15).step_us
+        assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+
+
+def test_a_relaxation_ends_where_it_is_enough(model) -> None:
+    evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
+    space = candidates(evaluator.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
+    pipeline = pipeline_of(evaluator, next(space), None)
+    whole = relax(pipeline).step_us
+    assert 0 < relax(pipeline, enough_us=1.0).step_us <= whole

@@ -1,0 +1,152 @@
+"""Longest paths through a schedule: what a step waits for when its actions take their times.
+
+An action starts after the one before it on its rank and after what it receives has come; a path is
+a chain of such waits, and the step is as long as the longest of them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from meshwright.ir.schedule import COMPUTE, Action, peer_stage
+
+from .schedules import make_schedule
+
+LAST = "last"  # a backward in one of the last micro-batch of its stage
+
+Node = tuple[int, str]  # a stage and a kind of action
+
+
+@dataclass(frozen=True)
+class Path:
+    """How often a chain of waits passes each node, and each transfer, by the earlier of its
+    stages."""
+
+    nodes: dict[Node, int]
+    sends: dict[int, int]
+
+    def sends_us(self, send_us: Sequence[float]) -> float:
+        return sum(count * send_us[stage] for stage, count in self.sends.items())
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Compute actions of all ranks, each after what it waits for.
+
+    before: of each the one before it on its rank, source what it receives from, -1 for none; send:
+    the earlier stage of that transfer. ranks: of each rank its actions in order.
+    """
+
+    nodes: tuple[Node, ...]
+    before: tuple[int, ...]
+    source: tuple[int, ...]
+    send: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    def longest(self, node_us: dict[Node, float], send_us: Sequence[float]) -> tuple[float, Path]:
+        """The longest path and how long it is."""
+        ends: list[float] = []
+        waits: list[int] = []
+        rows = zip(self.nodes, self.before, self.source, self.send, strict=True)
+        for node, before, source, send in rows:
+            start, latest = (ends[before], before) if before >= 0 else (0.0, -1)
+            if source >= 0 and ends[source] + send_us[send] > start:
+                start, latest = ends[source] + send_us[send], source
+            ends.append(start + node_us[node])
+            waits.append(latest)
+        last = max(range(len(ends)), key=ends.__getitem__)
+        return ends[last], self._path(last, waits.__getitem__)
+
+    def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
+        nodes: Counter[Node] = Counter()
+        sends: Counter[int] = Counter()
+        while index >= 0:
+            nodes[self.nodes[index]] += 1
+            before = earlier(index)
+            if before >= 0 and before == self.source[index]:
+                sends[self.send[index]] += 1
+            index = before
+        return Path(dict(nodes), dict(sends))
+
+    def plain(self, begins: str) -> Iterator[tuple[Path, Node]]:
+        """Paths that go through the stages to a rank, along its actions, and end there; each with
+        its last node: the last backward of a stage, or the rank's last action of all.
+
+        begins: the kind of action that starts a backward, B or I.
+        """
+        for actions in self.ranks:
+            first = {self.nodes[i][0]: i for i in reversed(actions) if self.nodes[i][1] == "F"}
+            backward = (begins, LAST)
+            last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
+            for start in first.values():
+                for stop in sorted({*last.values(), actions[-1]}):
+                    if start <= stop:
+                        yield self._along(actions, start, stop), self.nodes[stop]
+
+    def _along(self, actions: tuple[int, ...], start: int, stop: int) -> Path:
+        within = Counter(self.nodes[i] for i in actions if start < i <= stop)
+        arriving = self._path(start, self.source.__getitem__)
+        return Path(dict(within + Counter(arriving.nodes)), arriving.sends)
+
+
+@cache
+def waits_of(name: str, pp: int, num_microbatches: int, chunks: int) -> Waits:
+    """Of a schedule by name."""
+    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    ranks = [[a for a in actions if a.kind in COMPUTE] for actions in schedule]
+    received = {
+        (a.stage, a.kind[-1], a.microbatch): a
+        for actions in schedule
+        for a in actions
+        if a.kind.startswith("RECV")
+    }
+    return _Order(ranks, received).waits()
+
+
+class _Order:
+    def __init__(self, ranks: list[list[Action]], received: dict[tuple, Action]) -> None:
+        self.ranks, self.received = ranks, received
+        self.index: dict[Action, int] = {}
+        self.rows: list[tuple[Node, int, int, int]] = []
+        self.last = {(a.stage, a.kind): a for actions in ranks for a in actions}
+
+    def waits(self) -> Waits:
+        position = [0] * len(self.ranks)
+        mine: list[list[int]] = [[] for _ in self.ranks]
+        left = sum(map(len, self.ranks))
+        while left:
+            for rank, actions in enumerate(self.ranks):
+                while position[rank] < len(actions) and self._take(actions, position[rank]):
+                    mine[rank].append(len(self.rows) - 1)
+                    position[rank] += 1
+                    left -= 1
+        nodes, before, source, send = zip(*self.rows, strict=True)
+        return Waits(nodes, before, source, send, tuple(map(tuple, mine)))
+
+    def _take(self, actions: list[Action], at: int) -> bool:
+        """Whether an action's turn has come."""
+        a = actions[at]
+        source, send = -1, -1
+        if (receive := self._receive(a)) is not None:
+            peer = peer_stage(receive)
+            maker = Action(_maker(receive, self.last), peer, a.microbatch)
+            if maker not in self.index:
+                return False
+            source, send = self.index[maker], min(peer, a.stage)
+        before = self.index[actions[at - 1]] if at else -1
+        self.index[a] = len(self.rows)
+        kind = LAST if a.kind == "B" and self.last[a.stage, "B"] == a else a.kind
+        self.rows.append(((a.stage, kind), before, source, send))
+        return True
+
+    def _receive(self, a: Action) -> Action | None:
+        way = {"F": "F", "B": "B", "I": "B"}.get(a.kind, "")
+        return self.received.get((a.stage, way, a.microbatch))
+
+
+def _maker(receive: Action, last: dict) -> str:
+    """The kind of action that makes what is received."""
+    if receive.kind == "RECV_F":
+        return "F"
+    return "I" if (receive.stage, "I") in last else "B"

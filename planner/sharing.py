@@ -1,0 +1,69 @@
+"""Levels of units whose stages share a rank, or hold two kinds of memory.
+
+A micro-batch of stage s counts as often as s has it in flight at most; the units of a rank give up
+bytes where they cost least by that count, until the fullest moment of its schedule fits.
+"""
+
+from collections.abc import Sequence
+
+from .choose import Picks, choose_along
+from .evaluate import Evaluator
+from .memory import filled, walk
+from .schedules import SPLIT, make_schedule, most_held, stage_ranks
+from .space import Candidate
+from .step import Unit
+
+
+def shared_picks(
+    evaluator: Evaluator, c: Candidate, starts: Sequence[int], limit_bytes: float
+) -> Picks | None:
+    """The level of every unit under cuts, rank by rank; None where one of them does not fit."""
+    stops = (*starts[1:], len(evaluator.parts_of(c).menus))
+    stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
+    homes = stage_ranks(c.schedule, c.pp, c.chunks)
+    picks: dict[int, int] = {}
+    for rank in range(c.pp):
+        mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
+        found = _rank_picks(evaluator, c, rank, mine, limit_bytes)
+        if found is None:
+            return None
+        picks |= found
+    return tuple(picks[index] for index in range(len(picks)))
+
+
+def _rank_picks(
+    evaluator: Evaluator, c: Candidate, rank: int, stages: dict[int, range], limit_bytes: float
+) -> dict[int, int] | None:
+    parts, split = evaluator.parts_of(c), c.schedule in SPLIT
+    actions = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
+    indices = [index for units in stages.values() for index in units]
+    stored = sum(parts.menus[i][0].owned_bytes for i in indices)
+    largest = max(parts.menus[i][0].bucket_bytes for i in indices)
+    room = limit_bytes - evaluator.context_bytes(c)
+    room -= evaluator.storage_bytes(c, stored, largest)
+    held = {s: most_held(actions, s) for s in stages}
+    counts = {i: held[s] for s, units in stages.items() for i in units}
+    points = [
+        [
+            (sum(us), _weight(unit, split, *counts[i]))
+            for us, unit in zip(parts.full[i], parts.menus[i], strict=True)
+        ]
+        for i in indices
+    ]
+
+    def fits(picks: Picks) -> bool:
+        level = dict(zip(indices, picks, strict=True))
+        fillings = {
+            s: filled((parts.menus[i][level[i]] for i in units), split)
+            for s, units in stages.items()
+        }
+        return walk(actions, fillings).total_bytes <= room
+
+    found = choose_along(points, fits)
+    return None if found is None else dict(zip(indices, found, strict=True))
+
+
+def _weight(unit: Unit, split: bool, held: int, waiting: int) -> float:
+    """Bytes of a unit on its rank, at most."""
+    handed = unit.work.split.handed_bytes if split and unit.work.split else 0.0
+    return held * unit.work.kept_bytes + waiting * handed

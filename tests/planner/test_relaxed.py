@@ -1,0 +1,111 @@
+"""The linear relaxation of a pipeline against simulated plans, and the paths that it is made of."""
+
+import random
+
+import pytest
+
+from meshwright.ir.schedule import COMPUTE, peer_stage
+from meshwright.planner.paths import LAST, waits_of
+from meshwright.planner.relaxed import Kind, Pipeline, relax
+from meshwright.planner.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
+
+SHAPES = [(2, 4), (4, 4), (4, 8), (3, 6)]
+
+
+def _kind(count: int, us: float, split: bool, kept: float = 1.0) -> Kind:
+    kinds = ("F", "I", "W") if split else ("F", "B", LAST)
+    alone = {k: (us,) if k in ("F", "I", "W") else (2 * us,) for k in kinds}
+    return Kind(count, alone, {}, 0.0, 0.0, 0.0, 1.0, (kept,), (0.0,))
+
+
+def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline:
+    """Of equal units of f = 1 and b = 2, 4 a stage."""
+    chunks, split = chunks_of(name, None), name.startswith("zb")
+    stages = p * chunks
+    kinds = (_kind(1, 1.0, split), _kind(1, 1.0, split), _kind(4 * stages - 2, 1.0, split))
+    return Pipeline(
+        kinds,
+        make_schedule(name, p, m, chunks),
+        waits_of(name, p, m, chunks),
+        stage_ranks(name, p, chunks),
+        {"F": 0.0, "B": 0.0, LAST: 0.0},
+        (0.0,) * (stages - 1),
+        0.38,
+        limit,
+        (0.0,) * p,
+        (0.0, 0.0),
+    )
+
+
+@pytest.mark.parametrize(("p", "m"), SHAPES)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
+    """Against stages of any sizes, bettered at random from equal ones, by their longest path."""
+    chunks = chunks_of(name, None)
+    waits, rng = waits_of(name, p, m, chunks), random.Random(f"{name}/{p}/{m}")
+    passes = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0, LAST: 2.0}
+
+    def end(sizes: list[float]) -> float:
+        us = {(s, a): sizes[s] * passes[a] for s, a in set(waits.nodes)}
+        return waits.longest(us, [0.0] * len(sizes))[0]
+
+    sizes = [4.0] * (p * chunks)
+    best = end(sizes)
+    for _ in range(1500):
+        one, other = rng.sample(range(len(sizes)), 2)
+        moved = rng.uniform(0, min(0.5, sizes[one] - 1.0))
+        tried = list(sizes)
+        tried[one] -= moved
+        tried[other] += moved
+        if (step := end(tried)) <= best:
+            sizes, best = tried, step
+    found = relax(_pipeline(name, p, m)).step_us
+    assert 0.95 * best <= found <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_memory_shortens_what_a_stage_takes(name: str) -> None:
+    """Limits are met or nothing fits; a tighter one is never faster."""
+    steps = [relax(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)]
+    assert steps == sorted(steps)
+    assert steps[0] < float("inf") and steps[-1] == float("inf")
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
+    """Against times by hand: every action after its rank's last and after what it receives."""
+    rng = random.Random(name)
+    p, m, chunks = 4, 8, chunks_of(name, None)
+    waits, schedule = waits_of(name, p, m, chunks), make_schedule(name, p, m, chunks)
+    us = {node: rng.uniform(1, 9) for node in set(waits.nodes)}
+    send_us = [rng.uniform(0, 3) for _ in range(p * chunks - 1)]
+    longest, path = waits.longest(us, send_us)
+    assert longest == pytest.approx(_end(schedule, us, send_us), rel=1e-12)
+    walked = sum(count * us[node] for node, count in path.nodes.items()) + path.sends_us(send_us)
+    assert walked == pytest.approx(longest, rel=1e-12)
+    for other, _ in waits.plain("I" if name.startswith("zb") else "B"):
+        walked = sum(count * us[node] for node, count in other.nodes.items())
+        assert walked + other.sends_us(send_us) <= longest * (1 + 1e-12)
+
+
+def _end(schedule, us, send_us) -> float:
+    last = {(a.stage, a.kind): a for actions in schedule for a in actions}
+    ends: dict[tuple, float] = {}
+    clock, at = [0.0] * len(schedule), [0] * len(schedule)
+    while any(i < len(actions) for i, actions in zip(at, schedule, strict=True)):
+        for rank, actions in enumerate(schedule):
+            while at[rank] < len(actions):
+                a = actions[at[rank]]
+                if a.kind.startswith("RECV"):
+                    peer = peer_stage(a)
+                    key = peer, a.kind[-1], a.microbatch
+                    if key not in ends:
+                        break
+                    clock[rank] = max(clock[rank], ends[key] + send_us[min(peer, a.stage)])
+                elif a.kind in COMPUTE:
+                    final = a.kind == "B" and last[a.stage, "B"] == a
+                    clock[rank] += us[a.stage, LAST if final else a.kind]
+                    way = {"I": "B"}.get(a.kind, a.kind)
+                    ends[a.stage, way, a.microbatch] = clock[rank]
+                at[rank] += 1
+    return max(clock)
