@@ -92,7 +92,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
         "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
         "zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, shard_weights, "
-        "precision (pure, master), optimizer",
+        "precision (pure, master), reduce_dtype (bf16, f32), optimizer",
     )
     parser.add_argument(
         "--no-search",
@@ -546,15 +546,22 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         dtype=plan.dtype,
         pin=[*arguments.why_not],
     )
-    if plan.precision != "pure":
-        options.pin.append(f"precision={plan.precision}")
-    if not any(pin.startswith("optimizer=") for pin in arguments.why_not):
-        options.pin.append(f"optimizer={plan.optimizer}")
+    options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
     other, _ = make_plan_of(arguments.model or plan.model, options, _say_to(arguments))
     pins = " ".join(arguments.why_not)
     return f"the best plan with {pins} against this one:\n" + diff(
         plan, other, _cluster_of(plan, arguments)
     )
+
+
+def _kept_pins(plan: "Plan", asked: set[str]) -> list[str]:
+    """What the search does not choose, as the plan has it, where nothing else is asked for."""
+    kept = {"optimizer": plan.optimizer}
+    if plan.precision != "pure":
+        kept["precision"] = plan.precision
+    if plan.reduce_dtype != plan.grad_dtype:
+        kept["reduce_dtype"] = plan.reduce_dtype
+    return [f"{key}={value}" for key, value in kept.items() if key not in asked]
 
 
 def _diff(arguments: argparse.Namespace) -> None:

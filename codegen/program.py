@@ -51,6 +51,7 @@ def layout_source(plan: Plan) -> str:
             f"vocab_size={plan.vocab_size},",
             f"zero={plan.zero},",
             f"master={plan.precision == 'master'},",
+            f'reduce_dtype="{TORCH_NAMES[plan.reduce_dtype]}",',
             f"flops_per_token={plan.flops_per_token!r},",
             f'optimizer="{plan.optimizer}",',
         )

@@ -89,6 +89,11 @@ class Bucket:
     entries: tuple[Entry, ...]
 
 
+def grad_dtype(dtype: str, precision: str) -> str:
+    """In which a rank sums its gradients."""
+    return "f32" if precision == "master" else dtype
+
+
 @dataclass(frozen=True)
 class Plan:
     model: str
@@ -114,6 +119,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     stage_ranks: tuple[int, ...]  # of every stage its pp coordinate
     schedule: Schedule
+    reduce_dtype: str  # in which gradients travel between ranks, whatever they are summed in
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
@@ -133,6 +139,10 @@ class Plan:
                 if _read_by_table(graph, given.value.name):
                     found.add(name)
         return found
+
+    @property
+    def grad_dtype(self) -> str:
+        return grad_dtype(self.dtype, self.precision)
 
     @property
     def num_stages(self) -> int:

@@ -5,19 +5,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .dtypes import ITEM_BYTES
+from .dtypes import FLOATS, ITEM_BYTES
 from .errors import ParseError
 from .graph import text_hash
 from .placement import format_placement, parse_mesh, parse_placement
-from .plan import Bucket, Entry, InstancePlan, Param, Piece, Plan
+from .plan import Bucket, Entry, InstancePlan, Param, Piece, Plan, grad_dtype
 from .schedule import format_schedule, parse_schedule
 from .sizes import Shape, format_size, parse_size
 from .text import format_graph, parse_placed_graph, with_line
 
 HEADER = "meshwright plan v1"
 _KEYS = (
-    "model", "dtype", "precision", "optimizer", "graph_hash", "cluster", "recompute",
-    "schedule_name",
+    "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
+    "recompute", "schedule_name",
 )  # fmt: skip
 _NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
 
@@ -102,7 +102,10 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         for name, body in sections.items()
         if name.startswith("piece ")
     ]
+    keys.setdefault("reduce_dtype", grad_dtype(keys["dtype"], keys["precision"]))
     fields: dict[str, Any] = {key: keys[key] for key in _KEYS}
+    if keys["reduce_dtype"] not in FLOATS:
+        raise ParseError(f"reduce_dtype: {keys['reduce_dtype']!r}; one of {', '.join(FLOATS)}")
     fields.update({key: _number(keys, key, int) for key in _NUMBERS})
     return Plan(
         **fields,

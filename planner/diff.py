@@ -154,6 +154,10 @@ def _precision(plan: Plan, target: Plan) -> Plan:
     return replace(plan, precision=target.precision)
 
 
+def _reduce_dtype(plan: Plan, target: Plan) -> Plan:
+    return replace(plan, reduce_dtype=target.reduce_dtype)
+
+
 def _optimizer(plan: Plan, target: Plan) -> Plan:
     return replace(plan, optimizer=target.optimizer)
 
@@ -208,6 +212,7 @@ DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("recompute", _recompute_words, _recompute),
     ("ZeRO", lambda p: str(p.zero), _zero),
     ("precision", lambda p: p.precision, _precision),
+    ("reduce dtype", lambda p: p.reduce_dtype, _reduce_dtype),
     ("optimizer", lambda p: p.optimizer, _optimizer),
     ("schedule", _schedule_words, _schedule),
     ("cuts", _cut_words, _cuts),

@@ -9,7 +9,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.optable import flops
 from meshwright.ir.placement import Mesh
-from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.plan import Piece, Plan, grad_dtype
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
 
@@ -92,6 +92,7 @@ def make_plan(
         schedule_name=name,
         flops_per_token=per_token,
         precision=choose_precision(traced.dtype, pins),
+        reduce_dtype=choose_reduce_dtype(traced.dtype, pins),
         optimizer=choose_optimizer(pins),
         coverage=(*traced.warnings, *sharded.coverage),
         context=traced.segmented.context,
@@ -176,6 +177,16 @@ def choose_precision(dtype: str, pins: Pins) -> str:
     if precision == "master" and dtype not in ("bf16", "f16"):
         raise PlanError(f"precision=master needs dtype bf16, the plan's is {dtype}")
     return precision
+
+
+def choose_reduce_dtype(dtype: str, pins: Pins) -> str:
+    """That of the gradients as a rank sums them, unless pinned. Float64 keeps all its digits."""
+    if pins.reduce_dtype is not None and dtype == "f64":
+        raise PlanError(
+            f"reduce_dtype={pins.reduce_dtype} with dtype f64: a program in f64 reduces its "
+            "gradients in f64; leave the pin out, or plan with --dtype f32 or bf16"
+        )
+    return pins.reduce_dtype or grad_dtype(dtype, choose_precision(dtype, pins))
 
 
 def choose_optimizer(pins: Pins) -> str:

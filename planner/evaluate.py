@@ -29,7 +29,7 @@ from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cost import Costs
 from .cuts import Room
-from .driver import choose_optimizer, choose_precision
+from .driver import choose_optimizer, choose_precision, choose_reduce_dtype
 from .layout import instances_of, params_of
 from .levels import CHOSEN, Menu, Menus, Saved, Stage, proposals, undominated
 from .links import Links
@@ -113,8 +113,9 @@ class Evaluator:
 
     @cached_property
     def precision(self) -> Precision:
-        precision = choose_precision(self.traced.dtype, self.pins)
-        return precision_of(self.traced.dtype, precision, choose_optimizer(self.pins))
+        dtype, pins = self.traced.dtype, self.pins
+        precision, reduced = choose_precision(dtype, pins), choose_reduce_dtype(dtype, pins)
+        return precision_of(dtype, precision, reduced, choose_optimizer(pins))
 
     def sharding(self, tp: int) -> ShardedModel:
         """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""

@@ -35,6 +35,8 @@ def summary(plan: Plan) -> str:
         f"{plan.num_microbatches} micro-batches of {plan.micro_batch} x dp {mesh.size('dp')}",
         f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
         f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
+        f"  {plan.dtype} {plan.precision}: gradients summed in {plan.grad_dtype}, reduced in "
+        f"{plan.reduce_dtype}; optimizer {plan.optimizer}",
         f"  peak memory of the fullest rank: {gib(memory)}",
     ]
     lines += [f"  {name}: {value:,.6g}" for name, value in plan.costs]

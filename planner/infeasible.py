@@ -24,7 +24,7 @@ from .space import Candidate, candidates
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
     "pp", "dp", "tp", "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
-    "precision", "optimizer",
+    "precision", "reduce_dtype", "optimizer",
 )  # fmt: skip
 SHORTEST_SEQ = 64
 
@@ -104,7 +104,7 @@ class Refusal:
     def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
         """The evaluator with these pins free; the placements stay."""
         pins = replace(self.evaluator.pins, **dict.fromkeys(names))
-        if not {"precision", "optimizer"} & set(names):
+        if not {"precision", "reduce_dtype", "optimizer"} & set(names):
             return replace(self.evaluator, pins=pins)
         return replace(self.evaluator, pins=pins, parts={}, pipelines={})
 
@@ -114,7 +114,7 @@ class Refusal:
 
     def _fits(self, evaluator: Evaluator, c: Candidate) -> bool:
         pins = evaluator.pins
-        key = (c, evaluator.seq, pins.cuts, pins.precision, pins.optimizer)
+        key = (c, evaluator.seq, pins.cuts, evaluator.precision)
         if key not in self.known:
             stores = evaluator.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(evaluator, c, self.limit_bytes)

@@ -16,7 +16,7 @@ from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
 
 from .cluster import Cluster
-from .step import Precision, StepModel, Unit, precision_of
+from .step import Precision, StepModel, Unit, precision_of_plan
 
 # What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
 # the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
@@ -62,9 +62,20 @@ class Storage:
         }
         if self.dp > 1 and self.zero == 3:
             found["gathered parameters"] = 2 * self.largest_bytes
-        if self.zero >= 2:
-            found["gradient buffers"] = 2 * wide * self.largest_bytes
+        if size := self._buffer_bytes():
+            found["gradient buffers"] = size
         return found
+
+    def _buffer_bytes(self) -> float:
+        """Gradients on their way: a reduction runs behind each backward until the next one begins.
+
+        Levels 2 and 3 sum in buffers, which a copy that travels takes the place of.
+        """
+        grad, carried = self.precision.grad, self.precision.carried
+        item = 2 * grad if self.zero >= 2 else 0
+        if self.dp > 1 and self.precision.copies:
+            item = 2 * carried + (grad if self.zero >= 2 else 0)
+        return item / self.precision.param * self.largest_bytes
 
     @property
     def total_bytes(self) -> float:
@@ -198,8 +209,8 @@ def model_peaks(
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
-    precision = precision_of(plan.dtype, plan.precision, plan.optimizer)
-    return model_peaks(model, plan.mesh.size("dp"), precision, context_bytes(plan))
+    dp, context = plan.mesh.size("dp"), context_bytes(plan)
+    return model_peaks(model, dp, precision_of_plan(plan), context)
 
 
 def context_bytes(plan: Plan) -> float:

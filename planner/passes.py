@@ -70,9 +70,9 @@ def _forward_us(unit: Unit, beside_us: float) -> float:
 
 
 def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) -> float:
-    partial = unit.partial_us if reduces else 0.0
+    blocking = unit.blocking_us if reduces else 0.0
     kinds = ("I", "W") if unit.work.split else ("B",)
-    return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us) + partial
+    return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us) + blocking
 
 
 def _beside(compute_us: float, gather_us: float, reduce_us: float) -> float:

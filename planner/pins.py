@@ -8,7 +8,11 @@ from meshwright.ir.errors import PlanError
 from .schedules import GENERATORS
 
 # Known before a model is traced.
-CHOICES = {"schedule": GENERATORS, "precision": ("pure", "master")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": GENERATORS,
+    "precision": ("pure", "master"),
+    "reduce_dtype": ("bf16", "f32"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Pins:
     schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
     resident byte in us (None: from the cluster).
     shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
-    plan's dtype) or master (gradients summed and reduced, moments and master weights in float32).
+    plan's dtype) or master (gradients summed, moments and master weights in float32).
+    reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
     """
 
@@ -37,6 +42,7 @@ class Pins:
     price: float | None = None
     shard_weights: int | None = None
     precision: str | None = None
+    reduce_dtype: str | None = None
     optimizer: str | None = None
 
 

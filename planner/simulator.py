@@ -194,7 +194,7 @@ class _Run:
             rank.arrive(stage, index)
         rank.run(unit.pass_us(kind), self.price)
         if reduces and unit.completes_in(kind):
-            rank.run(unit.partial_us, self.price)
+            rank.run(unit.blocking_us, self.price)
             rank.collective(unit.reduce_us)
 
 

@@ -34,8 +34,8 @@ STATES = {
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes of an element: of parameters, of gradients where they are summed, of what the
-    optimizer keeps, and of what one update moves.
+    """Bytes of an element: of parameters, of gradients where they are summed and where they
+    travel, of what the optimizer keeps, and of what one update moves.
 
     An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
     gradient and its states and writes all but the gradient; clearing writes the gradient. With
@@ -45,17 +45,28 @@ class Precision:
 
     param: int
     grad: int
+    carried: int
     state: int
     moved: int
 
+    @property
+    def copies(self) -> bool:
+        """Whether gradients are copied to travel."""
+        return self.carried != self.grad
 
-def precision_of(dtype: str, precision: str, optimizer: str) -> Precision:
-    item, (states, further) = ITEM_BYTES[dtype], STATES[optimizer]
+
+def precision_of(dtype: str, precision: str, reduce_dtype: str, optimizer: str) -> Precision:
+    item, carried = ITEM_BYTES[dtype], ITEM_BYTES[reduce_dtype]
+    states, further = STATES[optimizer]
     moves = 7 + 2 * states + further
     if precision == "master":
         wide = 4
-        return Precision(item, wide, (states + 1) * wide, moves * wide + item)
-    return Precision(item, item, states * item, moves * item)
+        return Precision(item, wide, carried, (states + 1) * wide, moves * wide + item)
+    return Precision(item, item, carried, states * item, moves * item)
+
+
+def precision_of_plan(plan: Plan) -> Precision:
+    return precision_of(plan.dtype, plan.precision, plan.reduce_dtype, plan.optimizer)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ class Unit:
     """One instance. Times in us, sizes in bytes of one rank.
 
     gather_us: parameters before use (ZeRO 3). reduce_us: gradients over dp, when this instance
-    completes them. partial_us: gradients over tp, blocking. bucket_bytes: its parameters, whole;
+    completes them. blocking_us: what compute waits for before that, gradients over tp and copies of
+    them in the dtype that travels. bucket_bytes: its parameters, whole;
     owned_bytes: those that no earlier unit of the rank holds.
     """
 
@@ -72,7 +84,7 @@ class Unit:
     accumulate_us: float
     gather_us: float
     reduce_us: float
-    partial_us: float
+    blocking_us: float
     bucket_bytes: float
     owned_bytes: float
 
@@ -124,8 +136,8 @@ def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> 
     table = table or work_table(plan, cluster)
     split = plan.splits_backward
     works = {p.name: table.of(p.graph, p.placements, p.saved, split) for p in plan.pieces}
-    precision = precision_of(plan.dtype, plan.precision, plan.optimizer)
-    units = UnitTable(works, plan.zero, Links(cluster, plan.mesh), precision)
+    links = Links(cluster, plan.mesh)
+    units = UnitTable(works, plan.zero, links, precision_of_plan(plan))
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
     return units.step(*parts, plan.num_microbatches)
 
@@ -234,14 +246,25 @@ class UnitTable:
         if self.zero == 3:
             gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
         kind = "all_reduce" if self.zero == 0 else "reduce_scatter"
-        reduce = sum(links.axis_us(kind, wider * bucket_bytes(b), "dp") for b in fresh)
+        carried = self.precision.carried / self.precision.param
+        reduce = sum(links.axis_us(kind, carried * bucket_bytes(b), "dp") for b in fresh)
         partial = sum(
-            links.axis_us("all_reduce", wider * _partial_bytes(b), "tp")
+            links.axis_us("all_reduce", carried * _partial_bytes(b), "tp")
             for b in fresh
             if _partial_bytes(b)
         )
-        kept = sum(map(bucket_bytes, owned))
-        return Unit("", work, accumulate, gather, reduce, partial, whole, kept)
+        blocking, kept = partial + self._copies_us(ready), sum(map(bucket_bytes, owned))
+        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept)
+
+    def _copies_us(self, ready: float) -> float:
+        """Memory traffic of the copy that travels; level 0 copies it back, the others' shards are
+        read in place of gradients. ready: bytes of the buckets."""
+        dp, precision = self.links.mesh.size("dp"), self.precision
+        if dp == 1 or not precision.copies:
+            return 0.0
+        moved = (precision.grad + precision.carried) / precision.param * ready
+        hbm = self.links.cluster.device.hbm_bytes_per_s / 1e6
+        return (2 if self.zero == 0 else 1) * moved / hbm
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""
@@ -256,7 +279,8 @@ class UnitTable:
         return self.links.axis_us("all_gather", bucket_bytes(bucket), "dp")
 
     def _tied_us(self, bucket: Bucket) -> float:
-        size = bucket_bytes(bucket) / (self.links.mesh.size("dp") if self.zero else 1)
+        carried = self.precision.carried / self.precision.param * bucket_bytes(bucket)
+        size = carried / (self.links.mesh.size("dp") if self.zero else 1)
         return self.links.axis_us("all_reduce", size, "pp")
 
 

@@ -32,6 +32,7 @@ class FlatBucket:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
         self.dtype = getattr(torch, layout.dtype)
         self.grad_dtype = torch.float32 if layout.master else self.dtype
+        self.reduce_dtype = getattr(torch, layout.reduce_dtype)
         self.group, self.tp = mesh.group("dp"), mesh.group("tp")
         self.tp_replicated = {p.name for p in layout.params if not p.shards}
         self.cuts = mesh.size("dp") if layout.zero else 1
@@ -53,7 +54,8 @@ class FlatBucket:
         self.expected = 0  # calls of `reduce` in a step
         self.begin()
         self._gather: dist.Work | None = None
-        self._reduce: list[tuple[dist.Work | None, Tensor | None, Tensor]] = []
+        # Reductions under way: what they bring, and what they read.
+        self._reduce: list[tuple[dist.Work | None, Tensor, Tensor]] = []
 
     def _region(self, chosen) -> int:  # type: ignore[no-untyped-def]
         """End of the leading run of entries that `chosen` accepts, in elements."""
@@ -138,37 +140,52 @@ class FlatBucket:
         self.completed += 1
         if self.zero < 2 and self.completed < self.expected:
             return
-        grad = self.grad
-        assert grad is not None
-        if self.partial_numel and self.tp is not None:
-            dist.all_reduce(grad[: self.partial_numel], group=self.tp)
+        assert self.grad is not None
+        carried = self.grad if self.group is None else self.grad.to(self.reduce_dtype)
+        self._sum(carried[: self.partial_numel], self.tp)
         if self.zero == 0:
-            if self.group is not None:
-                work = dist.all_reduce(grad, group=self.group, async_op=True)
-                self._reduce.append((work, None, grad))
-            return
-        target = self._empty_grad(self.shard_numel)
-        work = None
-        if self.group is None:
-            target.copy_(grad)
+            self._all_reduce(carried)
         else:
-            work = dist.reduce_scatter_tensor(target, grad, group=self.group, async_op=True)
-        self._reduce.append((work, target, grad))
+            self._reduce_scatter(carried)
         if self.zero >= 2:
             self.grad = None
+
+    def _all_reduce(self, carried: Tensor) -> None:
+        if self.group is not None:
+            work = dist.all_reduce(carried, group=self.group, async_op=True)
+            self._reduce.append((work, carried, carried))
+
+    def _reduce_scatter(self, carried: Tensor) -> None:
+        target, work = carried.new_empty(self.shard_numel), None
+        if self.group is None:
+            target.copy_(carried)
+        else:
+            work = dist.reduce_scatter_tensor(target, carried, group=self.group, async_op=True)
+        self._reduce.append((work, target, carried))
+
+    def _sum(self, flat: Tensor, group: dist.ProcessGroup | None) -> None:
+        """Sum over ranks in place, on the way in the dtype of reductions."""
+        if group is None or not flat.numel():
+            return
+        carried = flat.to(self.reduce_dtype)
+        dist.all_reduce(carried, group=group)
+        if carried is not flat:
+            flat.copy_(carried)
 
     def finish_reductions(self) -> None:
         """Wait for the reductions under way and add what they brought."""
         while self._reduce:
-            work, target, _ = self._reduce.pop(0)
+            work, brought, _ = self._reduce.pop(0)
             if work is not None:
                 work.wait()
-            if target is None:
-                continue
-            if self.zero == 1:
-                self.grad_shard.copy_(target)
-            else:
-                self.grad_shard.add_(target)
+            if self.zero >= 2:
+                self.grad_shard.add_(brought)
+            elif brought is not self.grad:
+                self.grad_shard.copy_(brought)
+
+    def sum_homes(self, group: dist.ProcessGroup | None) -> None:
+        """Sum the reduced gradients of a tied parameter over the pp ranks that hold it."""
+        self._sum(self.grad_shard, group)
 
     def zero_grads(self) -> None:
         """Clear what the next step accumulates into."""

@@ -160,7 +160,7 @@ class Executor:
         for name, bucket in self.buckets.items():
             bucket.finish_reductions()
             if len(bucket.bucket.homes) > 1:
-                dist.all_reduce(bucket.grad_shard, group=self.tied[name])
+                bucket.sum_homes(self.tied[name])
         return self.optimizer.step(self._counted_loss(), lr)
 
     def _counted_loss(self) -> Tensor:

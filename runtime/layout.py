@@ -45,7 +45,8 @@ class Layout:
     """What all ranks share.
 
     stage_ranks: of every stage its pp coordinate. master: gradients, optimizer state and master
-    weights are float32. optimizer: the one that was planned for.
+    weights are float32. reduce_dtype: in which gradients travel between ranks. optimizer: the one
+    that was planned for.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Layout:
     vocab_size: int
     zero: int
     master: bool
+    reduce_dtype: str
     flops_per_token: float
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]

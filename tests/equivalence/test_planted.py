@@ -57,12 +57,12 @@ PLANTS = (
     Plant("a shard's weights made twice", SHARDED, BUCKETS, r"mesh\.coordinate\(a\)", "0"),
     Plant(
         "gradients not reduced over dp",
-        DATA, BUCKETS, r"dist\.all_reduce\(grad, group=self\.group, async_op=True\)", "None",
+        DATA, BUCKETS, r"dist\.all_reduce\(carried, group=self\.group, async_op=True\)", "None",
     ),
     Plant(
         "gradient shards not reduced over dp",
-        DATA_CUT, BUCKETS, r"dist\.reduce_scatter_tensor\(target, grad, .*\)",
-        "[target.copy_(self._cut(grad)), None][1]",
+        DATA_CUT, BUCKETS, r"dist\.reduce_scatter_tensor\(target, carried, .*\)",
+        "[target.copy_(self._cut(carried)), None][1]",
     ),
     Plant(
         "updated parameters not gathered",
@@ -75,7 +75,7 @@ PLANTS = (
     Plant("the last gradient only", DATA, STAGE, r"\.add_\((d_\w+)\)", r".copy_(\1)", 0),
     Plant(
         "a tied gradient of one home only",
-        STAGED, EXECUTOR, r"dist\.all_reduce\(bucket\.grad_shard, group=.*\)", "pass",
+        STAGED, EXECUTOR, r"bucket\.sum_homes\(self\.tied\[name\]\)", "pass",
     ),
     Plant(
         "a tied parameter twice in the norm",

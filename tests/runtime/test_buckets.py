@@ -35,6 +35,7 @@ LAYOUT = Layout(
     vocab_size=8,
     zero=0,
     master=False,
+    reduce_dtype="float64",
     flops_per_token=1.0,
     params=PARAMS,
     buckets=(BUCKET,),
@@ -78,6 +79,44 @@ def test_every_level_starts_from_the_same_values_and_sums_micro_batches(zero: in
     assert float(bucket.grad_shard.sum()) == 16.0 + 256.0
     bucket.zero_grads()
     assert float(bucket.grad_shard.abs().sum()) == 0.0
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(("summed", "travels"), [(False, "float32"), (True, "bfloat16")])
+def test_gradients_travel_in_the_reductions_dtype(
+    zero: int, summed: bool, travels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of equal gradients, played by collectives that double: the sum has one rounding
+    more where bf16 travels, and none where float32 does."""
+    layout = replace(LAYOUT, zero=zero, dtype="bfloat16", master=summed, reduce_dtype=travels)
+    bucket = FlatBucket(BUCKET, layout, seed=0, device=torch.device("cpu"))
+    bucket.group = bucket.tp = object()  # type: ignore[assignment]
+    bucket.expected, seen = 1, []
+
+    def all_reduce(x: torch.Tensor, group: object, async_op: bool = False) -> None:
+        seen.append(x.dtype)
+        x.mul_(2)
+
+    def reduce_scatter(
+        target: torch.Tensor, x: torch.Tensor, group: object, async_op: bool = False
+    ) -> None:
+        seen.append(x.dtype)
+        target.copy_(x).mul_(2)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("torch.distributed.reduce_scatter_tensor", reduce_scatter)
+    value = 1 + 2**-7 if travels == "float32" else 1 + 2**-12
+    grads = bucket.grads()
+    grads["norm"].fill_(value)  # partial over tp, so that both reductions double it
+    grads["up"].fill_(value)
+    bucket.reduce()
+    bucket.finish_reductions()
+    bucket.sum_homes(bucket.tp)
+    assert set(seen) == {getattr(torch, travels)} and len(seen) == 3
+    once = value if travels == "float32" else 1.0
+    assert bucket.grad_shard[:8].tolist() == [8 * once] * 8
+    assert bucket.grad_shard[64:128].tolist() == [4 * once] * 64
+    assert bucket.grad_shard.dtype is (torch.float32 if summed else torch.bfloat16)
 
 
 def test_level_3_frees_what_it_gathered() -> None:

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 6dd6109714d80702."""
+"""What every rank of golden-gemma2 shares; plan 4e285db1b6e79c48."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -13,6 +13,7 @@ LAYOUT = Layout(
     vocab_size=64,
     zero=0,
     master=False,
+    reduce_dtype="float32",
     flops_per_token=20736.0,
     optimizer="adamw",
     params=(

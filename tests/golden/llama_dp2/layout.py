@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 2ed5660c3b524dca."""
+"""What every rank of golden-llama shares; plan e61020338cc55c4c."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -13,6 +13,7 @@ LAYOUT = Layout(
     vocab_size=64,
     zero=0,
     master=False,
+    reduce_dtype="float32",
     flops_per_token=20736.0,
     optimizer="adamw",
     params=(

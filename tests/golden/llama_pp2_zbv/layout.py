@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ee272a3c415d4a1c."""
+"""What every rank of golden-llama shares; plan 0e98052c2a127a09."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -13,6 +13,7 @@ LAYOUT = Layout(
     vocab_size=64,
     zero=0,
     master=False,
+    reduce_dtype="float32",
     flops_per_token=20736.0,
     optimizer="adamw",
     params=(

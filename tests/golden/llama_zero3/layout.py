@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 1055861eaae52ba4."""
+"""What every rank of golden-llama shares; plan a72e1f408c4b9606."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
@@ -13,6 +13,7 @@ LAYOUT = Layout(
     vocab_size=64,
     zero=3,
     master=False,
+    reduce_dtype="float32",
     flops_per_token=20736.0,
     optimizer="adamw",
     params=(
