@@ -27,6 +27,16 @@ SCHEDULES = [
     ("zb-h1", None),
     ("zbv", None),
 ]
+# Of bf16: precision, dtype of reductions, settings of the optimizer.
+STOCHASTIC = (("rounding", "stochastic"),)
+NARROW = [
+    ("pure", None, ()),
+    ("pure", "f32", ()),
+    ("pure", "f32", STOCHASTIC),
+    ("master", None, ()),
+    ("master", "bf16", ()),
+]
+NARROW_OPTIMIZERS = ["adamw", "sgd", "lion", "schedule-free", "muon", "adafactor"]
 MIN_SEGMENTS = 6  # embedding, two layers of attention and feed-forward, head
 SEQS = (1, 5, 7, 8, 12, 16)
 
@@ -54,14 +64,17 @@ class ModelDraw:
 class Case:
     """One case. empty: a micro-batch without labels; tail: the last rows without labels.
 
-    cuts: pin the stage cuts at random, else leave them to the planner. random_costs: plan for a
-    cluster of random costs. price: of a resident byte, in us. clip: global-norm clip.
+    precision, reduce_dtype: pins, of bf16. cuts: pin the stage cuts at random, else leave them to
+    the planner. random_costs: plan for a cluster of random costs. price: of a resident byte, in us.
+    clip: global-norm clip.
     """
 
     number: int
     seed: int
     model: ModelDraw
     dtype: str = "f64"
+    precision: str = "pure"
+    reduce_dtype: str | None = None
     pp: int = 1
     dp: int = 1
     tp: int = 1
@@ -115,6 +128,9 @@ class Case:
     def __str__(self) -> str:
         mesh = f"pp{self.pp}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
+        kind += f"-{self.precision}" if self.precision != "pure" else ""
+        kind += f"-reduced-{self.reduce_dtype}" if self.reduce_dtype else ""
+        kind += "-stochastic" if dict(self.settings).get("rounding") == "stochastic" else ""
         kind += f"-{self.optimizer}" if self.optimizer != "adamw" else ""
         how = f"{mesh}-{self.schedule}-zero{self.zero}"
         kind += f"-resumed{self.resume}" if self.resume else ""
@@ -142,6 +158,24 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
         cases[-1] = replace(
             cases[-1], optimizer=_optimizer(cases[-1], optimizers), resume=next(resumes)
         )
+    return cases
+
+
+def draw_narrow_cases(seed: int, count: int, max_world: int) -> list[Case]:
+    """Cases in bf16; precisions and dtypes of reductions come in turn."""
+    rng = random.Random(f"narrow/{seed}/{max_world}")
+    kinds = _endless(rng, NARROW)
+    optimizers = _endless(rng, NARROW_OPTIMIZERS)
+    several = [c for c in draw_cases(seed, 4 * count, max_world, repeats=count) if c.dp > 1]
+    cases = []
+    for number, case in enumerate(several[:count]):
+        precision, reduce_dtype, settings = next(kinds)
+        cases.append(
+            replace(
+                case, number=500 + number, dtype="bf16", precision=precision, settings=settings,
+                reduce_dtype=reduce_dtype, optimizer=next(optimizers),
+            )
+        )  # fmt: skip
     return cases
 
 

@@ -21,7 +21,7 @@ def cluster_of(case: Case) -> Cluster:
     rate = 10 ** rng.uniform(5, 9)
     device = replace(
         cluster.device,
-        matmul_flops_per_s=(("f32", rate), ("f64", rate)),
+        matmul_flops_per_s=(("bf16", rate), ("f32", rate), ("f64", rate)),
         hbm_bytes_per_s=10 ** rng.uniform(6, 10),
         launch_us=10 ** rng.uniform(-2, 0),
     )

@@ -65,7 +65,9 @@ class Court:
         data = batches(case, model.vocab)
         found = self._found(case, plan, folder, data)
         expected = plain_run(model.plain, plan, data, case)
-        readings = check(case, found, expected)
+        narrow = case.dtype == "bf16"
+        wide = plain_run(model.plain, plan, data, case, wide=True) if narrow else None
+        readings = check(case, found, expected, wide)
         for reading in readings if edit is None else ():
             self._remember(case, reading)
         return readings
@@ -96,6 +98,8 @@ class Court:
             cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
             price=case.price,
             shard_weights=1 if case.shard_weights else None,
+            precision=case.precision,
+            reduce_dtype=case.reduce_dtype,
         )
         cluster, sizes = cluster_of(case), {"seq": case.seq, "global_batch": case.rows * case.dp}
         if case.recompute != EACH:

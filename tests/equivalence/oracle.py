@@ -1,4 +1,8 @@
-"""The plain model, eager on one device on the whole global batch: what every plan must equal."""
+"""The plain model, eager on one device on the whole global batch: what every plan must equal.
+
+With float32 masters the plain way is torch's own: forward and backward in bf16, gradients cast to
+float32 for an optimizer over float32 copies, which are cast back.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,23 +50,33 @@ def plain_run(
     plan: Plan,
     data: list[tuple[Tensor, Tensor]],
     case: Case,
+    wide: bool = False,
 ) -> Outcome:
-    """Train for one step a batch from the weights that the plan's recipes and the seed give."""
-    dtype = getattr(torch, TORCH_NAMES[plan.dtype])
-    module = _built(build, dtype)
+    """Train for one step a batch from the weights that the plan's recipes and the seed give.
+
+    wide: from the same weights, in float64.
+    """
+    module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
-    _initialise(params, plan, case.seed, dtype)
-    update = reference(case.options, params, _tables(module))
+    _initialise(params, plan, case.seed)
+    trained = params
+    if plan.precision == "master" and not wide:
+        trained = {n: nn.Parameter(p.detach().float()) for n, p in params.items()}
+    update = reference(case.options, trained, _tables(module))
     losses, norms = [], []
     grads: dict[str, Tensor] = {}
     for (tokens, labels), rate in zip(data, case.rates, strict=True):
         module.zero_grad()
         loss = _loss(module, tokens, labels)
         loss.backward()
-        grads = grads or {n: _grad(p).clone() for n, p in params.items()}
+        for name, param in trained.items():
+            param.grad = _grad(params[name]).to(param.dtype)
+        grads = grads or {n: _grad(p).clone() for n, p in trained.items()}
         losses.append(loss.item())
-        norms.append(_clip(list(params.values()), case.clip))
+        norms.append(_clip(list(trained.values()), case.clip))
         update(rate)
+        for name, param in params.items():
+            param.data.copy_(trained[name])
     return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items()})
 
 
@@ -75,7 +89,8 @@ def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
 
 
-def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int, dtype: torch.dtype) -> None:
+def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int) -> None:
+    dtype = getattr(torch, TORCH_NAMES[plan.dtype])
     planned = {p.name for p in plan.params}
     assert planned == set(params), f"plan and model differ in {planned ^ set(params)}"
     for param in plan.params:
@@ -105,6 +120,7 @@ def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     else:
         out = module(tokens)
     logits = out if isinstance(out, Tensor) else out.logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )

@@ -4,13 +4,14 @@ import os
 from dataclasses import replace
 
 import pytest
-from equivalence.cases import Case, ModelDraw, chosen_seed, draw_cases
+from equivalence.cases import Case, ModelDraw, chosen_seed, draw_cases, draw_narrow_cases
 from equivalence.law import Court
 
-CASES = draw_cases(chosen_seed(), 44, max_world=4)
+CASES = draw_cases(chosen_seed(), 40, max_world=4)
+NARROW = draw_narrow_cases(chosen_seed(), 6, max_world=4)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + NARROW, ids=str)
 def test_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 
@@ -38,9 +39,9 @@ def test_compiled_equals_the_plain_model(case: Case, court: Court) -> None:
 
 
 # MESHWRIGHT_CASES: how many.
-LONG = draw_cases(
-    chosen_seed(), int(os.environ.get("MESHWRIGHT_CASES", "300")), max_world=8, repeats=4
-)
+_COUNT = int(os.environ.get("MESHWRIGHT_CASES", "300"))
+LONG = draw_cases(chosen_seed(), _COUNT, max_world=8, repeats=4)
+LONG += draw_narrow_cases(chosen_seed(), _COUNT // 6, max_world=8)
 
 
 @pytest.mark.long

@@ -17,7 +17,12 @@ SHARDED = Case(number=900, seed=0, model=MODEL, tp=2, accumulation=2, shard_weig
 DATA = Case(number=901, seed=0, model=MODEL, dp=2, accumulation=2, empty=True)
 DATA_CUT = Case(number=902, seed=0, model=MODEL, dp=2, accumulation=2, zero=1)
 STAGED = Case(number=903, seed=0, model=TIED, pp=2, accumulation=2)
-CASES = (SHARDED, DATA, DATA_CUT, STAGED)
+# In bf16 what is caught is far above its rounding, not at its edge.
+NARROW = Case(number=904, seed=0, model=MODEL, dp=2, tp=2, accumulation=2, shard_weights=True,
+              dtype="bf16", precision="master", reduce_dtype="bf16")  # fmt: skip
+NARROW_CUT = Case(number=905, seed=0, model=TIED, pp=2, dp=2, accumulation=2, zero=2, dtype="bf16",
+                  reduce_dtype="f32")  # fmt: skip
+CASES = (SHARDED, DATA, DATA_CUT, STAGED, NARROW, NARROW_CUT)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,23 @@ PLANTS = (
     Plant(
         "a tied gradient of one home only",
         STAGED, EXECUTOR, r"bucket\.sum_homes\(self\.tied\[name\]\)", "pass",
+    ),
+    Plant(
+        "a dropped all-reduce in forward, in bf16",
+        NARROW, STAGE, r'= collectives.all_reduce\((\w+), "sum", TP\)', r"= \1",
+    ),
+    Plant(
+        "gradients not reduced over dp, in bf16",
+        NARROW, BUCKETS, r"dist\.all_reduce\(carried, group=self\.group, async_op=True\)", "None",
+    ),
+    Plant(
+        "the reduced copy dropped, in bf16",
+        NARROW, BUCKETS, r"elif brought is not self.grad:", "elif False:",
+    ),
+    Plant(
+        "gradient shards not reduced over dp, in bf16",
+        NARROW_CUT, BUCKETS, r"dist\.reduce_scatter_tensor\(target, carried, .*\)",
+        "[target.copy_(self._cut(carried)), None][1]",
     ),
     Plant(
         "a tied parameter twice in the norm",

@@ -127,8 +127,13 @@ def _train(job: Job) -> RankResult:
         losses.append(loss)
         norms.append(norm)
     coordinates = {axis: mesh.coordinate(axis) for axis in layout.mesh}
-    params = {name: bucket.shard.numpy().copy() for name, bucket in executor.buckets.items()}
+    params = {name: _array(bucket.shard) for name, bucket in executor.buckets.items()}
     return RankResult(coordinates, losses, norms, grads, params)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """A copy; of bf16, which numpy does not have, in float32."""
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy().copy()
 
 
 def _taken_up(executor: Any, fresh: Any, job: Job) -> Any:
@@ -175,7 +180,7 @@ def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
 
     def recorded(*args: Any) -> Any:
         for name, bucket in executor.buckets.items():
-            grads.setdefault(name, bucket.grad_shard.numpy().copy())
+            grads.setdefault(name, _array(bucket.grad_shard))
         return step(*args)
 
     executor.optimizer.step = recorded
