@@ -23,16 +23,6 @@ class Box:
     def numel(self) -> int:
         return math.prod(self.sizes)
 
-    def overlap(self, other: "Box") -> "Box | None":
-        offsets, sizes = [], []
-        for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
-            start, stop = max(a, b), min(a + n, b + m)
-            if start >= stop:
-                return None
-            offsets.append(start)
-            sizes.append(stop - start)
-        return Box(tuple(offsets), tuple(sizes))
-
     def slices_of(self, whole: "Box") -> tuple[slice, ...]:
         """Where this box lies in a tensor that holds `whole`."""
         starts = [a - b for a, b in zip(self.offsets, whole.offsets, strict=True)]

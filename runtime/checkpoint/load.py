@@ -1,5 +1,6 @@
 """Fill a rank's shards from a checkpoint of any plan, or from Hugging Face weights."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from ..boxes import Box
 from ..executor import Executor
 from ..layout import Layout
 from .manifest import CheckpointError, Files, Manifest, Stored
+from .planning import plan_reads
+
+Target = tuple[Box, Tensor]  # a logical box, and the local tensor that holds it
 
 
 def load(executor: Executor, manifest: Manifest) -> None:
@@ -20,8 +24,8 @@ def load(executor: Executor, manifest: Manifest) -> None:
     _check_model(manifest, layout)
     _check_numbers(manifest, executor.optimizer.rule.numbers)
     with Files(manifest.path) as files:
-        for kind, param, box, target in _targets(executor):
-            _fill(target, box, manifest.boxes.get((kind, param), []), files, param)
+        for (kind, param), targets in _targets(executor).items():
+            _fill(targets, manifest.boxes.get((kind, param), []), files, param)
     executor.optimizer.resumed(manifest.state.updates, manifest.state.numbers)
 
 
@@ -34,8 +38,15 @@ def _check_numbers(manifest: Manifest, known: dict[str, float]) -> None:
         )
 
 
-def _targets(executor: Executor) -> Iterator[tuple[str, str, Box, Tensor]]:
-    """(kind, parameter, logical box, where it goes) of all that this rank holds."""
+def _targets(executor: Executor) -> dict[tuple[str, str], list[Target]]:
+    """By kind and parameter all that this rank holds."""
+    found = defaultdict(list)
+    for kind, param, box, target in _held(executor):
+        found[kind, param].append((box, target))
+    return found
+
+
+def _held(executor: Executor) -> Iterator[tuple[str, str, Box, Tensor]]:
     optimizer = executor.optimizer
     for bucket in executor.buckets.values():
         for run in optimizer.runs_of(bucket):
@@ -73,23 +84,22 @@ def load_weights(executor: Executor, folder: Path) -> int:
         for run in executor.optimizer.all_runs():
             for part in run.parts:
                 item = find_weight(stored, part.param.name, part.param.shape)
-                _fill(part.view(run.weights), part.piece.box, [item], files, part.param.name)
+                _fill([(part.piece.box, part.view(run.weights))], [item], files, part.param.name)
                 names.add(part.param.name)
     executor.optimizer.started_over()
     return len(names)
 
 
-def _fill(target: Tensor, box: Box, stored: list[Stored], files: Files, name: str) -> None:
-    """Copy what is stored of `box` into `target`; every element exactly once."""
-    covered = 0
-    for item in stored:
-        part = item.box.overlap(box)
-        if part is None:
-            continue
-        target[part.slices_of(box)].copy_(files.read(item, part))
-        covered += part.numel
-    if covered != box.numel:
-        raise CheckpointError(
-            f"the checkpoint holds {covered} of the {box.numel} elements of {name} at "
-            f"{list(box.offsets)}; it is damaged, resume from the one before"
-        )
+def _fill(targets: list[Target], stored: list[Stored], files: Files, name: str) -> None:
+    """Copy what is stored of one tensor into the targets; every element exactly once."""
+    covered = [0] * len(targets)
+    for read in plan_reads(name, [s.box for s in stored], [box for box, _ in targets]):
+        box, tensor = targets[read.local]
+        tensor[read.part.slices_of(box)].copy_(files.read(stored[read.stored], read.part))
+        covered[read.local] += read.part.numel
+    for (box, _), found in zip(targets, covered, strict=True):
+        if found != box.numel:
+            raise CheckpointError(
+                f"the checkpoint holds {found} of the {box.numel} elements of {name} at "
+                f"{list(box.offsets)}; it is damaged, resume from the one before"
+            )

@@ -33,18 +33,25 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 CASE = Case(number=0, seed=0, model=ModelDraw("llama", stock=False, variant=0, seed=0), dtype="f32")
 
 
-def test_runs_a_step_in_a_bare_environment(court: Court, tmp_path: Path) -> None:
+def test_runs_a_step_and_resumes_in_a_bare_environment(court: Court, tmp_path: Path) -> None:
     program, out = tmp_path / "program", tmp_path / "run"
     write_program(court.plan(CASE), program)
     options = ["--data", f"random:{court.model(CASE.model).vocab}", "--steps", "1"]
-    options += ["--no-compile", "--out", str(out)]
+    options += ["--no-compile", "--out", str(out), "--save-every", "1"]
     command = [sys.executable, "-I", "-c", BARE, str(program / "main.py"), *options]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    _succeeds(command, tmp_path)
     (row, *_) = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert row["loss"] > 0 and row["grad_norm"] > 0
+    _succeeds([*command, "--steps", "2", "--resume", "auto"], tmp_path)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [0, 1]
+
+
+def _succeeds(command: list[str], folder: Path) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def _environment() -> dict[str, str]:
