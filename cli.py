@@ -270,7 +270,7 @@ def _data_commands(commands: Any) -> None:
     below = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _tokenize_command(below)
     for name, run, says in (
-        ("info", _data_info, "Say what a folder of shards holds, from its manifest."),
+        ("info", _data_info, "Say what a folder of shards holds, and what of it was checked."),
         ("verify", _data_verify, "Compare every shard with the size and SHA-256 in the manifest."),
     ):
         _command(below, name, run, says).add_argument("folder", help="a folder of shards")
@@ -349,6 +349,7 @@ def make_plan_of(
     from meshwright.ir.capture import trace
     from meshwright.models import load_model
     from meshwright.planner.cluster import parse_cluster
+    from meshwright.planner.demands import check_pins
     from meshwright.planner.driver import make_plan
     from meshwright.planner.pins import parse_pins
     from meshwright.planner.report import search_report
@@ -359,6 +360,8 @@ def make_plan_of(
     for name in ("seq", "global_batch"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    searches = getattr(options, "search", True)
+    check_pins(cluster, options.global_batch, options.dtype, pins, search=searches)
     source = load_model(model)
     if source.max_seq is not None and options.seq > source.max_seq:
         raise ValueError(
@@ -368,7 +371,7 @@ def make_plan_of(
     traced = trace(source.build, source.name, options.dtype, source.vocab_size)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
-    if not getattr(options, "search", True):
+    if not searches:
         return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
     plan, found, prediction = search_plan(traced, cluster, **sizes, pins=pins, progress=say)
     return plan, search_report(plan, found, prediction)
@@ -470,9 +473,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.job import load_job
     from meshwright.runtime.metrics import last_rows
-    from meshwright.runtime.start import start_with_restarts
+    from meshwright.runtime.start import check_resume, start_with_restarts
 
     job = load_job(Path(arguments.job), arguments.set)
+    check_resume(str(job.run.get("resume", "")))
     out = Path(arguments.out or job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
     say = _say_to(arguments)
@@ -690,12 +694,13 @@ def _data_info(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from meshwright.runtime.data.manifest import read_manifest
-    from meshwright.runtime.data.shards import describe
+    from meshwright.runtime.data.shards import check_cheaply, describe
 
     folder = Path(arguments.folder)
-    manifest = read_manifest(folder)
     if arguments.json:
-        print(json.dumps({**asdict(manifest), "identity": manifest.identity}))
+        manifest = read_manifest(folder)
+        more = {"identity": manifest.identity, "hashes_checked": check_cheaply(folder, manifest)}
+        print(json.dumps({**asdict(manifest), **more}))
         return
     print(describe(folder))
 

@@ -39,13 +39,24 @@ def stages_of(starts: Sequence[int], count: int) -> list[int]:
     return [sum(index >= start for start in starts[1:]) for index in range(count)]
 
 
-def _pinned(text: str, num_stages: int, count: int) -> list[int]:
+def check_cuts(text: str, num_stages: int) -> list[int]:
+    """First instance of every stage. Raises PlanError for what fits no model in so many stages."""
     try:
         starts = [0, *(int(n) for n in text.split(","))]
     except ValueError:
         raise PlanError(f"cuts={text}: expected instance numbers such as 5,9") from None
     rising = all(a < b for a, b in zip(starts, starts[1:], strict=False))
-    if len(starts) != num_stages or not rising or starts[-1] >= count:
+    if len(starts) != num_stages or not rising:
+        raise PlanError(
+            f"cuts={text}: expected {num_stages - 1} rising numbers from 1 on, as there are "
+            f"{num_stages} stages (pp times chunks)"
+        )
+    return starts
+
+
+def _pinned(text: str, num_stages: int, count: int) -> list[int]:
+    starts = check_cuts(text, num_stages)
+    if starts[-1] >= count:
         raise PlanError(
             f"cuts={text}: expected {num_stages - 1} rising numbers between 1 and {count - 1}"
         )

@@ -25,7 +25,8 @@ from meshwright.ir.traced import Traced
 from .bounds import tightened
 from .cluster import Cluster
 from .cuts import cut_stages
-from .driver import choose_mesh, choose_micro_batch, choose_schedule, make_plan
+from .demands import check_defaults
+from .driver import choose_schedule, make_plan
 from .evaluate import Evaluator
 from .fitting import Fitted, fit, fixed_pins, never_fits, polished
 from .infeasible import Refusal
@@ -34,7 +35,6 @@ from .memory import usable_bytes
 from .pins import Pins
 from .predict import Prediction, predict, with_costs
 from .recompute import check_rule
-from .schedules import check_sizes
 from .space import Candidate, candidates
 
 INF = float("inf")
@@ -193,11 +193,8 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
     count = len(traced.segmented.instances)
     found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
     if not found:  # the messages of the fixed path say which demands collide
-        mesh = choose_mesh(evaluator.cluster.num_devices, pins)
-        _, num_microbatches = choose_micro_batch(evaluator.global_batch, mesh, pins)
-        name, chunks = choose_schedule(pins)
-        check_sizes(name, mesh.size("pp"), num_microbatches)
-        cut_stages([1.0] * count, mesh.size("pp") * chunks, pins.cuts)
+        stages = check_defaults(evaluator.cluster, evaluator.global_batch, pins)
+        cut_stages([1.0] * count, stages, pins.cuts)
         raise PlanError(
             f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
             f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"

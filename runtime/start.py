@@ -65,7 +65,8 @@ def start_program(
     0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
     SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks. options: RunOptions by field name.
     port: of the rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
-    Raises ProgramError for a folder without a program or a port that cannot be had.
+    Raises ProgramError for a folder without a program, a checkpoint that is not there, or a port
+    that cannot be had.
     """
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
@@ -73,6 +74,7 @@ def start_program(
     out_folder = Path(str(options.get("out", "run")))
     if out_folder.exists() and not out_folder.is_dir():
         raise ProgramError(f"--out {out_folder} is a file; give a folder")
+    check_resume(str(options.get("resume") or ""))
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
@@ -85,6 +87,17 @@ def start_program(
         with _forwarding(ranks):
             failed = _wait(ranks)
         return _report(failed, ranks, out_folder / "beats")
+
+
+def check_resume(path: str) -> None:
+    """What every rank would refuse, before any is started."""
+    if path in ("", "auto") or (Path(path) / "manifest.json").is_file():
+        return
+    what = "holds no manifest.json" if Path(path).is_dir() else "there is no such folder"
+    raise ProgramError(
+        f"--resume {path}: {what}; give a checkpoint's folder, such as "
+        "OUT/checkpoints/step_00000100, or auto for the newest good one of --out"
+    )
 
 
 def _start(

@@ -18,9 +18,7 @@ def open_shards(folder: Path) -> JoinedCorpus:
     folder of up to 64 MiB, of another content; larger ones are checked by `verify` only.
     """
     manifest = read_manifest(folder)
-    check_sizes(folder, manifest)
-    if total_bytes(manifest) <= CHEAP_BYTES:
-        check_hashes(folder, manifest)
+    check_cheaply(folder, manifest)
     sha256 = manifest.tokenizer["sha256"]
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     parts = tuple(
@@ -34,6 +32,16 @@ def open_shards(folder: Path) -> JoinedCorpus:
         for shard in manifest.shards
     )
     return JoinedCorpus(f"shards:{folder}", parts, manifest.identity)
+
+
+def check_cheaply(folder: Path, manifest: Manifest) -> bool:
+    """Sizes, and hashes where they cost next to nothing; returns whether they were. Raises
+    DataError."""
+    check_sizes(folder, manifest)
+    cheap = total_bytes(manifest) <= CHEAP_BYTES
+    if cheap:
+        check_hashes(folder, manifest)
+    return cheap
 
 
 def total_bytes(manifest: Manifest) -> int:
@@ -53,8 +61,9 @@ def verify(folder: Path) -> Manifest:
 
 
 def describe(folder: Path) -> str:
-    """The manifest as a few lines of text."""
+    """The manifest as a few lines of text, and what of it was checked. Raises DataError."""
     m = read_manifest(folder)
+    hashed = check_cheaply(folder, m)
     sizes = [shard.tokens for shard in m.shards]
     lines = [
         f"{folder}: {m.tokens:,} tokens, {m.documents:,} documents",
@@ -67,8 +76,13 @@ def describe(folder: Path) -> str:
         f"passed over {m.broken:,} broken, {m.empty:,} empty documents",
         f"held out    {m.held_out or 'none named'}",
         f"identity    {m.identity}",
+        f"checked     {_HASHED if hashed else _SIZED} meshwright data verify",
     ]
     return "\n".join(lines)
+
+
+_HASHED = "sizes and SHA-256 of all shards, as by"
+_SIZED = "sizes; the SHA-256 of so many bytes only by"
 
 
 def _end(token: int | None) -> str:

@@ -97,6 +97,17 @@ PLANS = {
         (*PLAN, "--cluster", "cpu:2", "--pin", "pp=2", "--pin", "cuts=40"),
         ("cuts=40", "between 1 and 9"),
     ),
+    "cuts that fall": ((*PLAN, "--pin", "cuts=5,3"), ("cuts=5,3", "2 rising numbers")),
+    "cuts of other stages": (
+        (*PLAN, "--cluster", "cpu:2", "--pin", "pp=2", "--pin", "cuts=1,2", "--no-search"),
+        ("cuts=1,2", "expected 1 rising", "2 stages"),
+    ),
+    "master of float32": ((*PLAN, "--pin", "precision=master"), ("precision=master", "is f32")),
+    "reduction of float64": (
+        (*PLAN, "--dtype", "f64", "--pin", "reduce_dtype=bf16"),
+        ("reduce_dtype=bf16", "f64", "leave the pin out"),
+    ),
+    "optimizer": ((*PLAN, "--pin", "optimizer=adam"), ("optimizer=adam", "adamw, sgd")),
     "recompute of a parameter": (
         (*PLAN, "--cluster", "cpu:1", "--pin", "recompute=*.weight"),
         ("recompute=*.weight", "matches none of the", "such as"),
@@ -118,6 +129,22 @@ def test_plan_refuses(name: str, capsys: pytest.CaptureFixture[str], tmp_path: P
     message = refused(capsys, *arguments, "-o", str(tmp_path / "plan.txt"))
     assert all(part in message for part in said), message
     assert not (tmp_path / "plan.txt").exists()
+
+
+# Of the above those that no model is needed for: `tracing` is never said.
+UNTRACED = (
+    "axis past the devices", "mesh", "batch over dp", "batch below dp", "micro-batch", "schedule",
+    "cuts that fall", "cuts of other stages", "master of float32", "reduction of float64",
+    "optimizer",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_pins_are_refused_before_a_model_is_traced(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*PLANS[name][0], "-o", str(tmp_path / "plan.txt")]) == 2
+    assert "tracing" not in capsys.readouterr().out
 
 
 MODELS = {
@@ -276,6 +303,31 @@ def test_run_refuses_an_option(
     message = refused(capsys, "run", str(programs / "two"), *given, "--out", str(tmp_path / "run"))
     assert all(part in message for part in said), message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "no such folder"), ("", "manifest.json")])
+def test_run_refuses_an_absent_checkpoint_before_a_rank_starts(
+    name: str,
+    said: str,
+    programs: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a rank was started"))
+    path = str(tmp_path / name)
+    message = refused(capsys, "run", str(programs / "two"), "--resume", path)
+    assert path in message and said in message and "auto" in message
+
+
+def test_train_refuses_an_absent_checkpoint_before_planning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('model = "tiny"\n[plan]\nseq = 8\nglobal_batch = 4\n[run]\nresume = "gone"\n')
+    assert main(["train", str(job)]) == 2
+    told = capsys.readouterr()
+    assert "--resume gone" in one_line(told.err) and "tracing" not in told.out
 
 
 def test_compile_refuses_a_file_for_a_folder(

@@ -106,6 +106,7 @@ def test_info_and_verify_say_what_is_there(
     assert main(["data", "info", str(folder / "a")]) == 0
     said = capfd.readouterr().out
     assert "90 documents" in said and "held out    ../held" in said
+    assert "checked     sizes and SHA-256" in said
     assert main(["data", "verify", str(folder / "a")]) == 0
     assert "as the manifest says" in capfd.readouterr().out
     shutil.copytree(folder / "a", tmp_path / "a")

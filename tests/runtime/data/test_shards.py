@@ -246,3 +246,16 @@ def test_describe_names_counts_and_hash(shards: Path) -> None:
     text = describe(shards)
     assert "249 tokens, 1 documents" in text and "3 of 100 tokens, uint8" in text
     assert read_manifest(shards).identity in text
+    assert "sizes and SHA-256 of all shards, as by meshwright data verify" in text
+
+
+def test_describe_says_where_hashes_were_not_checked(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.runtime.data.shards.CHEAP_BYTES", 248)
+    assert "sizes; the SHA-256 of so many bytes only by meshwright data" in describe(shards)
+    monkeypatch.setattr("meshwright.runtime.data.shards.CHEAP_BYTES", 2**20)
+    path = next(iter(sorted(shards.glob("*.bin"))))
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(DataError, match="has changed: SHA-256"):
+        describe(shards)
