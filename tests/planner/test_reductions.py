@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from families import traced
 
+from meshwright.codegen.program import emit
+from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.errors import ParseError, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_text import format_plan, parse_plan
@@ -47,6 +49,7 @@ def test_it_is_that_of_the_sums_unless_pinned(dtype: str, pins: list, expected: 
     assert plan.reduce_dtype == expected
     assert parse_plan(format_plan(plan)) == plan
     assert f"reduced in {expected}" in summary(plan)
+    assert f'reduce_dtype="{TORCH_NAMES[expected]}",' in emit(plan)["layout.py"]
 
 
 def test_a_plan_that_does_not_name_it_reduces_what_it_sums() -> None:
