@@ -133,11 +133,11 @@ class _Kinds:
         return {kind: tuple(self._pass_us(u, kind) for u in menu) for kind in kinds}
 
     def _pass_us(self, unit: Unit, kind: str) -> float:
-        """With gradients summed over tp where they go over dp."""
+        """With what compute waits for before reductions, where there are any."""
         action = "B" if kind == LAST else kind
         ready = self.reduces or kind == LAST
-        partial = unit.partial_us if ready and kind != "F" and unit.completes_in(action) else 0.0
-        return unit.pass_us(action) + partial
+        blocking = unit.blocking_us if ready and kind != "F" and unit.completes_in(action) else 0.0
+        return unit.pass_us(action) + blocking
 
     def _beside(self, index: int) -> Times:
         """Where backward is in two, its collectives are not told apart."""
