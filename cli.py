@@ -174,6 +174,13 @@ def _explain_command(commands: Any) -> None:
     which.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
     which.add_argument("--segment", metavar="S", help="a segment's name: each op's time and bytes")
     which.add_argument(
+        "--timeline",
+        metavar="FILE",
+        type=Path,
+        help="draw the simulated step, streams and memory over time: FILE.svg a picture, FILE.json "
+        "a trace that Perfetto opens",
+    )
+    which.add_argument(
         "--why-not",
         action="append",
         default=[],
@@ -528,9 +535,25 @@ def _explain(arguments: argparse.Namespace) -> None:
         text = explain_value(plan, arguments.value)
     elif arguments.segment:
         text = explain_segment(plan, arguments.segment, _cluster_of(plan, arguments))
+    elif arguments.timeline:
+        text = _timeline(plan, _cluster_of(plan, arguments), arguments.timeline)
     else:
         text = report(plan)
     print(json.dumps({"text": text}) if arguments.json else text)
+
+
+def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
+    """Draw the simulated step; what was written."""
+    from meshwright.planner.draw import draw
+    from meshwright.planner.predict import predict
+    from meshwright.planner.timeline import perfetto
+
+    if path.suffix not in (".svg", ".json"):
+        raise ValueError(f"--timeline {path}: give a name that ends with .svg or .json")
+    prediction = predict(plan, cluster)
+    text = draw(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
+    path.write_text(text, encoding="utf-8")
+    return f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
 
 
 def _cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":

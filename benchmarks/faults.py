@@ -100,8 +100,10 @@ def _finished(program: Path, run: Path) -> Path:
 
 
 def _losses(run: Path) -> list[tuple[int, float]]:
+    """By step; a line that is being written is left out."""
     path = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 

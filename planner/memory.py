@@ -7,7 +7,7 @@ I hands to W lives between them. The fullest unit of a stage's F, B, I or W does
 the rest of the rank holds, so the walk goes over actions alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -161,29 +161,38 @@ def filled(units: Iterable[Unit], split: bool) -> Filling:
     return found
 
 
-def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
-    """The fullest moment of a rank's schedule; stages: those it holds."""
-    others, best = 0.0, None
+def moments(
+    actions: tuple[Action, ...], stages: dict[int, Filling]
+) -> Iterator[tuple[Action, Moment, float]]:
+    """Every compute action of a rank's schedule, its fullest moment, and what is live after it;
+    stages: those the rank holds."""
+    others = 0.0
     for action in actions:
         if action.kind not in COMPUTE:
             continue
         stage, kind = stages[action.stage], action.kind
         others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
         moment = stage.moments[kind]
-        if best is None or others + moment.total_bytes > best.total_bytes:
-            best = replace(moment, live_bytes=others + moment.live_bytes)
+        fullest = replace(moment, live_bytes=others + moment.live_bytes)
         others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
-    assert best is not None, "a schedule without compute"
-    return best
+        yield action, fullest, others
+
+
+def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
+    """The fullest moment of a rank's schedule, the first of equals."""
+    return max((moment for _, moment, _ in moments(actions, stages)), key=lambda m: m.total_bytes)
+
+
+def stages_filled(model: StepModel, rank: int) -> dict[int, Filling]:
+    """The stages that a rank holds."""
+    split = any(a.kind == "W" for a in model.schedule[rank])
+    pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
+    return {s: filled(units, split) for s, (units, home) in pairs if home == rank}
 
 
 def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
     """The peak of a rank; context: bytes given to all."""
-    actions = model.schedule[rank]
-    split = any(a.kind == "W" for a in actions)
-    pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
-    stages = {s: filled(units, split) for s, (units, home) in pairs if home == rank}
-    moment = walk(actions, stages)
+    moment = walk(model.schedule[rank], stages_filled(model, rank))
     kinds = storage.by_kind() | {
         "activations": moment.live_bytes,
         "temporaries": moment.passing_bytes,

@@ -29,18 +29,23 @@ OVERLAP_PRICE = 0.38
 
 @dataclass(frozen=True)
 class Event:
-    """An action of a pp rank from start to end, in us."""
+    """What a stream of a pp rank does from start to end, in us.
+
+    stream: compute for actions, collective for gathers and reductions, transfer for sends.
+    """
 
     rank: int
     action: str
     start_us: float
     end_us: float
+    stream: str = "compute"
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The step in us. By pp rank: busy_us, compute of its actions; finish_us, end of the last one;
-    exposed_us, compute waiting for gathers inside them."""
+    exposed_us, compute waiting for gathers inside them. events: of compute, and of the other
+    streams where they were asked for."""
 
     step_us: float
     busy_us: tuple[float, ...]
@@ -70,9 +75,12 @@ class _Stage:
 
 @dataclass
 class _Rank:
-    """State of one pp rank: where its streams stand, in us."""
+    """State of one pp rank: where its streams stand, in us. log: events of all streams but compute,
+    None to keep none."""
 
+    number: int
     stages: dict[int, _Stage]
+    log: list[Event] | None
     compute: float = 0.0
     comm: float = 0.0
     busy: float = 0.0
@@ -81,14 +89,19 @@ class _Rank:
     traffic: deque = field(default_factory=deque)  # recent (start, end) on the collective stream
     out: dict[tuple[int, str], float] = field(default_factory=dict)  # by target and kind
 
-    def collective(self, us: float) -> float:
+    def collective(self, us: float, what: str) -> float:
         """Issue a collective now; its end."""
         if not us:
             return self.comm
         start = max(self.comm, self.compute)
         self.comm = start + us
         self.traffic.append((start, self.comm))
+        self.note(what, start, self.comm, "collective")
         return self.comm
+
+    def note(self, what: str, start: float, end: float, stream: str) -> None:
+        if self.log is not None:
+            self.log.append(Event(self.number, what, start, end, stream))
 
     def run(self, us: float, price: float) -> None:
         """Compute for `us`, longer beside collectives."""
@@ -107,7 +120,8 @@ class _Rank:
     def gather(self, stage: _Stage, index: int) -> None:
         units = stage.units
         if 0 <= index < len(units) and index not in stage.ready and units[index].gather_us:
-            stage.ready[index] = self.collective(units[index].gather_us)
+            what = f"gather {units[index].name}"
+            stage.ready[index] = self.collective(units[index].gather_us, what)
 
     def arrive(self, stage: _Stage, index: int) -> None:
         """Parameters of a unit are there; they are freed after it."""
@@ -115,9 +129,12 @@ class _Rank:
         self.wait(stage.ready.pop(index, 0.0))
 
 
-def simulate(model: StepModel, price: float = OVERLAP_PRICE) -> Timeline:
-    """Run the schedule once. Raises PlanError when it deadlocks."""
-    run = _Run(model, price)
+def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
+    """Run the schedule once. Raises PlanError when it deadlocks.
+
+    streams: whether to give the events of collectives and transfers too.
+    """
+    run = _Run(model, price, streams)
     position = [0] * len(run.ranks)
     moving = True
     while moving:
@@ -136,15 +153,16 @@ def simulate(model: StepModel, price: float = OVERLAP_PRICE) -> Timeline:
 class _Run:
     """All ranks, and what is between them. mail: arrival of transfers, by the receive's key."""
 
-    def __init__(self, model: StepModel, price: float) -> None:
+    def __init__(self, model: StepModel, price: float, streams: bool) -> None:
         self.model, self.price = model, price
-        self.ranks = [_Rank({}) for _ in model.schedule]
+        self.events: list[Event] = []
+        log = self.events if streams else None
+        self.ranks = [_Rank(number, {}, log) for number in range(len(model.schedule))]
         for stage, (units, rank) in enumerate(zip(model.stages, model.stage_ranks, strict=True)):
             self.ranks[rank].stages[stage] = _Stage(
                 units, left=dict.fromkeys(COMPUTE, model.num_microbatches)
             )
         self.mail: dict[tuple[int, str, int], float] = {}
-        self.events: list[Event] = []
 
     def act(self, rank: int, action: Action) -> bool:
         """Do one action if it can be done; False while what it receives was not sent."""
@@ -167,7 +185,9 @@ class _Run:
         peer = peer_stage(action)
         key = self.model.stage_ranks[peer], action.kind[-1]
         us = self.model.send_us[min(action.stage, peer)]
-        rank.out[key] = max(rank.out.get(key, 0.0), rank.compute) + us
+        start = max(rank.out.get(key, 0.0), rank.compute)
+        rank.out[key] = start + us
+        rank.note(str(action), start, rank.out[key], "transfer")
         self.mail[peer, action.kind[-1], action.microbatch] = rank.out[key]
 
     def _compute(self, rank: _Rank, action: Action) -> None:
@@ -195,7 +215,7 @@ class _Run:
         rank.run(unit.pass_us(kind), self.price)
         if reduces and unit.completes_in(kind):
             rank.run(unit.blocking_us, self.price)
-            rank.collective(unit.reduce_us)
+            rank.collective(unit.reduce_us, f"reduce {unit.name}")
 
 
 def _finish(model: StepModel, ranks: list[_Rank]) -> float:

@@ -1,0 +1,94 @@
+"""The simulated step over time: streams that do one thing at a time, memory that peaks as said."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from families import traced
+
+from meshwright.cli import main
+from meshwright.ir.plan import Plan
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.draw import draw
+from meshwright.planner.driver import make_plan
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.predict import Prediction, predict
+from meshwright.planner.timeline import memory_of, perfetto, streams_of
+
+CLUSTER = parse_cluster("cpu:4")
+PINS = [
+    ("dp=4", "zero=3"),
+    ("pp=2", "dp=2", "zero=2", "schedule=interleaved"),
+    ("pp=4", "schedule=zb-h1"),
+    ("pp=2", "tp=2", "schedule=zbv"),
+    ("pp=2", "dp=2", "zero=1"),
+]
+
+
+@pytest.fixture(params=PINS, ids=" ".join)
+def planned(request: pytest.FixtureRequest) -> tuple[Plan, Prediction]:
+    pins = parse_pins([*request.param, "micro_batch=1"])
+    plan = make_plan(traced("tiny-llama"), CLUSTER, seq=64, global_batch=16, pins=pins)
+    return plan, predict(plan, CLUSTER)
+
+
+def test_a_stream_does_one_thing_at_a_time(planned: tuple[Plan, Prediction]) -> None:
+    _, prediction = planned
+    timeline = streams_of(prediction)
+    assert timeline.step_us == prediction.step_us
+    compute = [e for e in timeline.events if e.stream == "compute"]
+    assert tuple(compute) == prediction.timeline.events
+    lanes: dict[tuple, float] = {}
+    for event in timeline.events:
+        kind = event.action if event.stream == "transfer" else ""  # a link a target and direction
+        lane = event.rank, event.stream, kind.split("_")[0]
+        if event.stream != "transfer":
+            assert event.start_us >= lanes.get(lane, 0.0) - 1e-9, event
+        lanes[lane] = event.end_us
+        assert event.end_us >= event.start_us
+
+
+def test_collectives_are_those_of_the_zero_level(planned: tuple[Plan, Prediction]) -> None:
+    plan, prediction = planned
+    kinds = {e.action.split()[0] for e in streams_of(prediction).events if e.stream == "collective"}
+    gathers = {"gather"} if plan.zero == 3 else set()
+    reduces = {"reduce"} if plan.mesh.size("dp") > 1 else set()
+    assert kinds == gathers | reduces
+
+
+def test_memory_over_time_peaks_as_predicted(planned: tuple[Plan, Prediction]) -> None:
+    _, prediction = planned
+    for rank, peak in enumerate(prediction.peaks):
+        memory = memory_of(prediction, rank)
+        assert memory.peak_bytes == pytest.approx(peak.total_bytes, rel=1e-12)
+        ends = [0.0, *(s.end_us for s in memory.samples)]
+        assert [s.start_us for s in memory.samples] == ends[:-1]
+        assert ends[-1] == prediction.step_us
+        assert memory.samples[-1].live_bytes == pytest.approx(0.0, abs=1.0)
+
+
+def test_the_picture_and_the_trace_read_back(planned: tuple[Plan, Prediction]) -> None:
+    plan, prediction = planned
+    root = ElementTree.fromstring(draw(plan, prediction))
+    said = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    actions = [e.action for e in prediction.timeline.events]
+    assert all(any(text.startswith(f"{a}: ") for text in said) for a in actions)
+    rows = json.loads(perfetto(prediction))["traceEvents"]
+    slices = [row for row in rows if row["ph"] == "X" and row["tid"] == 0]
+    assert [row["name"] for row in slices] == actions
+    assert {row["pid"] for row in rows} == set(range(len(prediction.peaks)))
+
+
+def test_the_command_draws_or_says_what_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.txt")
+    sizes = ["plan", "tiny-llama", "--cluster", "cpu:2", "--seq", "64", "--global-batch", "8"]
+    assert main([*sizes, "--pin", "pp=2", "-o", plan]) == 0
+    for name in ("step.svg", "step.json"):
+        assert main(["explain", plan, "--timeline", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 1000
+    capsys.readouterr()
+    assert main(["explain", plan, "--timeline", str(tmp_path / "step.gif")]) == 2
+    assert "give a name that ends with .svg or .json" in capsys.readouterr().err
