@@ -6,9 +6,11 @@ first of the chain to read and for what leaves the chain (`outer_traffic`), neve
 Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import numpy as np
 import sympy
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
@@ -34,7 +36,14 @@ def number(size: Size, sizes: dict[str, int]) -> float:
 
 @lru_cache(maxsize=65536)
 def _number(size: sympy.Expr, sizes: tuple[tuple[str, int], ...]) -> float:
-    return float(size.subs({SYMBOLS[name]: value for name, value in sizes}))
+    values = dict(sizes)
+    return float(compiled(size)(*(values[name] for name in SYMBOLS if name in values)))
+
+
+@lru_cache(maxsize=8192)
+def compiled(size: sympy.Expr) -> Callable[..., float | np.ndarray]:
+    """A size or count as a numpy function of B and S, numbers or arrays that broadcast."""
+    return sympy.lambdify(tuple(SYMBOLS.values()), size, "numpy")
 
 
 @dataclass(frozen=True)
