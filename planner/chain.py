@@ -63,6 +63,12 @@ class ShardedModel:
     coverage: tuple[str, ...]
     price: float = 0.0
 
+    def same_placements(self, other: "ShardedModel") -> bool:
+        """Whether every instance runs the same graph with the same placements."""
+        pairs = zip(self.instances, other.instances, strict=True)
+        both = [(self.lowered[a], other.lowered[b]) for a, b in set(pairs)]
+        return all((a.graph.ops, a.placements) == (b.graph.ops, b.placements) for a, b in both)
+
 
 def default_price(
     joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, sizes: dict[str, int]

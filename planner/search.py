@@ -2,8 +2,8 @@
 
 Candidates (space.py) are taken in order of their lower bound (evaluate.py), ties by name; each is
 bounded again within memory and then by its linear relaxation (bounds.py), cut within memory and
-simulated, until the next bound is no better than the best step found; the cuts of the best are
-polished. What was not simulated cannot
+simulated, until the next bound is no better than the best step found. The cuts of the best are
+polished, and its placements solved again at other prices of a byte. What was not simulated cannot
 beat the bound it has, so
 
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
@@ -14,8 +14,8 @@ The bound is over meshes, micro-batches, ZeRO levels, schedules, cuts and the le
 instance, with the placements that the sharding ILP gives for each tp at its price per byte.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.placement import Mesh
@@ -42,6 +42,8 @@ Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
 MAX_SIMULATED = 200
+# Of the default price of a byte, other ones that the best plan's placements are solved at.
+PRICE_SHARES = (0.0, 0.25, 4.0)
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class Loser:
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, its bound and what else was looked at."""
+    """The winner, what it was priced by, its bound and what else was looked at."""
 
     best: Fitted
+    evaluator: Evaluator
     bound_us: float
     losers: tuple[Loser, ...]
     num_candidates: int
@@ -105,7 +108,7 @@ def search_plan(
         seq=seq,
         global_batch=global_batch,
         pins=fixed_pins(best, pins),
-        sharded=evaluator.sharding(best.candidate.tp),
+        sharded=found.evaluator.sharding(best.candidate.tp),
         saved=best.saved if best.candidate.recompute == CHOSEN else None,
     )
     prediction = predict(plan, cluster)
@@ -118,42 +121,107 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     _check(evaluator)
     limit = usable_bytes(evaluator.cluster)
     ranked, num_unfit = _ranked(evaluator, limit, progress)
-    best: Fitted | None = None
-    losers: list[Loser] = []
-    simulated, left = 0, float("inf")
-    bounds = []  # of what was looked at; simulated cuts are not all cuts
+    looking = _Search(evaluator, limit, progress, num_unfit)
+    left = INF
     for bound, candidate in ranked:
-        if simulated == MAX_SIMULATED or (best is not None and bound >= best.timeline.step_us):
+        if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
             left = bound
             break
-        most = INF if best is None else best.timeline.step_us
-        bound = _tighter(evaluator, candidate, bound, most, limit)
-        if bound == INF:
-            num_unfit += 1
-            losers.append(Loser(candidate, bound, fits=False))
-            continue
-        if bound >= most:
-            losers.append(Loser(candidate, bound))
-            continue
-        fitted = fit(evaluator, candidate, limit)
-        if fitted is not None or not never_fits(evaluator, candidate):
-            bounds.append(bound)
-        if fitted is None:
-            num_unfit += 1
-            losers.append(Loser(candidate, bound, fits=False))
-            continue
-        simulated += 1
-        losers.append(Loser(candidate, bound, fitted.timeline.step_us, True))
-        if fitted.timeline.step_us < most:
-            best = fitted
-            progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {candidate}")
-    if best is None:
+        looking.look(candidate, bound)
+    if looking.best is None:
         raise InfeasibleError(Refusal(evaluator, limit).text())
-    best = polished(evaluator, best, limit)
-    won = best.candidate
-    bound = min(best.timeline.step_us, left, *bounds)
-    others = tuple(x for x in losers if x.candidate != won) + _unseen(ranked, losers)
-    return Found(best, bound, others, len(ranked) + num_unfit, simulated, num_unfit)
+    looking.finish()
+    best = looking.best
+    bound = min(best.timeline.step_us, left, *looking.bounds)
+    losers = tuple(x for x in looking.losers if x.candidate != best.candidate)
+    return Found(
+        best,
+        looking.evaluator,
+        bound,
+        losers + _unseen(ranked, looking.losers),
+        len(ranked) + num_unfit,
+        looking.simulated,
+        looking.num_unfit,
+    )
+
+
+@dataclass
+class _Search:
+    """What was found so far. bounds: of what was looked at, as simulated cuts are not all cuts."""
+
+    evaluator: Evaluator
+    limit: float
+    progress: Progress
+    num_unfit: int
+    best: Fitted | None = None
+    losers: list[Loser] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+    simulated: int = 0
+
+    @property
+    def best_us(self) -> float:
+        return INF if self.best is None else self.best.timeline.step_us
+
+    def look(self, c: Candidate, bound: float) -> None:
+        """Bound a candidate again, and simulate it unless that is enough."""
+        bound = _tighter(self.evaluator, c, bound, self.best_us, self.limit)
+        if bound == INF:
+            self._unfit(c, bound)
+        elif bound >= self.best_us:
+            self.losers.append(Loser(c, bound))
+        else:
+            self._fit(c, bound)
+
+    def _unfit(self, c: Candidate, bound: float) -> None:
+        self.num_unfit += 1
+        self.losers.append(Loser(c, bound, fits=False))
+
+    def _fit(self, c: Candidate, bound: float) -> None:
+        fitted = fit(self.evaluator, c, self.limit)
+        if fitted is not None or not never_fits(self.evaluator, c):
+            self.bounds.append(bound)
+        if fitted is None:
+            self._unfit(c, bound)
+            return
+        self.simulated += 1
+        self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
+        self._offer(fitted, str(c))
+
+    def _offer(self, fitted: Fitted, what: str) -> bool:
+        """Whether it is the best now."""
+        better = fitted.timeline.step_us < self.best_us
+        if better:
+            self.best = fitted
+            self.progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {what}")
+        return better
+
+    def finish(self) -> None:
+        """Polish the best, and try it with placements at other prices."""
+        assert self.best is not None
+        self._offer(polished(self.evaluator, self.best, self.limit), "its cuts polished")
+        c = self.best.candidate
+        for share, other in _repriced(self.evaluator, c.tp):
+            fitted = fit(other, c, self.limit)
+            what = f"placements at {share:g} of the price of a byte"
+            if fitted is not None and self._offer(polished(other, fitted, self.limit), what):
+                self.evaluator = other
+
+
+def _repriced(evaluator: Evaluator, tp: int) -> Iterator[tuple[float, Evaluator]]:
+    """Evaluators whose placements differ, with their share of the default price."""
+    pins = evaluator.pins
+    if tp == 1 or pins.price is not None:
+        return
+    base = evaluator.sharding(tp)
+    seen = [base]
+    for share in PRICE_SHARES:
+        given = replace(pins, price=share * base.price)
+        sizes = evaluator.seq, evaluator.global_batch
+        other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given)
+        found = other.sharding(tp)
+        if not any(found.same_placements(known) for known in seen):
+            seen.append(found)
+            yield share, other
 
 
 def _tighter(

@@ -11,12 +11,12 @@ from meshwright.ir.traced import Traced
 from meshwright.planner.bounds import pipeline_of, tightened
 from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.fitting import fit
+from meshwright.planner.fitting import fit, polished
 from meshwright.planner.pins import Pins
 from meshwright.planner.predict import predict
 from meshwright.planner.relaxed import relax
 from meshwright.planner.schedules import GENERATORS
-from meshwright.planner.search import search, search_plan
+from meshwright.planner.search import _repriced, search, search_plan
 from meshwright.planner.space import candidates
 
 SEQ = 64
@@ -117,3 +117,28 @@ def test_a_relaxation_ends_where_it_is_enough(model) -> None:
     pipeline = pipeline_of(evaluator, next(space), None)
     whole = relax(pipeline).step_us
     assert 0 < relax(pipeline, enough_us=1.0).step_us <= whole
+
+
+def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> None:
+    """On devices whose memory is worth something next to their compute."""
+    cluster = machine(4, 2**24, 1e9, 1e9, 0.0)
+    evaluator = Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2))
+    base = evaluator.sharding(2)
+    others = [other.sharding(2) for _, other in _repriced(evaluator, 2)]
+    assert others and not any(base.same_placements(other) for other in others)
+    assert base.same_placements(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2)).sharding(2))
+    fixed = search(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2, price=base.price)))
+    free = search(evaluator)
+    assert free.best.timeline.step_us <= fixed.best.timeline.step_us
+
+
+def test_polishing_never_loses_and_stays_within_memory(model) -> None:
+    evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
+    for candidate in candidates(evaluator.cluster, 8, Pins(pp=2, dp=2), 6):
+        loose = fit(evaluator, candidate, 1e15)
+        limit = 0.8 * loose.peak_bytes
+        fitted = fit(evaluator, candidate, limit)
+        if fitted is not None:
+            better = polished(evaluator, fitted, limit)
+            assert better.timeline.step_us <= fitted.timeline.step_us
+            assert better.peak_bytes <= limit
