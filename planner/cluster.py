@@ -18,6 +18,10 @@ from meshwright.ir.errors import PlanError
 
 HEADER = "# meshwright cluster v1"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+# How a figure is known; every source begins with one of these words and a colon.
+KNOWN_BY = ("measured", "data sheet", "published", "assumed")
+# (figure's name, where it is from); figures without one were given by the user.
+Sources = tuple[tuple[str, str], ...]
 
 
 class ClusterError(PlanError):
@@ -31,6 +35,7 @@ class Device:
     matmul_flops_per_s: (dtype, rate) per element type, already at the efficiency below where that
     is 1. efficiency: the share of those rates that large matmuls reach; 1 when they were measured.
     attention_flops_per_s: (forward, backward) of the fused kernel; None: the matmul rate.
+    sources: by field; a rate of one element type may have its own, by the name of the type.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Device:
     launch_us: float
     efficiency: float = 1.0
     attention_flops_per_s: tuple[float, float] | None = None
+    sources: Sources = ()
 
     def matmul_rate(self, dtype: str) -> float:
         """Flops per second reached in `dtype`; a type without a rate runs at the slowest one."""
@@ -78,6 +84,7 @@ class LinkLevel:
     bytes_per_s: float
     span: int
     curves: tuple[Curve, ...] = ()
+    sources: Sources = ()
 
     def curve(self, collective: str, group: int) -> Curve | None:
         found = (c for c in self.curves if (c.collective, c.group) == (collective, group))
@@ -95,6 +102,7 @@ class Cluster:
     levels: tuple[LinkLevel, ...]
     host_link_bytes_per_s: float
     host_memory_bytes: int
+    sources: Sources = ()
 
     @property
     def num_devices(self) -> int:
@@ -109,20 +117,28 @@ class Cluster:
 def format_cluster(cluster: Cluster) -> str:
     """The cluster as TOML; parse_cluster_text gives the same cluster back."""
     lines = [HEADER, *_pairs(cluster, "name devices_per_node nodes host_link_bytes_per_s"
-                             " host_memory_bytes"), "", "[device]"]  # fmt: skip
+                             " host_memory_bytes"), *_source_lines("sources", cluster.sources),
+             "", "[device]"]  # fmt: skip
     device = cluster.device
     lines += _pairs(device, "name hbm_bytes_per_s memory_bytes launch_us efficiency")
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     lines += ["", "[device.matmul_flops_per_s]"]
     lines += [f"{dtype} = {rate!r}" for dtype, rate in device.matmul_flops_per_s]
+    lines += _source_lines("device.sources", device.sources)
     for level in cluster.levels:
         lines += ["", "[[levels]]", *_pairs(level, "name alpha_us bytes_per_s span")]
+        lines += _source_lines("levels.sources", level.sources)
         for curve in level.curves:
             lines += ["", "[[levels.curves]]", *_pairs(curve, "collective group")]
             lines.append(f"bytes = {[size for size, _ in curve.points]}")
             lines.append(f"us = {[us for _, us in curve.points]}")
     return "\n".join(lines) + "\n"
+
+
+def _source_lines(table: str, sources: Sources) -> list[str]:
+    lines = [f"{name} = {_toml(text)}" for name, text in sources]
+    return ["", f"[{table}]", *lines] if lines else []
 
 
 def _pairs(item: object, names: str) -> list[str]:
@@ -159,7 +175,12 @@ def _cluster_of(table: dict) -> Cluster:
         tuple(_level_of(level) for level in table["levels"]),
         float(table["host_link_bytes_per_s"]),
         int(table["host_memory_bytes"]),
+        _sources_of(table),
     )
+
+
+def _sources_of(table: dict) -> Sources:
+    return tuple((str(name), str(text)) for name, text in table.get("sources", {}).items())
 
 
 def _device_of(table: dict) -> Device:
@@ -173,6 +194,7 @@ def _device_of(table: dict) -> Device:
         float(table["launch_us"]),
         float(table.get("efficiency", 1.0)),
         None if attention is None else (float(attention[0]), float(attention[1])),
+        _sources_of(table),
     )
 
 
@@ -191,6 +213,7 @@ def _level_of(table: dict) -> LinkLevel:
         float(table["bytes_per_s"]),
         int(table["span"]),
         curves,
+        _sources_of(table),
     )
 
 

@@ -1,10 +1,14 @@
 """Clusters: the text that parses back, names, counts, collective times."""
 
+from dataclasses import fields
+
 import pytest
 
 from meshwright.planner.catalogue import CATALOGUE
 from meshwright.planner.cluster import (
+    KNOWN_BY,
     ClusterError,
+    Sources,
     collective_us,
     format_cluster,
     parse_cluster,
@@ -75,3 +79,42 @@ def test_a_group_beyond_the_node_pays_the_slower_link() -> None:
     h100 = parse_cluster("h100:8x2")
     inside, outside = (collective_us(h100, "all_gather", 2**29, n) for n in (8, 16))
     assert outside > 5 * inside
+
+
+def figures(item: object, left_out: str) -> set[str]:
+    """Names of the fields that hold numbers, as far as they are set."""
+    held = {f.name: getattr(item, f.name) for f in fields(item)}  # type: ignore[arg-type]
+    return {k for k, v in held.items() if v and not isinstance(v, str)} - set(left_out.split())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_figure_of_the_catalogue_says_where_it_is_from(name: str) -> None:
+    cluster, device = CATALOGUE[name], CATALOGUE[name].device
+    left_out = "sources levels device nodes span"
+    rates = {dtype for dtype, _ in device.matmul_flops_per_s}
+    wanted = figures(device, left_out) - ({"efficiency"} if device.efficiency == 1 else set())
+    if rates <= dict(device.sources).keys():
+        wanted -= {"matmul_flops_per_s"}
+    for needed, sources in (
+        (wanted, device.sources),
+        (figures(cluster, left_out), cluster.sources),
+        *((figures(level, left_out), level.sources) for level in cluster.levels),
+    ):
+        assert needed <= dict(sources).keys()
+        _check_known(sources, needed | rates)
+
+
+def _check_known(sources: Sources, names: set[str]) -> None:
+    for figure, text in sources:
+        how, _, where = text.partition(": ")
+        assert figure in names and how in KNOWN_BY and len(where) >= 4, (figure, text)
+
+
+def test_two_mi300x_have_one_link_between_them() -> None:
+    """Read on such a node: 47.7 GB/s of bus bandwidth over two of them, 312.9 over eight."""
+    node, size = parse_cluster("mi300x:8"), 2**32
+    bus = {
+        n: 2 * (n - 1) / n * size / collective_us(node, "all_reduce", size, n) / 1e3 for n in (2, 8)
+    }
+    assert bus[2] == pytest.approx(47.7, rel=0.1)
+    assert bus[8] == pytest.approx(312.9, rel=0.01)

@@ -1,0 +1,217 @@
+"""Nodes of eight NVIDIA SXM cards, joined by NVLink switches and one network card a device.
+
+Readings are of one host of 8 H200 (torch 2.11.0+cu130, 2026-11-20), medians of 15 to 20 calls;
+such hosts vary by up to 20% in sustained clocks. NVIDIA's tables give some rates with sparsity
+only: half of that is dense. The bandwidth of NVLink and PCIe counts both directions there: half of
+it is one. "GB" of device memory are 2**30 bytes there.
+"""
+
+from .cluster import Cluster, Curve, Device, LinkLevel, Sources
+
+GIB = 2**30
+# NCCL on the H200 host: us at the sizes below, by (collective, ranks).
+_NCCL_BYTES = (2**16, 2**20, 2**23, 2**26, 2**29)
+_NCCL_H200_US = {
+    ("all_reduce", 2): (30, 35, 66, 264, 1708),
+    ("all_gather", 2): (28, 33, 52, 173, 1060),
+    ("reduce_scatter", 2): (27, 29, 51, 182, 1107),
+    ("all_to_all", 2): (35, 34, 50, 155, 922),
+    ("send_recv", 2): (64, 63, 89, 285, 1562),
+    ("all_reduce", 4): (40, 40, 79, 336, 2332),
+    ("all_gather", 4): (35, 33, 62, 202, 1287),
+    ("reduce_scatter", 4): (32, 32, 59, 204, 1314),
+    ("all_to_all", 4): (34, 38, 58, 225, 1453),
+    ("send_recv", 4): (57, 66, 107, 464, 1564),
+    ("all_reduce", 8): (83, 62, 105, 395, 2747),
+    ("all_gather", 8): (65, 49, 73, 220, 1407),
+    ("reduce_scatter", 8): (66, 49, 85, 216, 1413),
+    ("all_to_all", 8): (52, 54, 86, 249, 1469),
+    ("send_recv", 8): (64, 71, 151, 873, 1576),
+}
+_LAUNCH = ("launch_us", "assumed: shortest kernel on the stream, launches queued ahead")
+_PODS = "NVIDIA DGX BasePOD reference architecture, core components"
+_HOPPER_NODE: Sources = (
+    ("devices_per_node", f"data sheet: eight GPUs ({_PODS}, DGX H200 and H100)"),
+    ("host_memory_bytes", f"data sheet: 2 TB of DDR5 ({_PODS}, DGX H200 and H100)"),
+)
+_NDR: Sources = (
+    ("alpha_us", "assumed: 60 us"),
+    ("bytes_per_s", "assumed: 0.8 of the 400 Gb/s of one ConnectX-7 a device "
+                    f"({_PODS}: eight single-port cards)"),
+)  # fmt: skip
+
+
+def _nccl_h200() -> tuple[Curve, ...]:
+    return tuple(
+        Curve(name, group, tuple(zip(_NCCL_BYTES, map(float, us), strict=True)))
+        for (name, group), us in _NCCL_H200_US.items()
+    )
+
+
+def _as_h200(links: str) -> Sources:
+    return (
+        ("alpha_us", "assumed: as measured on H200"),
+        ("bytes_per_s", f"assumed: 0.74 of {links} one way, the share measured on H200"),
+    )
+
+
+H200 = Cluster(
+    "h200",
+    8,
+    1,
+    Device(
+        "NVIDIA H200 SXM",
+        (("bf16", 660e12), ("f16", 660e12), ("fp8", 1300e12), ("f32", 50e12), ("f64", 45e12)),
+        hbm_bytes_per_s=4.244e12,
+        memory_bytes=143771 * 2**20,
+        launch_us=3.0,
+        attention_flops_per_s=(590e12, 448e12),
+        sources=(
+            ("bf16", "measured: median of a Llama's matmuls at M=16384, 614 to 777 Tflop/s"),
+            ("f16", "assumed: as bf16"),
+            ("fp8", "measured: median of a Llama's matmuls at M=16384, tensor-wise scales"),
+            ("f32", "assumed: 0.75 of 67 Tflop/s (NVIDIA H200 datasheet), no TF32"),
+            ("f64", "assumed: 0.67 of 67 Tflop/s (NVIDIA H200 datasheet, tensor cores)"),
+            ("hbm_bytes_per_s", "measured: a copy, read and write"),
+            ("memory_bytes", "measured: as nvidia-smi shows it"),
+            _LAUNCH,
+            ("attention_flops_per_s", "measured: cuDNN, 4 rows of 4096, causal work counted"),
+        ),
+    ),
+    (
+        LinkLevel(
+            "nvlink", 49.0, 333.9e9, 8, _nccl_h200(),
+            (
+                ("alpha_us", "measured: NCCL all_gather of 1 MiB over 8"),
+                ("bytes_per_s", "measured: NCCL all_gather of 512 MiB over 8"),
+                ("curves", "measured: NCCL, 64 KiB to 512 MiB"),
+            ),
+        ),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+    ),
+    host_link_bytes_per_s=49.2e9,
+    host_memory_bytes=2048 * GIB,
+    sources=(
+        ("host_link_bytes_per_s", "measured: both directions at once, each"),
+        *_HOPPER_NODE,
+    ),
+)  # fmt: skip
+
+H100 = Cluster(
+    "h100",
+    8,
+    1,
+    Device(
+        "NVIDIA H100 SXM",
+        (("bf16", 989.4e12), ("f16", 989.4e12), ("fp8", 1978.9e12), ("f32", 67e12), ("f64", 67e12)),
+        hbm_bytes_per_s=0.88 * 3.35e12,
+        memory_bytes=80 * GIB,
+        launch_us=3.0,
+        efficiency=0.67,
+        attention_flops_per_s=(590e12, 448e12),
+        sources=(
+            ("matmul_flops_per_s", "data sheet: NVIDIA H100 Tensor Core GPU architecture, table of "
+                                   "peak rates of the SXM5, dense; f32 outside of tensor cores"),
+            ("efficiency", "assumed: H200, the same chip, reached 660 of 989"),
+            ("hbm_bytes_per_s", "assumed: 0.88 of 3.35 TB/s (NVIDIA H100 datasheet), as read on "
+                                "H200 (4.24 of 4.8)"),
+            ("memory_bytes", "data sheet: 80 GB (NVIDIA H100 datasheet)"),
+            _LAUNCH,
+            ("attention_flops_per_s", "assumed: as measured on H200, the same chip"),
+        ),
+    ),
+    (
+        LinkLevel("nvlink", 49.0, 334e9, 8,
+                  sources=_as_h200("the 900 GB/s both ways (NVIDIA H100 datasheet), 450 GB/s")),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+    ),
+    host_link_bytes_per_s=49.2e9,
+    host_memory_bytes=2048 * GIB,
+    sources=(
+        ("host_link_bytes_per_s", "assumed: as measured on H200; PCIe 5 x16, 128 GB/s both ways "
+                                  "(NVIDIA H100 datasheet)"),
+        *_HOPPER_NODE,
+    ),
+)  # fmt: skip
+
+A100 = Cluster(
+    "a100",
+    8,
+    1,
+    Device(
+        "NVIDIA A100 SXM 80GB",
+        (("bf16", 312e12), ("f16", 312e12), ("f32", 19.5e12), ("f64", 19.5e12)),
+        hbm_bytes_per_s=0.88 * 2.039e12,
+        memory_bytes=80 * GIB,
+        launch_us=3.0,
+        efficiency=0.8,
+        attention_flops_per_s=(190e12, 160e12),
+        sources=(
+            ("matmul_flops_per_s", "data sheet: NVIDIA A100 Tensor Core GPU datasheet, dense; f32 "
+                                   "without TF32, f64 on tensor cores"),
+            ("efficiency", "assumed: 0.8 of the data sheet's rate"),
+            ("hbm_bytes_per_s", "assumed: 0.88 of 2,039 GB/s (NVIDIA A100 datasheet), as read on "
+                                "H200"),
+            ("memory_bytes", "data sheet: 80 GB (NVIDIA A100 datasheet)"),
+            _LAUNCH,
+            ("attention_flops_per_s", "assumed: 0.61 and 0.51 of the data sheet's rate, inside the "
+                                      "50 to 73% of FlashAttention-2 (arXiv 2307.08691)"),
+        ),
+    ),
+    (
+        LinkLevel("nvlink", 49.0, 223e9, 8,
+                  sources=_as_h200("the 600 GB/s both ways (NVIDIA A100 datasheet), 300 GB/s")),
+        LinkLevel("infiniband", 60.0, 0.8 * 25e9, 8, sources=(
+            ("alpha_us", "assumed: 60 us"),
+            ("bytes_per_s", "assumed: 0.8 of the 200 Gb/s of one ConnectX-6 a device (NVIDIA DGX "
+                            "A100 datasheet: eight single-port cards)"),
+        )),
+    ),
+    host_link_bytes_per_s=25e9,
+    host_memory_bytes=2048 * GIB,
+    sources=(
+        ("devices_per_node", "data sheet: NVIDIA DGX A100 640GB, eight GPUs"),
+        ("host_link_bytes_per_s", "assumed: 0.8 of PCIe 4 x16, 64 GB/s both ways (NVIDIA A100 "
+                                  "datasheet)"),
+        ("host_memory_bytes", "data sheet: NVIDIA DGX A100 640GB, 2 TB"),
+    ),
+)  # fmt: skip
+
+B200 = Cluster(
+    "b200",
+    8,
+    1,
+    Device(
+        "NVIDIA B200 SXM",
+        (("bf16", 2250e12), ("f16", 2250e12), ("fp8", 4500e12), ("f32", 75e12), ("f64", 37e12)),
+        hbm_bytes_per_s=0.88 * 8e12,
+        memory_bytes=183359 * 2**20,
+        launch_us=3.0,
+        efficiency=0.67,
+        attention_flops_per_s=(0.6 * 2250e12, 0.45 * 2250e12),
+        sources=(
+            ("matmul_flops_per_s", "data sheet: NVIDIA HGX B200, an eighth of 36 (f16, bf16) and "
+                                   "72 Pflop/s (fp8), halved for dense, of 600 (f32) and 296 "
+                                   "Tflop/s (f64)"),
+            ("efficiency", "assumed: as H200"),
+            ("hbm_bytes_per_s", "assumed: 0.88 of 8 TB/s (NVIDIA DGX B200 datasheet: 64 TB/s), as "
+                                "read on H200"),
+            ("memory_bytes", "published: 183359 MiB, as nvidia-smi shows it on several hosts; data "
+                             "sheet 180 GB"),
+            _LAUNCH,
+            ("attention_flops_per_s", "assumed: H200's shares of the data sheet's rate"),
+        ),
+    ),
+    (
+        LinkLevel("nvlink", 49.0, 668e9, 8,
+                  sources=_as_h200("the 1.8 TB/s both ways (NVIDIA HGX B200), 900 GB/s")),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+    ),
+    host_link_bytes_per_s=49.2e9,
+    host_memory_bytes=2048 * GIB,
+    sources=(
+        ("devices_per_node", f"data sheet: eight GPUs ({_PODS}, DGX B200)"),
+        ("host_link_bytes_per_s", "assumed: as measured on H200, PCIe 5 x16"),
+        ("host_memory_bytes", "data sheet: 2 TB, up to 4 (NVIDIA DGX B200 datasheet)"),
+    ),
+)  # fmt: skip
