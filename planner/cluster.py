@@ -18,7 +18,8 @@ from meshwright.ir.errors import PlanError
 
 HEADER = "# meshwright cluster v1"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-# How a figure is known; every source begins with one of these words and a colon.
+# How a figure is known: every source begins with one of these, a colon and where it is from; an
+# assumption may say no more.
 KNOWN_BY = ("measured", "data sheet", "published", "assumed")
 # (figure's name, where it is from); figures without one were given by the user.
 Sources = tuple[tuple[str, str], ...]

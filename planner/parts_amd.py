@@ -46,11 +46,11 @@ MI300X = Cluster(
         efficiency=0.45,
         attention_flops_per_s=(0.35 * 1307.4e12, 0.25 * 1307.4e12),
         sources=(
-            ("matmul_flops_per_s", "data sheet: AMD Instinct MI300X, dense matrix rates"),
+            ("matmul_flops_per_s", "data sheet: AMD's for the MI300X, dense matrix rates"),
             ("efficiency", f"published: about 45% of the peak in bf16, f16 and fp8 ({_ANALYSIS})"),
             ("hbm_bytes_per_s", f"published: 81% of the data sheet's 5.3 TB/s ({_ANALYSIS})"),
             ("memory_bytes", "data sheet: 192 GiB (AMD GPU specifications, ROCm documentation)"),
-            ("launch_us", "assumed: 5 us"),
+            ("launch_us", "assumed"),
             ("attention_flops_per_s", "assumed: 0.35 and 0.25 of the data sheet's rate"),
         ),
     ),
@@ -58,14 +58,14 @@ MI300X = Cluster(
         LinkLevel(
             "infinity fabric", _FABRIC_US, 7 * _PAIR_BYTES_PER_S, 8, _fabric(),
             (
-                ("alpha_us", "assumed: 60 us"),
+                ("alpha_us", "assumed"),
                 ("bytes_per_s", f"published: 312.9 GB/s of the data sheet's 7 x 64 ({_READING})"),
                 ("curves", f"assumed: n - 1 links a device in a group of n, 44.7 GB/s each; over "
                            f"two 47.7 was read ({_READING})"),
             ),
         ),
         LinkLevel("ethernet", 60.0, 0.8 * 50e9, 8, sources=(
-            ("alpha_us", "assumed: 60 us"),
+            ("alpha_us", "assumed"),
             ("bytes_per_s", "assumed: 0.8 of one 400 Gb/s card a device"),
         )),
     ),

@@ -20,8 +20,8 @@ def _node(link: str) -> Sources:
     )
 
 
-def _assumed(alpha: str, rate: str) -> Sources:
-    return (("alpha_us", f"assumed: {alpha}"), ("bytes_per_s", f"assumed: {rate}"))
+def _assumed(rate: str) -> Sources:
+    return (("alpha_us", "assumed"), ("bytes_per_s", f"assumed: {rate}"))
 
 
 L40S = Cluster(
@@ -50,9 +50,8 @@ L40S = Cluster(
     ),
     (
         LinkLevel("pcie", 30.0, 0.7 * 32e9, 8, sources=_assumed(
-            "30 us", "0.7 of PCIe 4 x16, 64 GB/s both ways (NVIDIA L40S datasheet), no NVLink")),
-        LinkLevel("ethernet", 60.0, 0.8 * 12.5e9, 8, sources=_assumed(
-            "60 us", "0.8 of 100 Gb/s a device")),
+            "0.7 of PCIe 4 x16, 64 GB/s both ways (NVIDIA L40S datasheet), no NVLink")),
+        LinkLevel("ethernet", 60.0, 0.8 * 12.5e9, 8, sources=_assumed("0.8 of 100 Gb/s a device")),
     ),
     host_link_bytes_per_s=25e9,
     host_memory_bytes=1024 * GIB,
@@ -86,9 +85,8 @@ RTX4090 = Cluster(
     ),
     (
         LinkLevel("pcie", 40.0, 10e9, 8, sources=_assumed(
-            "40 us", "10 GB/s through host memory, the driver has no peer access")),
-        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8, sources=_assumed(
-            "80 us", "0.8 of 25 Gb/s a device")),
+            "10 GB/s through host memory, the driver has no peer access")),
+        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8, sources=_assumed("0.8 of 25 Gb/s a device")),
     ),
     host_link_bytes_per_s=25e9,
     host_memory_bytes=256 * GIB,
@@ -122,9 +120,8 @@ RTX5090 = Cluster(
     ),
     (
         LinkLevel("pcie", 40.0, 20e9, 8, sources=_assumed(
-            "40 us", "20 GB/s through host memory, the driver has no peer access")),
-        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8, sources=_assumed(
-            "80 us", "0.8 of 25 Gb/s a device")),
+            "20 GB/s through host memory, the driver has no peer access")),
+        LinkLevel("ethernet", 80.0, 0.8 * 3.125e9, 8, sources=_assumed("0.8 of 25 Gb/s a device")),
     ),
     host_link_bytes_per_s=49.2e9,
     host_memory_bytes=256 * GIB,

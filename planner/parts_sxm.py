@@ -35,7 +35,7 @@ _HOPPER_NODE: Sources = (
     ("host_memory_bytes", f"data sheet: 2 TB of DDR5 ({_PODS}, DGX H200 and H100)"),
 )
 _NDR: Sources = (
-    ("alpha_us", "assumed: 60 us"),
+    ("alpha_us", "assumed"),
     ("bytes_per_s", "assumed: 0.8 of the 400 Gb/s of one ConnectX-7 a device "
                     f"({_PODS}: eight single-port cards)"),
 )  # fmt: skip
@@ -162,7 +162,7 @@ A100 = Cluster(
         LinkLevel("nvlink", 49.0, 223e9, 8,
                   sources=_as_h200("the 600 GB/s both ways (NVIDIA A100 datasheet), 300 GB/s")),
         LinkLevel("infiniband", 60.0, 0.8 * 25e9, 8, sources=(
-            ("alpha_us", "assumed: 60 us"),
+            ("alpha_us", "assumed"),
             ("bytes_per_s", "assumed: 0.8 of the 200 Gb/s of one ConnectX-6 a device (NVIDIA DGX "
                             "A100 datasheet: eight single-port cards)"),
         )),
