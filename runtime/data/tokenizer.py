@@ -105,7 +105,11 @@ def _read(file: Path) -> tuple[Any, str]:
             "file, or a Hugging Face folder that holds a tokenizer.json"
         ) from None
     try:
-        return Backend.from_str(text.decode()), hashlib.sha256(text).hexdigest()
+        backend = Backend.from_str(text.decode())
+        # A file may ask for both, as its model wants of a batch; a document is neither cut nor filled.
+        backend.no_truncation()
+        backend.no_padding()
+        return backend, hashlib.sha256(text).hexdigest()
     except Exception as error:  # the library raises bare Exception for any fault of the file
         raise DataError(f"{file} is no tokenizers file: {error}") from None
 

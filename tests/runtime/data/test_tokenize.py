@@ -16,6 +16,7 @@ from meshwright.runtime.data import DataError, open_corpus
 from meshwright.runtime.data.manifest import read_manifest
 from meshwright.runtime.data.shards import verify
 from meshwright.runtime.data.tokenize import Settings, tokenize
+from meshwright.runtime.data.tokenizer import load_tokenizer
 
 SHARD_TOKENS = 100_000
 
@@ -271,6 +272,20 @@ def test_a_tokenizers_file_gives_its_ids_and_vocabulary(
     ids = open_corpus(f"shards:{tmp_path / 'out'}", "train").read(0, 99).tolist()
     assert ids == expected
     assert manifest.vocab_size == max(plain.get_vocab().values()) + 1 and manifest.dtype == "uint16"
+
+
+def test_a_document_is_neither_cut_nor_filled(tokenizer_file: Path, tmp_path: Path) -> None:
+    """Whatever the file asks for: a model's batches are of one length, documents are not."""
+    from tokenizers import Tokenizer
+
+    plain = Tokenizer.from_file(str(tokenizer_file))
+    odd = Tokenizer.from_file(str(tokenizer_file))
+    odd.enable_truncation(4)
+    odd.enable_padding(length=6)
+    odd.save(str(tmp_path / "odd.json"))
+    coder = load_tokenizer(str(tmp_path / "odd.json"), "none")
+    for text in ("the", "the bird and the dog and the cat"):
+        assert coder.encode(text).tolist() == plain.encode(text).ids
 
 
 def test_the_end_of_a_document_is_never_guessed(tokenizer_file: Path, tmp_path: Path) -> None:
