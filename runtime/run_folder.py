@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from .checkpoint.manifest import complete, step_of
 from .metrics import keep_before
 
 RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json")
@@ -29,13 +30,7 @@ def go_on(out: Path, step: int) -> Path | None:
     `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.
     """
     keep_before(out / "metrics.jsonl", step)
-    folders = sorted((out / "checkpoints").glob("step_*"))
-    past = [p for p in folders if p.suffix != ".part" and _step(p) > step]
-    return _set_aside(out, past)
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
+    return _set_aside(out, [p for p in complete(out / "checkpoints") if step_of(p) > step])
 
 
 def _set_aside(out: Path, paths: list[Path]) -> Path | None:

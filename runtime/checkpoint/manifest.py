@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,20 @@ def sha256(path: Path) -> str:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Whole checkpoints of a run, by step."""
+    """Whole checkpoints of a run, by step; what else lies in the folder is not ours."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.glob("step_*") if p.is_dir() and p.suffix != ".part")
+    found = (p for p in folder.iterdir() if p.is_dir() and re.fullmatch(r"step_\d{8,}", p.name))
+    return sorted(found, key=step_of)
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """The checkpoint after `step` steps of a run that saves in `folder`."""
+    return folder / f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -150,12 +161,25 @@ def _check_files(entries: list[tuple[Path, int, str]]) -> None:
 def newest_good(folder: Path) -> tuple[Manifest | None, list[str]]:
     """The newest checkpoint that reads, and why newer ones do not; the same on every rank."""
     complaints: list[str] = []
-    for path in reversed(complete(folder)):
+    for path in reversed(_seen_by_rank_0(folder)):
         try:
             return read_manifest(path), complaints
         except CheckpointError as error:
             complaints.append(str(error))
     return None, complaints
+
+
+def _seen_by_rank_0(folder: Path) -> list[Path]:
+    """What rank 0 published, on all ranks: each by itself may look before it is there."""
+    steps = [step_of(path) for path in complete(folder)]
+    if world() > 1:
+        count = torch.tensor(len(steps), device=mesh.device())
+        dist.broadcast(count, src=0)
+        known = (steps + [0] * int(count))[: int(count)]
+        found = torch.tensor(known, dtype=torch.int64, device=mesh.device())
+        dist.broadcast(found, src=0)
+        steps = found.tolist()
+    return [folder_of(folder, step) for step in steps]
 
 
 def any_rank(problem: str) -> str:

@@ -29,7 +29,17 @@ from ..buckets import FlatBucket
 from ..executor import Executor
 from ..optimizers.rule import Part, Run
 from ..shards import owns, owns_whole
-from .manifest import VERSION, CheckpointError, State, complete, rank, sha256, world
+from .manifest import (
+    VERSION,
+    CheckpointError,
+    State,
+    complete,
+    folder_of,
+    rank,
+    sha256,
+    step_of,
+    world,
+)
 
 Key = TypeVar("Key")
 
@@ -186,7 +196,7 @@ class Checkpointer:
         """Remove all but the newest `keep`, and those of `keep_every`."""
         old = complete(self.folder)[: -self.keep] if self.keep else []
         for path in old:
-            step = int(path.name.removeprefix("step_"))
+            step = step_of(path)
             if not self.keep_every or step % self.keep_every:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -212,7 +222,7 @@ def _make_room(host: dict[Key, Tensor], key: Key, like: Tensor) -> None:
 
 
 def _part(folder: Path, state: State) -> Path:
-    return folder / f"step_{state.step:08d}.part"
+    return folder_of(folder, state.step).with_suffix(".part")
 
 
 def _write_whole(path: Path, text: str) -> None:
