@@ -194,7 +194,8 @@ class Session:
         manifest = self._wanted_checkpoint(folder)
         first = 0 if manifest is None else self._take_up(manifest)
         if self.logs:
-            aside = run_folder.go_on(out, first) if first else run_folder.begin(out)
+            own = manifest is not None and manifest.path.parent.resolve() == folder.resolve()
+            aside = run_folder.go_on(out, first) if own else run_folder.begin(out)
             if aside is not None:
                 self.say(f"what an earlier run left in {out} past step {first} is now in {aside}")
         return first
@@ -205,7 +206,7 @@ class Session:
             raise error
         self.judge.roll_back(error)
         self.checkpoints.wait()
-        manifest, _ = newest_good(out / "checkpoints")
+        manifest = self._newest(out / "checkpoints")
         if manifest is None:
             raise BadStepError(
                 f"{error}; there is no checkpoint in {out / 'checkpoints'} to roll back to: give "
@@ -225,17 +226,21 @@ class Session:
         wanted = self.options.resume
         if wanted != "auto":
             return read_manifest(Path(wanted)) if wanted else None
+        manifest = self._newest(folder)
+        if manifest is None:
+            self.say(f"no checkpoint in {folder}: starting from step 0")
+        return manifest
+
+    def _newest(self, folder: Path) -> Manifest | None:
         manifest, complaints = newest_good(folder)
         for complaint in complaints:
             self.say(f"passed over a checkpoint: {complaint}")
-        if manifest is None:
-            self.say(f"no checkpoint in {folder}: starting from step 0")
         return manifest
 
     def _take_up(self, manifest: Manifest) -> int:
         self._check_state(manifest.state, manifest.path)
         self.skipped = manifest.state.skipped
-        self.reader.restore(manifest.state.step + self.skipped, manifest.state.data_position)
+        self.batches.restore(manifest.state.step + self.skipped, manifest.state.data_position)
         load(self.executor, manifest)
         self.say(f"resumed {manifest.path} after {manifest.state.step} steps")
         return manifest.state.step

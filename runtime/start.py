@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .checkpoint.manifest import complete
 from .data import absolute
 from .health import HUNG, read_beat
 from .options import STOPPED, flag
@@ -46,15 +47,31 @@ def start_with_restarts(
 ) -> int:
     """Start a program, and again from its newest good checkpoint when a rank died or hung.
 
-    At most `restarts` times; a refusal or a stop asked for by a signal is final.
+    At most `restarts` times; a refusal or a stop asked for by a signal is final. A run that saved
+    nothing yet starts as it did before: from the checkpoint or the weights that `options` name.
     """
+    out = _out(options)
+    before = _saved(out)
     for attempt in range(restarts + 1):
         code = start_program(folder, options, port, quiet)
         if code not in (1, HUNG) or attempt == restarts:
             break
-        say(f"restart {attempt + 1} of {restarts}, from the newest good checkpoint")
-        options = {**options, "resume": "auto"}
+        found = "from the newest good checkpoint"
+        if _saved(out) - before:
+            options = {**options, "resume": "auto"}
+        elif options.get("resume") != "auto":
+            found = "as it began: nothing was saved since"
+        say(f"restart {attempt + 1} of {restarts}, {found}")
     return code
+
+
+def _out(options: dict[str, object]) -> Path:
+    return Path(str(options.get("out", "run")))
+
+
+def _saved(out: Path) -> set[tuple[str, int]]:
+    """Checkpoints of a run's folder, each with the time of its making: names come again."""
+    return {(p.name, p.stat().st_mtime_ns) for p in complete(out / "checkpoints")}
 
 
 def start_program(
@@ -71,7 +88,7 @@ def start_program(
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
-    out_folder = Path(str(options.get("out", "run")))
+    out_folder = _out(options)
     if out_folder.exists() and not out_folder.is_dir():
         raise ProgramError(f"--out {out_folder} is a file; give a folder")
     check_resume(str(options.get("resume") or ""))

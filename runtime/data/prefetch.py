@@ -56,6 +56,11 @@ class Prefetcher:
             if closing.is_set() or isinstance(item, BaseException):
                 return
 
+    def restore(self, step: int, state: dict) -> None:
+        """Let the reader go on before `step`; no thread of ours reads meanwhile."""
+        self.close()
+        self.reader.restore(step, state)
+
     def close(self) -> None:
         """End the thread; the next `take` starts another."""
         if self._thread is not None:

@@ -106,7 +106,7 @@ def _read(file: Path) -> tuple[Any, str]:
         ) from None
     try:
         backend = Backend.from_str(text.decode())
-        # A file may ask for both, as its model wants of a batch; a document is neither cut nor filled.
+        # A file may ask for both, as a model wants of its batches.
         backend.no_truncation()
         backend.no_padding()
         return backend, hashlib.sha256(text).hexdigest()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime import start
 from meshwright.runtime.health import Beacon, holding_up, read_beat
 
 CLI = [sys.executable, "-m", "meshwright.cli"]
@@ -34,13 +35,13 @@ def started(program: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
     """Starts `meshwright run` into tmp_path/run in the background; none outlives the test."""
     processes = []
 
-    def start(*options: str) -> subprocess.Popen:
+    def begin(*options: str) -> subprocess.Popen:
         command = [*CLI, "run", str(program), *RUN, *options, "--out", str(tmp_path / "run")]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         processes.append(process)
         return process
 
-    yield start
+    yield begin
     for process in processes:
         process.kill()
 
@@ -142,6 +143,35 @@ def test_train_restarts_by_itself(tmp_path: Path) -> None:
     assert sorted(_losses(run)) == list(range(150))
 
 
+class Attempts:
+    """Stands for the starts of a program: each ends as told, after saving the steps it is told."""
+
+    def __init__(self, out: Path, *ends: tuple[int, list[int]]) -> None:
+        self.out, self.ends, self.resumed = out, list(ends), []
+
+    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> int:
+        self.resumed.append(options["resume"])
+        code, saved = self.ends.pop(0)
+        for step in saved:
+            (self.out / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+        return code
+
+
+def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of another run in the same folder is not what the run goes on from."""
+    out = tmp_path / "run"
+    (out / "checkpoints" / "step_00000002").mkdir(parents=True)
+    given = {"resume": "/other/checkpoints/step_00000100", "out": str(out)}
+    attempts = Attempts(out, (1, []), (3, [104]), (1, []), (0, [108]))
+    monkeypatch.setattr(start, "start_program", attempts)
+    said: list[str] = []
+    assert start.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
+    assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2
+    assert "as it began" in said[0] and all("newest good" in text for text in said[1:])
+
+
 def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = ["run", str(program), *RUN, "--steps", "4", "--save-every", "2", "--out", str(run)]
@@ -166,6 +196,20 @@ def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) 
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
     aside = sorted(p.name for p in (run / "earlier-001").iterdir())
     assert aside == ["step_00000004", "step_00000006"]
+
+
+def test_going_on_from_another_runs_checkpoint_mixes_nothing(program: Path, tmp_path: Path) -> None:
+    """What lies in the folder is of neither run: its log and checkpoints go aside."""
+    command = ["run", str(program), *RUN, "--save-every", "2", "--warmup", "0"]
+    for name, more in (("one", []), ("used", ["--lr", "0.1"])):
+        assert main([*command, *more, "--steps", "4", "--out", str(tmp_path / name)]) == 0
+    start_at = str(tmp_path / "one" / "checkpoints" / "step_00000002")
+    run = tmp_path / "used"
+    assert main([*command, "--steps", "4", "--resume", start_at, "--out", str(run)]) == 0
+    whole = _losses(tmp_path / "one")
+    assert _losses(run) == {step: whole[step] for step in (2, 3)}
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+    assert len(list((run / "earlier-001" / "checkpoints").iterdir())) == 2
 
 
 def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -119,6 +120,32 @@ def test_prefetch_reads_ahead_in_order_and_anew_after_a_jump() -> None:
     assert [batches.take(step) for step in (0, 1, 2)] == [0, 1, 2]
     assert reader.asked == sorted(reader.asked)
     assert [batches.take(step) for step in (1, 2)] == [1, 2]
+    batches.close()
+
+
+def test_nothing_is_read_while_the_reader_is_moved() -> None:
+    """A stream has one place: a thread that read on would leave it between two steps."""
+
+    class Moved(Counting):
+        reading = moved = False
+
+        def rows(self, step: int, start: int, stop: int) -> int:  # type: ignore[override]
+            self.reading = True
+            time.sleep(0.05)
+            self.reading = False
+            return step
+
+        def restore(self, step: int, state: dict) -> None:
+            assert not self.reading
+            self.moved = True
+
+    reader = Moved()
+    batches = Prefetcher(reader, 0, 1)
+    batches.take(0)
+    time.sleep(0.01)
+    assert reader.reading
+    batches.restore(0, {})
+    assert reader.moved and batches.take(0) == 0
     batches.close()
 
 
