@@ -1,5 +1,6 @@
 """Which steps may change the weights, and what happens when one may not."""
 
+import math
 import statistics
 from collections import deque
 
@@ -33,7 +34,9 @@ class Judge:
         return self.factor * statistics.median(self.losses)
 
     def saw(self, loss: float) -> None:
-        self.losses.append(loss)
+        """Of a step that was done or skipped; one that is no number would make the median none."""
+        if math.isfinite(loss):
+            self.losses.append(loss)
 
     def roll_back(self, error: BadStepError) -> None:
         """Count a rollback. Raises BadStepError when there were MAX_ROLLBACKS before."""
@@ -43,4 +46,7 @@ class Judge:
                 f"{error}: after {MAX_ROLLBACKS} rollbacks the run stops; lower the rate, or look "
                 "at the data"
             ) from None
-        self.losses.clear()
+
+    def go_on(self, losses: list[float]) -> None:
+        """From a checkpoint, after the losses that it holds."""
+        self.losses = deque(losses, maxlen=WINDOW)

@@ -83,7 +83,9 @@ class RunOptions:
     log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step", low=1)
     track: str = _option("none", "where rows go besides metrics.jsonl", choices=TRACKERS)
     out: str = _option("run", "the run's folder")
-    save_every: int = _option(0, "steps between checkpoints in OUT/checkpoints, 0 for none", low=0)
+    save_every: int = _option(
+        0, "steps between checkpoints in OUT/checkpoints, and one at the end; 0 for none", low=0
+    )
     keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
     resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')

@@ -242,6 +242,7 @@ class Session:
         self.skipped = manifest.state.skipped
         self.batches.restore(manifest.state.step + self.skipped, manifest.state.data_position)
         load(self.executor, manifest)
+        self.judge.go_on(manifest.state.losses)
         self.say(f"resumed {manifest.path} after {manifest.state.step} steps")
         return manifest.state.step
 
@@ -273,12 +274,12 @@ class Session:
             )
 
     def _save_after(self, step: int) -> None:
-        every = self.options.save_every
-        due = bool(every) and (step + 1) % every == 0
+        every, done = self.options.save_every, step + 1
+        due = bool(every) and (done % every == 0 or done == self.options.steps)
         if due or self.executor.optimizer.stop_agreed:
             self.beacon.mark("SAVE")
-            stall_s = self.checkpoints.save(self._state(step + 1))
-            self.say(f"checkpoint after {step + 1} steps: the step waited {stall_s * 1e3:.1f} ms")
+            stall_s = self.checkpoints.save(self._state(done))
+            self.say(f"checkpoint after {done} steps: the step waited {stall_s * 1e3:.1f} ms")
 
     def _state(self, step: int) -> State:
         return State(
@@ -294,6 +295,7 @@ class Session:
             model=self.layout.model,
             optimizer=self.executor.optimizer.options.name,
             numbers=dict(self.executor.optimizer.rule.numbers),
+            losses=list(self.judge.losses),
         )
 
     def _preempted(self, step: int) -> int:

@@ -29,7 +29,8 @@ class State:
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
     not). skipped: global batches that rollbacks passed over. samples: rows of `seq` tokens seen.
     data_identity, data_position: the data's hash, and where a stream goes on (data.Reader).
-    optimizer: its name; numbers: what it keeps besides tensors.
+    optimizer: its name; numbers: what it keeps besides tensors. losses: the last ones, by which a
+    spike is told.
     """
 
     step: int
@@ -44,6 +45,7 @@ class State:
     model: str
     optimizer: str
     numbers: dict
+    losses: list
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def read_manifest(path: Path) -> Manifest:
         manifest = _read(path)
     except CheckpointError as error:
         problem = str(error)
+    except OSError as error:
+        problem = f"{error.filename or path}: {error.strerror}"
     problem = any_rank(problem)
     if problem or manifest is None:
         raise CheckpointError(problem)
@@ -115,14 +119,16 @@ def _read(path: Path) -> Manifest:
     try:
         data = json.loads((path / "manifest.json").read_text())
         version = data["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: no readable manifest.json: {error}") from None
     if version != VERSION:
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
+    if data.get("sha256") != digest_of(data):
+        raise CheckpointError(f"{path}/manifest.json: contents differ from its own SHA-256")
     try:
         entries = [(path / Path(e["file"]).name, e["bytes"], e["sha256"]) for e in data["ranks"]]
         state = _state(data["state"])
-        params = {name: tuple(shape) for name, shape in data["params"].items()}
+        params = {name: _index(shape) for name, shape in data["params"].items()}
         boxes = _boxes(data["ranks"])
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
@@ -135,6 +141,8 @@ def _state(values: dict) -> State:
     for item in fields(State):
         if type(values[item.name]) is not item.type:
             raise TypeError(f"state.{item.name} is {values[item.name]!r}")
+    if any(type(loss) is not float for loss in values["losses"]):
+        raise TypeError(f"state.losses is {values['losses']!r}")
     return State(**{item.name: values[item.name] for item in fields(State)})
 
 
@@ -142,10 +150,22 @@ def _boxes(entries: list[dict]) -> dict[tuple[str, str], list[Stored]]:
     found: dict[tuple[str, str], list[Stored]] = {}
     for entry in entries:
         for box in entry["boxes"]:
-            item = Box(tuple(box["offsets"]), tuple(box["sizes"]))
+            item = Box(_index(box["offsets"]), _index(box["sizes"]))
             stored = Stored(item, Path(entry["file"]).name, box["key"])
             found.setdefault((box["kind"], box["param"]), []).append(stored)
     return found
+
+
+def _index(numbers: list) -> tuple[int, ...]:
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise TypeError(f"{numbers!r} is no list of sizes")
+    return tuple(numbers)
+
+
+def digest_of(manifest: dict) -> str:
+    """SHA-256 of what a manifest says, its own digest left out: a digit that flipped is seen."""
+    said = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _check_files(entries: list[tuple[Path, int, str]]) -> None:

@@ -34,6 +34,7 @@ from .manifest import (
     CheckpointError,
     State,
     complete,
+    digest_of,
     folder_of,
     rank,
     sha256,
@@ -179,6 +180,7 @@ class Checkpointer:
         part.mkdir(parents=True, exist_ok=True)
         name = f"rank_{rank():05d}"
         save_file(tensors, part / f"{name}.safetensors")
+        _sync(part / f"{name}.safetensors")
         _write_whole(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
         if rank() == 0:
             manifest = {
@@ -187,9 +189,11 @@ class Checkpointer:
                 "params": {p.name: p.shape for p in self.executor.layout.params},
                 "ranks": _gather_entries(part, world()),
             }
-            _write_whole(part / "manifest.json", json.dumps(manifest))
+            _write_whole(part / "manifest.json", _sealed(manifest))
+            _sync(part)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(part, final)
+            _sync(self.folder)
             self._retire()
 
     def _retire(self) -> None:
@@ -223,6 +227,21 @@ def _make_room(host: dict[Key, Tensor], key: Key, like: Tensor) -> None:
 
 def _part(folder: Path, state: State) -> Path:
     return folder_of(folder, state.step).with_suffix(".part")
+
+
+def _sealed(manifest: dict) -> str:
+    """As JSON, with its own digest; taken of what a reader will parse, in which keys are text."""
+    parsed = json.loads(json.dumps(manifest))
+    return json.dumps(parsed | {"sha256": digest_of(parsed)})
+
+
+def _sync(path: Path) -> None:
+    """A file's bytes, or a folder's names, are on disk: older checkpoints may go only then."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime.checkpoint.manifest import (
+    CheckpointError,
+    digest_of,
+    newest_good,
+    read_manifest,
+)
 
 PLANS = {
     "zero3": ["--cluster", "cpu:2", "--pin", "dp=2", "--pin", "zero=3", "--pin", "micro_batch=2"],
@@ -99,6 +105,61 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     assert "step_00000002 after 2 steps" in said
 
 
+def test_a_manifest_in_which_a_digit_flipped_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    """It is JSON still, and its files are whole: only its own digest tells."""
+    copy = tmp_path / "step_00000002"
+    shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", copy)
+    assert read_manifest(copy).state.updates == 2
+    text = (copy / "manifest.json").read_text()
+    assert text.count('"updates": 2') == 1
+    (copy / "manifest.json").write_text(text.replace('"updates": 2', '"updates": 3'))
+    with pytest.raises(CheckpointError, match="its own SHA-256"):
+        read_manifest(copy)
+
+
+HOSTILE = {
+    "text for sizes": {"offsets": "ab", "sizes": "cd"},
+    "fractions": {"offsets": [0.5], "sizes": [1.5]},
+    "below zero": {"offsets": [-1], "sizes": [1]},
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "nested"])
+def test_a_manifest_that_someone_made_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "step_00000002"
+    shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["ranks"][0]["boxes"][0].update(HOSTILE.get(name, {}))
+    text = json.dumps(manifest | {"sha256": digest_of(manifest)})
+    (copy / "manifest.json").write_text("[" * 99999 if name == "nested" else text)
+    with pytest.raises(CheckpointError, match="manifest.json"):
+        read_manifest(copy)
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    """As a disk's bad sector: the manifest says a size, and reading fails."""
+    run = tmp_path / "checkpoints"
+    shutil.copytree(folder / "first" / "checkpoints", run)
+    file = run / "step_00000004" / "rank_00000.safetensors"
+    file.unlink()
+    file.mkdir()
+    text = (run / "step_00000004" / "manifest.json").read_text()
+    manifest = json.loads(text)
+    manifest["ranks"][0]["bytes"] = file.stat().st_size
+    text = json.dumps(manifest | {"sha256": digest_of(manifest)})
+    (run / "step_00000004" / "manifest.json").write_text(text)
+    found, complaints = newest_good(run)
+    assert found is not None and found.state.step == 2
+    assert len(complaints) == 1 and "rank_00000.safetensors" in complaints[0]
+
+
+def test_the_last_step_is_saved_too(folder: Path, tmp_path: Path) -> None:
+    run = ["run", str(folder / "one"), *RUN, "--steps", "3", "--save-every", "2"]
+    assert main([*run, "--out", str(tmp_path / "run")]) == 0
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step_00000002", "step_00000003"]
+
+
 class _Bomb:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -151,7 +212,7 @@ def _edited(folder: Path, tmp_path: Path, **state: object) -> Path:
     shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["state"] = {k: v for k, v in (manifest["state"] | state).items() if v is not None}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
     return copy
 
 

@@ -89,6 +89,28 @@ def test_a_spike_is_told_from_the_median_of_what_came_before() -> None:
     assert Judge(0.0).limit == float("inf")
 
 
+def test_a_loss_that_is_no_number_leaves_the_median_whole() -> None:
+    """A run that skips such steps still tells a spike from the rest."""
+    judge = Judge(2.0)
+    for loss in [float("nan"), 1.0] * 16:
+        judge.saw(loss)
+    assert judge.limit == 2.0
+    judge.saw(float("inf"))
+    assert judge.limit == 2.0
+
+
+def test_a_resumed_run_judges_by_the_losses_before_it(program: Path, tmp_path: Path) -> None:
+    """Interrupted just before the spike, it skips it as a run does that was not interrupted."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert run(program, whole, "--on-nan", "skip") == 0
+    found = [row["loss"] for row in rows(whole)]
+    spike = max(range(20, STEPS), key=lambda step: found[step] / found[step - 1])
+    saved = spike // 5 * 5
+    start = whole / "checkpoints" / f"step_{saved:08d}"
+    assert run(program, part, "--on-nan", "skip", "--resume", str(start)) == 0
+    assert [row["loss"] for row in rows(part)] == found[saved:]
+
+
 def test_rollbacks_come_to_an_end() -> None:
     judge, error = Judge(2.0), BadStepError("loss nan")
     for _ in range(MAX_ROLLBACKS):
