@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HUNG = 3  # exit code of a rank whose watch ended the run
+# Environment variable: process id of the launcher on this machine. Without it the ranks would run
+# on and write where the next run writes.
+LAUNCHER = "MESHWRIGHT_LAUNCHER"
 
 _SIGN = struct.Struct("<d")  # when the watch signed last
 _MARK = struct.Struct("<dqqq16s64s")  # time, step, stage, microbatch, kind, host
@@ -119,7 +122,8 @@ def holding_up(folder: Path, world: int) -> tuple[int, Beat] | None:
 class Watch:
     """Ends the process with HUNG when its beacon was not marked for `limit_s` seconds; 0: never.
 
-    All up to the first step, which compiles, has ten times as long.
+    All up to the first step, which compiles, has ten times as long. Ends it, too, when the launcher
+    that started it is gone.
     """
 
     def __init__(self, folder: Path, rank: int, world: int, beacon: Beacon, limit_s: float) -> None:
@@ -131,6 +135,9 @@ class Watch:
         while True:
             self.beacon.sign()
             time.sleep(min(_TICK_S, (self.limit_s or math.inf) / 4))
+            if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+                print("error: the launcher is gone; ending", file=sys.stderr, flush=True)
+                os._exit(HUNG)
             beat = self.beacon.beat
             if beat is None:
                 continue

@@ -82,8 +82,11 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.wanted = False
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        for number in numbers:
             signal.signal(number, self._on_signal)
+        # Our launcher starts ranks with these blocked; what came since comes now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
     def _on_signal(self, *_: object) -> None:
         self.wanted = True

@@ -1,6 +1,7 @@
 """Start a program's ranks on this machine, one process each, and answer for them."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,10 +16,12 @@ from typing import IO
 
 from .checkpoint.manifest import complete
 from .data import absolute
-from .health import HUNG, read_beat
+from .health import HUNG, LAUNCHER, read_beat
 from .options import STOPPED, flag
 from .program import ProgramError
 
+# They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
+STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # After the first rank died the others have so long to say what they know of it.
 _GRACE_S = 2.0
 
@@ -53,8 +56,8 @@ def start_with_restarts(
     out = _out(options)
     before = _saved(out)
     for attempt in range(restarts + 1):
-        code = start_program(folder, options, port, quiet)
-        if code not in (1, HUNG) or attempt == restarts:
+        code, stopped = _start_once(folder, options, port, quiet)
+        if code not in (1, HUNG) or stopped or attempt == restarts:
             break
         found = "from the newest good checkpoint"
         if _saved(out) - before:
@@ -85,6 +88,13 @@ def start_program(
     Raises ProgramError for a folder without a program, a checkpoint that is not there, or a port
     that cannot be had.
     """
+    return _start_once(folder, options, port, quiet)[0]
+
+
+def _start_once(
+    folder: Path, options: dict[str, object], port: int, quiet: bool
+) -> tuple[int, bool]:
+    """The exit code, and whether a signal asked for a stop."""
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
@@ -95,15 +105,16 @@ def start_program(
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
-    with tempfile.TemporaryDirectory() as errors:
+    shutil.rmtree(out_folder / "beats", ignore_errors=True)  # where an earlier attempt stood
+    with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
         out = subprocess.DEVNULL if quiet else None
-        ranks = [
-            _start(folder, words, _environment(n, count, port), out, Path(errors) / str(n))
-            for n in range(count)
-        ]
-        with _forwarding(ranks):
-            failed = _wait(ranks)
-        return _report(failed, ranks, out_folder / "beats")
+        for n in range(count):
+            environment = _environment(n, count, port)
+            forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
+        forwarding.listen()
+        failed = _wait(forwarding.ranks)
+        code = _report(failed, forwarding.ranks, out_folder / "beats")
+    return code, forwarding.asked
 
 
 def check_resume(path: str) -> None:
@@ -131,37 +142,54 @@ def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     environment.pop("PYTHONPATH", None)
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    environment[LAUNCHER] = str(os.getpid())
     return environment
 
 
-@contextmanager
-def _forwarding(ranks: list[_Rank]) -> Iterator[None]:
-    """Signals that ask for a stop reach every rank, Ctrl-C once; no rank outlives the block."""
-    interrupts = 0
+class _Forwarding:
+    """Signals that ask for a stop reach every rank, Ctrl-C once. asked: whether one came."""
 
-    def forward(number: int, _: object) -> None:
-        nonlocal interrupts
+    def __init__(self) -> None:
+        self.ranks: list[_Rank] = []
+        self.asked = False
+        self._interrupts = 0
+        # The ranks inherit this: a signal that comes while they import torch is not lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        self._before = {number: signal.signal(number, self._forward) for number in STOPS}
+
+    def listen(self) -> None:
+        """All ranks are started."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    def _forward(self, number: int, _: object) -> None:
+        self.asked = True
         if number == signal.SIGINT:
-            interrupts += 1
-            if interrupts > 1:
+            self._interrupts += 1
+            if self._interrupts > 1:
                 raise KeyboardInterrupt
             print("stopping after this step, saving; Ctrl-C again ends the run at once", flush=True)
             number = signal.SIGTERM
-        for rank in ranks:
+        for rank in self.ranks:
             if rank.process.poll() is None:
                 rank.process.send_signal(number)
 
-    before: dict[int, Callable | int | None] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            before[number] = signal.signal(number, forward)
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        for rank in ranks:
+    def end(self) -> None:
+        """No rank outlives it."""
+        self.listen()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for rank in self.ranks:
             rank.process.kill()
             rank.process.wait()
+
+
+@contextmanager
+def _forwarding() -> Iterator[_Forwarding]:
+    forwarding = _Forwarding()
+    try:
+        yield forwarding
+    finally:
+        forwarding.end()
 
 
 def _wait(ranks: list[_Rank]) -> list[_Rank]:

@@ -72,7 +72,7 @@ def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> li
             f"{checkpoint} is of {manifest.state.model}, with {len(boxes)} parameters; the model "
             f"has {len(wanted)}, and {odd[0]} is in one of them only"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    _make_empty(out)
     with Files(checkpoint) as files:
 
         def tensor(target: Target) -> Tensor:
@@ -110,8 +110,19 @@ def import_weights(
             return files.read(item, Box((start, *(0,) * (len(size) - 1)), size))
 
         ours = [(name, (name,), False) for name in sources]
-        out.mkdir(parents=True, exist_ok=True)
+        _make_empty(out)
         return _write_files(ours, lambda t: math.prod(shapes[t[0]]), tensor, out)
+
+
+def _make_empty(out: Path) -> None:
+    """A folder for weights. Raises CheckpointError where others lie in it: a reader takes a
+    `model.safetensors` before any index, so that they would be read in place of the new ones."""
+    out.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in out.glob("*.safetensors*"))
+    if others:
+        raise CheckpointError(
+            f"{out} holds {len(others)} files of weights already ({others[0]}); give another folder"
+        )
 
 
 def _numel(boxes: dict[str, list[Stored]], target: Target) -> int:

@@ -62,11 +62,14 @@ def _after_step(run: Path, step: int) -> None:
         time.sleep(0.02)
 
 
+def _children(launcher: subprocess.Popen) -> list[str]:
+    return Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+
+
 def _ranks(launcher: subprocess.Popen) -> list[int]:
     """Process ids of the ranks, in order of rank."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     found = {}
-    for pid in children:
+    for pid in _children(launcher):
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         found[int(next(w for w in words if w.startswith(b"RANK=")).removeprefix(b"RANK="))] = pid
     return [int(found[rank]) for rank in sorted(found)]
@@ -124,6 +127,36 @@ def test_a_signal_saves_and_leaves_with_its_own_code(
     assert (run / "checkpoints" / f"step_{last + 1:08d}" / "manifest.json").exists()
 
 
+def test_a_signal_while_ranks_start_is_not_lost(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    process = started("--steps", "2000")
+    while len(_children(process)) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_S) == 75
+    assert sorted(_losses(tmp_path / "run")) == [0], "the step under way"
+
+
+def test_no_rank_outlives_a_killed_launcher(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    """It would go on writing where the run that is started again writes."""
+    process = started("--steps", "20000")
+    _after_step(tmp_path / "run", 1)
+    ranks = _ranks(process)
+    process.kill()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/cmdline").exists() and _runs(pid) for pid in ranks):
+        assert time.monotonic() < deadline, "the ranks run on"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """An ended process that nobody waits for keeps its number, but no command line."""
+    return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def test_train_restarts_by_itself(tmp_path: Path) -> None:
     run, job = tmp_path / "run", tmp_path / "job.toml"
     job.write_text(
@@ -149,12 +182,12 @@ class Attempts:
     def __init__(self, out: Path, *ends: tuple[int, list[int]]) -> None:
         self.out, self.ends, self.resumed = out, list(ends), []
 
-    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> int:
+    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> tuple[int, bool]:
         self.resumed.append(options["resume"])
         code, saved = self.ends.pop(0)
         for step in saved:
             (self.out / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
-        return code
+        return code, False
 
 
 def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
@@ -165,7 +198,7 @@ def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
     (out / "checkpoints" / "step_00000002").mkdir(parents=True)
     given = {"resume": "/other/checkpoints/step_00000100", "out": str(out)}
     attempts = Attempts(out, (1, []), (3, [104]), (1, []), (0, [108]))
-    monkeypatch.setattr(start, "start_program", attempts)
+    monkeypatch.setattr(start, "_start_once", attempts)
     said: list[str] = []
     assert start.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
     assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2

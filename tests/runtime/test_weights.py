@@ -103,6 +103,18 @@ def test_our_families_go_to_the_stock_class_and_back(family: str, tmp_path: Path
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+def test_weights_are_not_written_among_others(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader would take the old `model.safetensors`, not the index of the new files."""
+    out = tmp_path / "export"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"of another export")
+    assert main(["export", checkpoint, "--model", "tiny-llama", "-o", str(out)]) == 2
+    assert "1 files of weights already" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == b"of another export"
+
+
 def _buffers(module: torch.nn.Module) -> set[str]:
     return {name for name, _ in module.named_buffers()}
 
