@@ -482,9 +482,10 @@ def _train(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.metrics import last_rows
     from meshwright.runtime.start import check_resume, start_with_restarts
 
-    job = load_job(Path(arguments.job), arguments.set)
+    given = [f"run.out={json.dumps(arguments.out)}"] if arguments.out else []
+    job = load_job(Path(arguments.job), [*arguments.set, *given])
     check_resume(str(job.run.get("resume", "")))
-    out = Path(arguments.out or job.run.get("out", "run"))
+    out = Path(job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
     say = _say_to(arguments)
     _write_job(job, out, options, arguments)

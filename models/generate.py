@@ -66,7 +66,7 @@ def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | Non
 
 
 def _words(sampling: Sampling) -> dict[str, Any]:
-    """The library's words; nothing of a model's own generation config may come in."""
+    """The library's words for what was asked."""
     words = {"max_new_tokens": sampling.max_tokens, "use_cache": True, "pad_token_id": 0}
     if sampling.temperature == 0:
         return {**words, "do_sample": False}
@@ -85,6 +85,10 @@ def _model(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no config.json; give a Hugging Face folder")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    # Of the model's own ways to sample only the tokens that end a text: penalties and the like of a
+    # generation_config.json would come in unasked.
+    end = model.generation_config.eos_token_id
+    model.generation_config = transformers.GenerationConfig(eos_token_id=end)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -257,7 +257,8 @@ def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
     assert main([*refused, "--set", "plan.search=false"]) == 2
     earlier = run / "earlier-001"
     assert (earlier / "plan.txt").read_text() == first and len(_losses(earlier)) == 2
-    assert (earlier / "program" / "main.py").exists() and (earlier / "job.toml").exists()
+    assert (earlier / "program" / "main.py").exists()
+    assert f'out = "{run}"' in (earlier / "job.toml").read_text(), "as resolved"
     assert not (run / "plan.txt.report.txt").exists(), "of the plan before"
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from meshwright.cli import main
 from meshwright.models import load_model
+from meshwright.models.generate import Sampling, generate
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(
@@ -143,6 +144,16 @@ def test_generate_goes_on_from_the_prompt(
     greedy, drawn, top = said
     assert all(text.startswith("def f") for text in greedy + drawn + top)
     assert greedy[0] == greedy[1] == top[0] and drawn[0] != drawn[1]
+
+
+def test_a_models_own_way_to_sample_stays_out(checkpoint: str, tmp_path: Path) -> None:
+    folder = tmp_path / "stock"
+    assert main(["export", checkpoint, "--model", "tiny-llama", "-o", str(folder)]) == 0
+    greedy = Sampling(max_tokens=24, temperature=0.0)
+    plain = generate(folder, "def f", greedy, None)
+    own = {"repetition_penalty": 50.0, "no_repeat_ngram_size": 1}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    assert generate(folder, "def f", greedy, None) == plain
 
 
 REFUSED = {
