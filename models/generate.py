@@ -84,7 +84,11 @@ def _model(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no config.json; give a Hugging Face folder")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} holds 0 safetensors files; other weights are not opened")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     # Of the model's own ways to sample only the tokens that end a text: penalties and the like of a
     # generation_config.json would come in unasked.
     end = model.generation_config.eos_token_id
@@ -95,4 +99,6 @@ def _model(folder: Path) -> Any:
 def _tokenizer(folder: str) -> Any:
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )

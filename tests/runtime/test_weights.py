@@ -1,6 +1,7 @@
 """Hugging Face weights in and out: equal logits, and nothing lost on the way."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,13 @@ def test_a_models_own_way_to_sample_stays_out(checkpoint: str, tmp_path: Path) -
     own = {"repetition_penalty": 50.0, "no_repeat_ngram_size": 1}
     (folder / "generation_config.json").write_text(json.dumps(own))
     assert generate(folder, "def f", greedy, None) == plain
+
+
+def test_pickled_weights_are_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Path("bomb")))
+    assert main(["generate", str(tmp_path)]) == 2
+    assert "0 safetensors files; other weights are not opened" in capsys.readouterr().err
 
 
 REFUSED = {
