@@ -508,10 +508,11 @@ def _write_job(
     """Plan, report, program and the resolved job file into the run's folder."""
     from meshwright.ir.plan_text import format_plan
     from meshwright.planner.explain import summary
-    from meshwright.runtime.run_folder import begin_job
+    from meshwright.runtime.run_folder import begin_job, check_free
 
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")
+    check_free(out)
     plan, report = make_plan_of(job.model, options, _say_to(arguments))
     aside = begin_job(out, resumes=bool(job.run.get("resume")))
     if aside is not None:

@@ -1,12 +1,48 @@
 """A run's folder when a run begins: nothing of an earlier one is lost or mixed in."""
 
+import fcntl
+import os
 from pathlib import Path
+from typing import IO
 
 from .checkpoint.manifest import complete, step_of
 from .metrics import keep_before
+from .program import ProgramError
 
 RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json")
 JOB_FILES = ("plan.txt", "plan.txt.report.txt", "program", "job.toml")
+
+
+def hold(out: Path) -> IO[str]:
+    """Keep other runs out of the folder for as long as the file that is returned stays open; the
+    system closes it with the process, whatever ends that.
+
+    Raises ProgramError where a run holds it. A file system without locks keeps nobody out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    file = open(out / "lock", "a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise ProgramError(
+            f"another run writes to {out} (process {holder}); wait for it, end it, or give "
+            "another --out"
+        ) from None
+    except OSError:
+        return file
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def check_free(out: Path) -> None:
+    """Raises ProgramError where a run holds the folder."""
+    if (out / "lock").exists():
+        hold(out).close()
 
 
 def begin(out: Path) -> Path | None:

@@ -185,6 +185,7 @@ class Session:
     def _resume(self, out: Path) -> int:
         """Load what `resume` asks for; returns the first step to run."""
         o, folder = self.options, out / "checkpoints"
+        self.held = run_folder.hold(out) if self.logs else None
         self.checkpoints = Checkpointer(
             folder, self.executor, o.keep, o.keep_every, prepare=bool(o.save_every)
         )

@@ -19,6 +19,7 @@ from .data import absolute
 from .health import HUNG, LAUNCHER, read_beat
 from .options import STOPPED, flag
 from .program import ProgramError
+from .run_folder import check_free
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -101,6 +102,7 @@ def _start_once(
     out_folder = _out(options)
     if out_folder.exists() and not out_folder.is_dir():
         raise ProgramError(f"--out {out_folder} is a file; give a folder")
+    check_free(out_folder)
     check_resume(str(options.get("resume") or ""))
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]

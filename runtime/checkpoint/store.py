@@ -82,7 +82,8 @@ class Checkpointer:
         self.wait()
         self._clear(_part(self.folder, state))
         copied = self._copy_to_host()
-        self._writer = threading.Thread(target=self._write, args=(state, copied))
+        # A daemon: a rank that fails ends at once, its write with it; a run that ends well waits.
+        self._writer = threading.Thread(target=self._write, args=(state, copied), daemon=True)
         self._writer.start()
         return time.perf_counter() - started
 
