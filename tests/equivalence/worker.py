@@ -153,6 +153,7 @@ def _taken_up(executor: Any, fresh: Any, job: Job) -> Any:
         model=executor.layout.model,
         optimizer=optimizer.options.name,
         numbers=dict(optimizer.rule.numbers),
+        losses=[],
     )
     saver = checkpoint.Checkpointer(folder, executor)
     saver.save(state)
