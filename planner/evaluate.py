@@ -79,6 +79,11 @@ class Parts:
         return slack_us(self.menus, self.plain, self.full)
 
     @cached_property
+    def least_us(self) -> float:
+        """Compute of a micro-batch at the fastest levels."""
+        return sum(min(map(sum, levels)) for levels in self.plain)
+
+    @cached_property
     def least_passing_bytes(self) -> float:
         """What any function has alive in backward."""
         return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
@@ -232,6 +237,16 @@ class Evaluator:
         traffic = self._traffic_us(c, parts) / c.pp
         run = self._pipeline if c.pp > 1 else self._alone
         return max(run(c, parts, limit_bytes), traffic) + self._tail_us(c, parts)
+
+    def floor_us(self, c: Candidate) -> float:
+        """A lower bound that costs next to nothing, whatever the schedule, cuts and levels.
+
+        Some rank is busy for the mean over ranks at least. A backward in two reads what both parts
+        need twice and writes what the one hands to the other, so it is no faster than in one.
+        """
+        parts = self.parts_of(c)
+        busy = c.num_microbatches * parts.least_us / c.pp
+        return max(busy, self._traffic_us(c, parts) / c.pp) + self._tail_us(c, parts)
 
     def _tail_us(self, c: Candidate, parts: Parts) -> float:
         """After the last backward, of the rank that has most to do."""

@@ -1,10 +1,10 @@
 """The outer search: the fastest plan that fits, and how far from the best it may be.
 
-Candidates (space.py) are taken in order of their lower bound (evaluate.py), ties by name; each is
-bounded again within memory and then by its linear relaxation (bounds.py), cut within memory and
-simulated, until the next bound is no better than the best step found. The cuts of the best are
-polished, and its placements solved again at other prices of a byte. What was not simulated cannot
-beat the bound it has, so
+Candidates (space.py) are taken in order of their lower bound (evaluate.py), a floor first that
+costs next to nothing, ties by name; each is bounded again within memory and then by its linear
+relaxation (bounds.py), cut within memory and simulated, until the next bound is no better than the
+best step found. The best one's placements are solved again at other prices of a byte, and its cuts
+polished. What was not simulated cannot beat the bound it has, so
 
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
@@ -16,6 +16,7 @@ instance, with the placements that the sharding ILP gives for each tp at its pri
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.placement import Mesh
@@ -123,11 +124,16 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     ranked, num_unfit = _ranked(evaluator, limit, progress)
     looking = _Search(evaluator, limit, progress, num_unfit)
     left = INF
-    for bound, candidate in ranked:
+    waiting = [(floor, False, candidate) for floor, candidate in ranked]  # sorted: a heap
+    while waiting:
+        bound, bounded, candidate = heappop(waiting)
         if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
             left = bound
             break
-        looking.look(candidate, bound)
+        if bounded:
+            looking.look(candidate, bound)
+        else:
+            heappush(waiting, (max(bound, evaluator.bound_us(candidate)), True, candidate))
     if looking.best is None:
         raise InfeasibleError(Refusal(evaluator, limit).text())
     looking.finish()
@@ -196,15 +202,15 @@ class _Search:
         return better
 
     def finish(self) -> None:
-        """Polish the best, and try it with placements at other prices."""
+        """Try the best with placements at other prices, and polish its cuts."""
         assert self.best is not None
-        self._offer(polished(self.evaluator, self.best, self.limit), "its cuts polished")
         c = self.best.candidate
         for share, other in _repriced(self.evaluator, c.tp):
             fitted = fit(other, c, self.limit)
             what = f"placements at {share:g} of the price of a byte"
-            if fitted is not None and self._offer(polished(other, fitted, self.limit), what):
+            if fitted is not None and self._offer(fitted, what):
                 self.evaluator = other
+        self._offer(polished(self.evaluator, self.best, self.limit), "its cuts polished")
 
 
 def _repriced(evaluator: Evaluator, tp: int) -> Iterator[tuple[float, Evaluator]]:
@@ -273,12 +279,12 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
 def _ranked(
     evaluator: Evaluator, limit: float, progress: Progress
 ) -> tuple[list[tuple[float, Candidate]], int]:
-    """Candidates whose parameters can fit, by bound and then by name; and how many cannot."""
+    """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
     space = _space(evaluator)
     for tp in sorted({c.tp for c in space}):
         progress(f"placements for tp={tp}")
         evaluator.sharding(tp)
     fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
     progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
-    ranked = sorted((evaluator.bound_us(c), c) for c in fitting)
+    ranked = sorted((evaluator.floor_us(c), c) for c in fitting)
     return ranked, len(space) - len(fitting)

@@ -107,6 +107,7 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         assert fitted is not None
         bound = evaluator.bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        assert evaluator.floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
         relaxed = tightened(evaluator, candidate, 1e15).step_us
         assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
