@@ -9,7 +9,7 @@ from meshwright.planner.paths import LAST, waits_of
 from meshwright.planner.relaxed import Kind, Pipeline, relax
 from meshwright.planner.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
-SHAPES = [(2, 4), (4, 4), (4, 8), (3, 6)]
+SHAPES = [(2, 4), (4, 8)]
 
 
 def _kind(count: int, us: float, split: bool, kept: float = 1.0) -> Kind:
@@ -51,7 +51,7 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
 
     sizes = [4.0] * (p * chunks)
     best = end(sizes)
-    for _ in range(1500):
+    for _ in range(800):
         one, other = rng.sample(range(len(sizes)), 2)
         moved = rng.uniform(0, min(0.5, sizes[one] - 1.0))
         tried = list(sizes)
