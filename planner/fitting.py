@@ -34,7 +34,7 @@ INF = float("inf")
 # Shares of the memory that cuts are made for, one after another.
 SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
 # Cuts that polishing looks at.
-MAX_POLISHED = 60
+MAX_POLISHED = 100
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
 MAX_SIMULATED = 200
-# Of the default price of a byte, the other ones that the best plan's placements are solved at.
-PRICE_SHARES = (0.0,)
+# Of the default price of a byte, other ones that the best plan's placements are solved at.
+PRICE_SHARES = (0.0, 0.25, 4.0)
 
 
 @dataclass(frozen=True)
