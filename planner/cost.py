@@ -37,7 +37,7 @@ def number(size: Size, sizes: dict[str, int]) -> float:
 @lru_cache(maxsize=65536)
 def _number(size: sympy.Expr, sizes: tuple[tuple[str, int], ...]) -> float:
     values = dict(sizes)
-    return float(compiled(size)(*(values[name] for name in SYMBOLS if name in values)))
+    return float(compiled(size)(*(values[name] for name in SYMBOLS)))
 
 
 @lru_cache(maxsize=8192)

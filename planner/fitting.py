@@ -193,8 +193,10 @@ class _Cutter:
 
     def _rounded(self) -> Iterator[Placed]:
         """Stages that end with the unit nearest to where those of the linear relaxation end."""
+        if self.pinned is not None:
+            return
         relaxed = tightened(self.evaluator, self.c, self.limit)
-        if self.pinned is None and relaxed.stage_us:
+        if relaxed.stage_us:
             times = [min(map(sum, levels)) for levels in self.parts.plain]
             yield from self.leveled(rounded(times, relaxed.stage_us))
 

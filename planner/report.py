@@ -98,6 +98,7 @@ def _losers(found: Found) -> list[str]:
 
 def _bound(found: Found) -> list[str]:
     best = found.best.timeline.step_us
+    other = "  this plan's lie at another price than the bound's: the gap may be larger than shown"
     return [
         f"  no combination takes less than {found.bound_us / 1e3:,.1f} ms; this one "
         f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
@@ -105,4 +106,5 @@ def _bound(found: Found) -> list[str]:
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
         "  recompute: over the levels of each segment's frontier (kept bytes against time)",
         "  placements: optimal per segment for each tp at its price per byte, outside the bound",
+        *([other] if found.repriced else []),
     ]

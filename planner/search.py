@@ -71,10 +71,12 @@ class Loser:
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was looked at."""
+    """The winner, what it was priced by, its bound and what else was looked at. repriced: whether
+    its placements are of another price of a byte than those that the bound is over."""
 
     best: Fitted
     evaluator: Evaluator
+    repriced: bool
     bound_us: float
     losers: tuple[Loser, ...]
     num_candidates: int
@@ -143,6 +145,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     return Found(
         best,
         looking.evaluator,
+        looking.evaluator is not evaluator,
         bound,
         losers + _unseen(ranked, looking.losers),
         len(ranked) + num_unfit,
