@@ -56,6 +56,8 @@ def main() -> None:
 
 
 def _start() -> torch.device:
+    # As the programs' own entry has it (runtime/launch.py).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":

@@ -17,6 +17,7 @@ from .health import Beacon
 from .layout import Layout
 from .optimizers.optimizer import Optimizer
 from .optimizers.options import OptimizerOptions
+from .rehearsal import rehearse
 from .stage import Batch, Stage, Step
 from .transfers import SENDS_IN_FLIGHT, Transfers
 
@@ -58,6 +59,7 @@ class Executor:
         self.optimizer = Optimizer(list(self.buckets.values()), layout, options)
         self.transfers = Transfers(layout.stage_ranks)
         self.beacon = Beacon(None, 0)
+        self._rehearsed = self.last == 0
         self._begin([], 1, training=True)
 
     def _expect_reductions(self) -> None:
@@ -93,6 +95,8 @@ class Executor:
         """
         if label_count == 0:
             raise ValueError("the global batch has 0 labels that count; its loss is not defined")
+        if not self._rehearsed:
+            self._rehearse(batches, label_count)
         self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
         for kind, stage, microbatch in self.schedule:
@@ -106,6 +110,15 @@ class Executor:
                 error.add_note(f"rank {_rank()}, stage {stage}, action {kind} {microbatch}")
                 raise
         return result
+
+    def _rehearse(self, batches: list[Batch], label_count: int) -> None:
+        """Compile and load on all ranks side by side, then open the channels between them."""
+        self.beacon.mark("REHEARSE", min(self.stages))
+        self._begin(batches, label_count, training=True)
+        split = any(kind == "I" for kind, _, _ in self.schedule)
+        rehearse(self.stages, self.last, split, self.buckets)
+        self.transfers.open()
+        self._rehearsed = True
 
     def _run(self, kind: str, stage: int, microbatch: int) -> None:
         if kind == "F":

@@ -29,6 +29,18 @@ class Transfers:
         # Every rank makes every group, in the same order.
         self.groups = {way: mesh.axis_group_again("pp") for way in ways}
         self.sends: dict[tuple[str, int], list[tuple[dist.Work | None, Tensor]]] = {}
+        self._moves = [move for move in moves if move[1] != move[2]]
+
+    def open(self) -> None:
+        """One element through every channel, all ranks in the same order: its two ends meet at
+        the first transfer, which in the schedule might find one of them waiting elsewhere."""
+        here = mesh.coordinate("pp")
+        for kind, source, target in dict.fromkeys(self._moves):
+            if here == source:
+                self.send(kind, torch.zeros(1, device=mesh.device()), target)
+            elif here == target:
+                self.receive(kind, (1,), torch.float32, source)
+        self.finish()
 
     def send(self, kind: str, x: Tensor, target: int) -> None:
         """Start sending to a pp rank; waits for the oldest where SENDS_IN_FLIGHT are under way."""

@@ -46,8 +46,9 @@ Data = list[tuple[Tensor, Tensor]]
 class Court:
     """Runs cases; holds the pool, and the traces by model and dtype."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.pool = folder, Pool()
+    def __init__(self, folder: Path, cuda: bool = False) -> None:
+        """cuda: ranks on GPUs, by NCCL; the plain model stays on the CPU."""
+        self.folder, self.pool, self.cuda = folder, Pool(), cuda
         self.models: dict[ModelDraw, DrawnModel] = {}
         self.traces: dict[tuple[ModelDraw, str], Traced] = {}
         self.worst: dict[tuple[str, str], tuple[float, str]] = {}
@@ -114,7 +115,17 @@ class Court:
         ]
         limit = COMPILED_TIMEOUT_S if case.compiled else TIMEOUT_S
         options = asdict(case.options)
-        job = Job(folder, case.world, steps, case.seed, options, case.compiled, limit, case.resume)
+        job = Job(
+            folder,
+            case.world,
+            steps,
+            case.seed,
+            options,
+            case.compiled,
+            limit,
+            case.resume,
+            self.cuda,
+        )
         ranks = self.pool.run(job)
         first = ranks[0]
         for rank in ranks:

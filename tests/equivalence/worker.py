@@ -22,7 +22,8 @@ import torch.distributed as dist
 @dataclass(frozen=True)
 class Job:
     """steps: per step the global batch (tokens, labels) and the learning rate. options: fields of
-    OptimizerOptions. resume: steps before the run is saved and taken up again, 0: never."""
+    OptimizerOptions. resume: steps before the run is saved and taken up again, 0: never. cuda: each
+    rank on a GPU of its own, by NCCL; else on the CPU, by gloo."""
 
     folder: Path
     world: int
@@ -32,6 +33,7 @@ class Job:
     compiled: bool
     timeout_s: float
     resume: int = 0
+    cuda: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,25 @@ def serve(connection: Connection) -> None:
 
 def run_rank(rank: int, job: Job) -> RankResult:
     """Run one rank of a job."""
-    with _process_group(rank, job), _imported(job.folder):
-        return _train(job)
+    device = torch.device("cuda", rank) if job.cuda else torch.device("cpu")
+    if job.cuda:
+        torch.cuda.set_device(device)
+    with _process_group(rank, job, device), _imported(job.folder):
+        return _train(job, device)
 
 
 @contextmanager
-def _process_group(rank: int, job: Job) -> Iterator[None]:
+def _process_group(rank: int, job: Job, device: torch.device) -> Iterator[None]:
     if job.world == 1:
         yield
         return
     dist.init_process_group(
-        "gloo",
+        "nccl" if job.cuda else "gloo",
         init_method=f"file://{job.folder}/rendezvous",
         rank=rank,
         world_size=job.world,
         timeout=timedelta(seconds=job.timeout_s),
+        device_id=device if job.cuda else None,
     )
     try:
         yield
@@ -100,14 +106,14 @@ def _forget() -> None:
     importlib.invalidate_caches()
 
 
-def _train(job: Job) -> RankResult:
+def _train(job: Job, device: torch.device) -> RankResult:
     runtime = {
         n: importlib.import_module(f"runtime.{n}")
         for n in ("mesh", "program", "optimizers.options")
     }
     mesh, program = runtime["mesh"], runtime["program"]
     layout = program.load_layout(job.folder)
-    mesh.start(layout.mesh, torch.device("cpu"))
+    mesh.start(layout.mesh, device)
     options = _options(runtime["optimizers.options"], job.options)
 
     def built(seed: int) -> Any:
@@ -122,7 +128,7 @@ def _train(job: Job) -> RankResult:
         if job.resume and done == job.resume:
             # Other weights than the run began with, so that all of them have to be loaded.
             executor = _taken_up(executor, built(job.seed + 1), job)
-        pairs = _micro_batches(layout, mesh.coordinate("dp"), tokens, labels)
+        pairs = _micro_batches(layout, mesh, tokens, labels)
         loss, norm = executor.train_step(pairs, int((labels >= 0).sum()), rate)
         losses.append(loss)
         norms.append(norm)
@@ -133,7 +139,7 @@ def _train(job: Job) -> RankResult:
 
 def _array(x: torch.Tensor) -> np.ndarray:
     """A copy; of bf16, which numpy does not have, in float32."""
-    return (x.float() if x.dtype is torch.bfloat16 else x).numpy().copy()
+    return (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy().copy()
 
 
 def _taken_up(executor: Any, fresh: Any, job: Job) -> Any:
@@ -189,9 +195,11 @@ def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
 
 
 def _micro_batches(
-    layout: Any, index: int, tokens: np.ndarray, labels: np.ndarray
+    layout: Any, mesh: Any, tokens: np.ndarray, labels: np.ndarray
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's rows of the global batch, cut into micro-batches."""
     rows = layout.micro_batch * layout.num_microbatches
-    own = [torch.from_numpy(x[index * rows : (index + 1) * rows].copy()) for x in (tokens, labels)]
+    first = mesh.coordinate("dp") * rows
+    cut = (torch.from_numpy(x[first : first + rows].copy()) for x in (tokens, labels))
+    own = [x.to(mesh.device()) for x in cut]
     return list(zip(*(x.split(layout.micro_batch) for x in own), strict=True))
