@@ -60,8 +60,9 @@ def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int
 def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
-    In f64, casts to float32 become casts to float64: a float32 detour would hide real errors in
-    the float64 comparison (tests compare with the plain model under the same rule).
+    In f64, casts to float32 become casts to float64, and buffers of float32 are widened: a float32
+    detour would hide real errors in the float64 comparison (tests compare with the plain model
+    under the same rule).
     Raises CaptureError where the module cannot be exported, or binds B or S to a number.
     """
     module, recipes, tied = build_fake(build, torch_dtype(dtype))
@@ -202,9 +203,11 @@ class _Reader(FxReader):
         else:
             tensor = self.program.state_dict.get(name)
             tensor = self.program.constants[name] if tensor is None else tensor
+        if self.promote and tensor.dtype is torch.float32:
+            tensor = tensor.double()
         digest = _digest(tensor)
         self.constants[digest] = tensor.detach().clone()
-        value = self.value(tensor, self.fresh(name.removeprefix("module.")), promote=False)
+        value = self.value(tensor, self.fresh(name.removeprefix("module.")))
         self.inputs.append(Input(value, "constant", digest))
         self.values[node] = value.name
 

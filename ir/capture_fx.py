@@ -57,9 +57,9 @@ class FxReader:
             return simplify_size(size.node.expr.subs(self.symbols))
         return int(size)  # type: ignore[call-overload]
 
-    def value(self, tensor: Tensor, name: str, promote: bool = True) -> Value:
+    def value(self, tensor: Tensor, name: str) -> Value:
         dtype = short_dtype(tensor.dtype)
-        dtype = "f64" if promote and self.promote and dtype == "f32" else dtype
+        dtype = "f64" if self.promote and dtype == "f32" else dtype
         return Value(name, dtype, tuple(self._size(s) for s in tensor.shape))
 
     def call(self, node: Node) -> None:
@@ -184,7 +184,6 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
     if base in _CASTS:
         known = (torch.float32, torch.float64)
         both = promote and before.dtype in known and after.dtype in known
-        both = both and source.op != "placeholder"
         return source if before.dtype == after.dtype or both else None
     if base in ("slice", "expand", "view", "reshape", "expand_as", "_unsafe_view") and same_shape:
         return source

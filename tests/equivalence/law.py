@@ -65,9 +65,11 @@ class Court:
             edit(folder)
         data = batches(case, model.vocab)
         found = self._found(case, plan, folder, data)
-        expected = plain_run(model.plain, plan, data, case)
-        narrow = case.dtype == "bf16"
-        wide = plain_run(model.plain, plan, data, case, wide=True) if narrow else None
+        plain = partial(
+            plain_run, model.plain, plan, data, case, drawn_on="cuda" if self.cuda else "cpu"
+        )
+        expected = plain()
+        wide = plain(wide=True) if case.dtype == "bf16" else None
         readings = check(case, found, expected, wide)
         for reading in readings if edit is None else ():
             self._remember(case, reading)

@@ -51,14 +51,16 @@ def plain_run(
     data: list[tuple[Tensor, Tensor]],
     case: Case,
     wide: bool = False,
+    drawn_on: str = "cpu",
 ) -> Outcome:
     """Train for one step a batch from the weights that the plan's recipes and the seed give.
 
-    wide: from the same weights, in float64.
+    wide: from the same weights, in float64. drawn_on: kind of device whose generator gives the
+    weights; those of a GPU give others.
     """
     module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
-    _initialise(params, plan, case.seed)
+    _initialise(params, plan, case.seed, torch.device(drawn_on))
     trained = params
     if plan.precision == "master" and not wide:
         trained = {n: nn.Parameter(p.detach().float()) for n, p in params.items()}
@@ -89,15 +91,15 @@ def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
 
 
-def _initialise(params: dict[str, nn.Parameter], plan: Plan, seed: int) -> None:
+def _initialise(
+    params: dict[str, nn.Parameter], plan: Plan, seed: int, device: torch.device
+) -> None:
     dtype = getattr(torch, TORCH_NAMES[plan.dtype])
     planned = {p.name for p in plan.params}
     assert planned == set(params), f"plan and model differ in {planned ^ set(params)}"
     for param in plan.params:
         shape = tuple(evaluate(size, {}) for size in param.shape)
-        value = initial_value(
-            param.name, shape, param.init, seed=seed, dtype=dtype, device=torch.device("cpu")
-        )
+        value = initial_value(param.name, shape, param.init, seed=seed, dtype=dtype, device=device)
         params[param.name].data.copy_(value)
 
 
