@@ -19,9 +19,9 @@ def backend_of(q: Tensor, causal: bool, window: int, softcap: float) -> str:
     plain = causal and softcap == 0.0 and (window == 0 or window >= q.shape[2])
     half = q.dtype in (torch.bfloat16, torch.float16)
     if q.is_cuda:
-        return (
-            "cudnn" if plain and half and q.shape[3] % 8 == 0 and q.shape[3] <= 128 else "reference"
-        )
+        # cuDNN has no backward for one position, whose attention is its value.
+        fits = q.shape[3] % 8 == 0 and q.shape[3] <= 128 and q.shape[2] > 1
+        return "cudnn" if plain and half and fits else "reference"
     return "cpu_flash" if plain and q.dtype is not torch.float64 else "reference"
 
 
