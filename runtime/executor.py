@@ -17,7 +17,6 @@ from .health import Beacon
 from .layout import Layout
 from .optimizers.optimizer import Optimizer
 from .optimizers.options import OptimizerOptions
-from .rehearsal import rehearse
 from .stage import Batch, Stage, Step
 from .transfers import SENDS_IN_FLIGHT, Transfers
 
@@ -112,13 +111,40 @@ class Executor:
         return result
 
     def _rehearse(self, batches: list[Batch], label_count: int) -> None:
-        """Compile and load on all ranks side by side, then open the channels between them."""
+        """Run every function of this rank once, on zeros where another rank's values come in, and
+        open the channels, before ranks wait for each other.
+
+        What is first used compiles, times variants and loads kernels, and CUDA may wait for all
+        that runs on the device before it loads one: for a send, too, whose receiver comes later
+        only. In a V its receiver may wait for this very rank (seen on four H200s: the first sum of
+        losses, in a kernel not loaded yet, beside a send under way).
+        """
         self.beacon.mark("REHEARSE", min(self.stages))
         self._begin(batches, label_count, training=True)
-        split = any(kind == "I" for kind, _, _ in self.schedule)
-        rehearse(self.stages, self.last, split, self.buckets)
+        for bucket in self.buckets.values():
+            bucket.completed = bucket.expected  # so that every reduction is due
+        kinds = ("I", "W") if any(kind == "I" for kind, _, _ in self.schedule) else ("B",)
+        for stage in self.stages:
+            self._rehearse_stage(stage, kinds)
+        for bucket in self.buckets.values():
+            bucket.finish_reductions()
+            bucket.zero_grads()
         self.transfers.open()
         self._rehearsed = True
+
+    def _rehearse_stage(self, stage: int, kinds: tuple[str, ...]) -> None:
+        module = self.stages[stage].module
+        if stage > 0:
+            self._inputs[stage, 0] = self._zeros(module.ENTRY)
+        self._forward(stage, 0)
+        if stage < self.last:
+            self._output_grads[stage, 0] = self._zeros(module.EXIT)
+        for kind in kinds:
+            self._run(kind, stage, 0)
+
+    def _zeros(self, like: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
+        shape, dtype = like
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _run(self, kind: str, stage: int, microbatch: int) -> None:
         if kind == "F":
