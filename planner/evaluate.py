@@ -42,7 +42,7 @@ from .schedules import PLAIN, SPLIT, fullest_moments
 from .shortest import Passes, shortest_pipeline, shortest_start
 from .simulator import OVERLAP_PRICE
 from .space import Candidate
-from .step import Precision, UnitTable, bucket_bytes, precision_of
+from .step import Holding, Precision, UnitTable, bucket_bytes, holdings, precision_of
 from .work import PieceWork, WorkTable
 
 INF = float("inf")
@@ -112,7 +112,7 @@ class Evaluator:
     proposed: dict[tuple[int, str], tuple[Saved, ...]] = field(default_factory=dict)
     priced: dict[tuple, list[tuple[Saved, PieceWork]]] = field(default_factory=dict)
     parts: dict[tuple, Parts] = field(default_factory=dict)
-    leveled: dict[tuple, tuple[InstancePlan, ...]] = field(default_factory=dict)
+    holdings: dict[tuple, list[Holding]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
     relaxed: dict[tuple, Relaxed] = field(default_factory=dict)
 
@@ -201,25 +201,23 @@ class Evaluator:
             for k, (_, work) in enumerate(found)
         }
         table = UnitTable(works, c.zero, Links(self.cluster, c.mesh), self.precision)
-        most = max(map(len, levels.values()))
-        by_level = []
-        for k in range(most):
-            at = [min(k, len(levels[i.piece]) - 1) for i in layout.instances]
-            picked = self._leveled(c, tuple(at))
-            by_level.append(table.units(picked, layout.buckets, named=False))
-        shared: dict[tuple[int, ...], Menu] = {}
+        shared: dict[tuple, Menu] = {}
         menus = []
-        for index, instance in enumerate(layout.instances):
-            units = tuple(by_level[k][index] for k in range(len(levels[instance.piece])))
-            menus.append(shared.setdefault(tuple(map(id, units)), units))
+        for instance, holding in zip(layout.instances, self._holdings(c), strict=True):
+            key = (instance.piece, holding.key)
+            if key not in shared:
+                pieces = (piece_at(instance.piece, k) for k in range(len(levels[instance.piece])))
+                shared[key] = tuple(table.unit(piece, holding) for piece in pieces)
+            menus.append(shared[key])
         reduces = c.zero >= 2
         return Parts(table, tuple(menus), plain_pace(menus, reduces), full_pace(menus, reduces))
 
-    def _leveled(self, c: Candidate, at: tuple[int, ...]) -> tuple[InstancePlan, ...]:
-        key = (c.tp, c.dp, at)
-        if key not in self.leveled:
-            self.leveled[key] = with_levels(self.layout(c).instances, at)
-        return self.leveled[key]
+    def _holdings(self, c: Candidate) -> list[Holding]:
+        key = (c.tp, c.dp, c.zero)
+        if key not in self.holdings:
+            layout = self.layout(c)
+            self.holdings[key] = holdings(layout.instances, layout.buckets, c.zero, set())
+        return self.holdings[key]
 
     def stored_bytes(self, c: Candidate) -> float:
         """What the fullest stage stores at least: the mean of parameters and their states."""

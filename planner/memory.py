@@ -180,7 +180,31 @@ def moments(
 
 def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
     """The fullest moment of a rank's schedule, the first of equals."""
-    return max((moment for _, moment, _ in moments(actions, stages)), key=lambda m: m.total_bytes)
+    changes = {s: _changes(filling) for s, filling in stages.items()}
+    found, most, others = (0.0, actions[0]), -1.0, 0.0
+    for action in actions:
+        if action.kind not in COMPUTE:
+            continue
+        before, total, after = changes[action.stage][action.kind]
+        others += before
+        if others + total > most:
+            found, most = (others, action), others + total
+        others += after
+    beside, action = found
+    moment = stages[action.stage].moments[action.kind]
+    return replace(moment, live_bytes=beside + moment.live_bytes)
+
+
+def _changes(filling: Filling) -> dict[str, tuple[float, float, float]]:
+    """By kind of action: what other micro-batches hold less before it, the action's own fullest
+    moment, and what they hold more after it."""
+    kept, handed = filling.kept_bytes, filling.handed_bytes
+    before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
+    after = {"F": kept, "I": handed}
+    return {
+        kind: (before[kind], moment.total_bytes, after.get(kind, 0.0))
+        for kind, moment in filling.moments.items()
+    }
 
 
 def stages_filled(model: StepModel, rank: int) -> dict[int, Filling]:

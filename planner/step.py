@@ -6,7 +6,7 @@ A *unit* is a segment instance on its stage: one piece, its buckets, and the col
 ZeRO level makes of them. Built from the plan and the cluster alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -204,37 +204,26 @@ class UnitTable:
 
     def units(
         self,
-        instances: Iterable[InstancePlan],
+        instances: Sequence[InstancePlan],
         buckets: tuple[Bucket, ...],
-        stored: set[str] | None = None,
-        named: bool = True,
+        stored: set[str],
     ) -> tuple[Unit, ...]:
-        """The units of one stage; a bucket that several share is completed by the first.
+        """The units of one stage. stored: see holdings."""
+        found = holdings(instances, buckets, self.zero, stored)
+        return tuple(
+            replace(self.unit(item.piece, holding), name=item.name)
+            for item, holding in zip(instances, found, strict=True)
+        )
 
-        stored: names of buckets that earlier stages of the rank hold; this stage's are added.
-        named: False leaves names out and gives equal units as one object.
-        """
-        by_name = {b.name: b for b in buckets}
-        stored = set() if stored is None else stored
-        seen: set[str] = set() if self.zero >= 2 else set(stored)  # 2, 3: every stage reduces
-        found = []
-        for item in instances:
-            mine = [by_name[name] for name in item.buckets]
-            fresh, owned = ([b for b in mine if b.name not in old] for old in (seen, stored))
-            seen.update(item.buckets)
-            stored.update(item.buckets)
-            sizes = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned) for b in mine)
-            key = (item.piece, sizes)
-            if key not in self.known:
-                self.known[key] = self._unit(self.works[item.piece], mine, fresh, owned)
-            unit = self.known[key]
-            found.append(replace(unit, name=item.name) if named else unit)
-        return tuple(found)
+    def unit(self, piece: str, holding: "Holding") -> Unit:
+        """A unit without a name; equal ones are one object."""
+        key = (piece, holding.key)
+        if key not in self.known:
+            self.known[key] = self._unit(self.works[piece], holding)
+        return self.known[key]
 
-    def _unit(
-        self, work: PieceWork, mine: list[Bucket], fresh: list[Bucket], owned: list[Bucket]
-    ) -> Unit:
-        """mine: buckets it reads. fresh: those whose gradients its backward completes."""
+    def _unit(self, work: PieceWork, holding: "Holding") -> Unit:
+        mine, fresh, owned = holding.mine, holding.fresh, holding.owned
         links, dp = self.links, self.links.mesh.size("dp")
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
@@ -282,6 +271,37 @@ class UnitTable:
         carried = self.precision.carried / self.precision.param * bucket_bytes(bucket)
         size = carried / (self.links.mesh.size("dp") if self.zero else 1)
         return self.links.axis_us("all_reduce", size, "pp")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes;
+    owned: that count as stored with it. key: equal for instances that cost the same."""
+
+    mine: tuple[Bucket, ...]
+    fresh: tuple[Bucket, ...]
+    owned: tuple[Bucket, ...]
+    key: tuple
+
+
+def holdings(
+    instances: Sequence[InstancePlan], buckets: tuple[Bucket, ...], zero: int, stored: set[str]
+) -> list[Holding]:
+    """The buckets of a stage's instances; one that several share is completed by the first.
+
+    stored: names of buckets that earlier stages of the rank hold; this stage's are added.
+    """
+    by_name = {b.name: b for b in buckets}
+    seen: set[str] = set() if zero >= 2 else set(stored)  # 2, 3: every stage reduces
+    found = []
+    for item in instances:
+        mine = tuple(by_name[name] for name in item.buckets)
+        fresh, owned = (tuple(b for b in mine if b.name not in old) for old in (seen, stored))
+        seen.update(item.buckets)
+        stored.update(item.buckets)
+        key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned) for b in mine)
+        found.append(Holding(mine, fresh, owned, key))
+    return found
 
 
 def bucket_bytes(bucket: Bucket) -> float:
