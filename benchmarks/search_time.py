@@ -56,7 +56,8 @@ def measure(case: Case) -> str:
         f"| {case.model} on {case.cluster} | {total:.1f} | {time.process_time():.1f} | "
         f"{case.limit_s:.0f} | {after - started:.1f} | {peak:.2f} | {found.num_candidates} | "
         f"{found.num_simulated} | "
-        f"{found.best.candidate} | {prediction.step_us / 1e6:.3f} | {found.gap:.1%} |"
+        f"{found.best.candidate} | {prediction.step_us / 1e6:.3f} | {found.gap:.1%} | "
+        f"{f'{found.default[1]:.1%}' if found.default else 'the same'} |"
     )
 
 
@@ -66,9 +67,9 @@ def main() -> None:
     names = parser.parse_args().cases
     print(
         "| problem | s | CPU s | limit | of it tracing | GiB | plans | simulated | choice | step s "
-        "| gap |"
+        "| gap | gap at the bound's prices |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     context = multiprocessing.get_context("spawn")
     for name in names:
         with context.Pool(1) as pool:

@@ -11,7 +11,7 @@ from .evaluate import Evaluator, Parts
 from .passes import Pace
 from .paths import LAST, waits_of
 from .relaxed import INF, Kind, Pipeline, Relaxed, Times, relax
-from .schedules import SPLIT, make_schedule, stage_ranks
+from .schedules import SPLIT, listed, stage_ranks
 from .shortest import Passes
 from .simulator import OVERLAP_PRICE
 from .space import Candidate
@@ -20,26 +20,33 @@ from .work import Phase
 
 # Longer schedules are not relaxed: with so many micro-batches their bubbles are small.
 MAX_ACTIONS = 40000
+# Rounds without gain that the relaxation is given: of any candidate, and of those that hold up the
+# gap in the end, at about a second each.
+PATIENCE, LAST_PATIENCE = 4, 12
 
 
 def tightened(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float = INF
+    evaluator: Evaluator,
+    c: Candidate,
+    limit_bytes: float | None,
+    enough_us: float = INF,
+    patience: int = PATIENCE,
 ) -> Relaxed:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
-    tightened beyond `enough_us`."""
-    key = (c, limit_bytes)
+    tightened beyond `enough_us`, nor where it stands still for `patience` rounds."""
+    key = (c, limit_bytes, patience)
     if key not in evaluator.relaxed:
-        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us)
+        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, patience)
     return evaluator.relaxed[key]
 
 
 def _tightened(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float
+    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, patience: int
 ) -> Relaxed:
     if 2 * c.num_stages * c.num_microbatches > MAX_ACTIONS or c.pp == 1:
         return Relaxed(0.0)
     sync_us = evaluator.parts_of(c).table.links.world_us()
-    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us)
+    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, patience)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 
@@ -48,15 +55,13 @@ def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -
     parts = evaluator.parts_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     kinds, spared = _Kinds(evaluator, c, parts).found()
-    least_exit = min(menu[0].work.exit_bytes for menu in parts.menus[:-1])
-    transfer = parts.table.links.transfer_us
     return Pipeline(
         kinds,
-        make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks),
+        listed(c.schedule, c.pp, c.num_microbatches, c.chunks),
         waits_of(c.schedule, c.pp, c.num_microbatches, c.chunks),
         ranks,
         spared,
-        tuple(transfer(least_exit, *ends) for ends in zip(ranks, ranks[1:], strict=False)),
+        parts.sends_us(ranks),
         OVERLAP_PRICE,
         limit_bytes,
         _fixed_bytes(evaluator, c, parts, ranks),

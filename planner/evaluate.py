@@ -88,6 +88,12 @@ class Parts:
         """What any function has alive in backward."""
         return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
 
+    def sends_us(self, ranks: Sequence[int]) -> tuple[float, ...]:
+        """From every stage to the next at least; ranks: of the stages."""
+        least = min(menu[0].work.exit_bytes for menu in self.menus[:-1])
+        transfer = self.table.links.transfer_us
+        return tuple(transfer(least, *ends) for ends in zip(ranks, ranks[1:], strict=False))
+
 
 def piece_at(piece: str, level: int) -> str:
     """The key of a piece at a level in a table of works."""

@@ -9,6 +9,9 @@ are some, choices being exact.
 Other schedules hold several stages a rank or two kinds of memory. Their cuts are those of equal
 stages and those of their linear relaxation (bounds.py), rounded to whole units; then the units of a
 rank give up bytes where they cost least, and where that finds nothing, all units at one price.
+
+What comes near the best is then cut anew by a descent on the longest path (descent.py), and the
+best of all is polished.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +21,14 @@ from itertools import accumulate
 from .bounds import tightened
 from .choose import EXACT_UNITS, Picks, choose
 from .cuts import Room, balanced, stages_of
+from .descent import descend
 from .evaluate import Evaluator, Parts, held_of, with_levels
 from .layout import with_stages
-from .levels import Saved, priced_levels
+from .levels import Saved, fastest, priced_levels
 from .memory import Filling, model_peaks
 from .passes import Pace
 from .pins import Pins
-from .schedules import PLAIN, SPLIT, make_schedule, most_held, stage_ranks
+from .schedules import PLAIN, SPLIT, listed, most_held, stage_ranks
 from .sharing import shared_picks
 from .simulator import Timeline, simulate
 from .space import Candidate
@@ -33,6 +37,7 @@ from .step import StepModel
 INF = float("inf")
 # Shares of the memory that cuts are made for, one after another.
 SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
+DESCENTS = 2
 # Cuts that polishing looks at.
 MAX_POLISHED = 100
 
@@ -67,6 +72,24 @@ def _fitted(
     pieces = [i.piece for i in evaluator.layout(c).instances]
     saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
     return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
+
+
+def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
+    """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
+    where that makes it faster."""
+    c, parts = fitted.candidate, evaluator.parts_of(fitted.candidate)
+    if evaluator.pins.cuts is not None or c.num_stages == 1:
+        return fitted
+    starts = fitted.starts
+    picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
+    for _ in range(DESCENTS):
+        starts = descend(parts, c, starts, picks)
+        other = _at(evaluator, c, starts, limit_bytes)
+        if other is None:
+            break
+        picks = other.picks
+        fitted = min(fitted, other, key=lambda f: f.timeline.step_us)
+    return fitted
 
 
 def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
@@ -147,7 +170,7 @@ def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Pi
     picked = with_levels(layout.instances, picks)
     stages = stages_of(starts, len(picked))
     instances, buckets = with_stages(picked, layout.buckets, stages)
-    schedule = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     table = evaluator.parts_of(c).table
     return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
@@ -285,7 +308,7 @@ class _Cutter:
         """Whether units still fit a stage within its share of a rank."""
         c = self.c
         share = (self.limit - self.context) / c.chunks
-        schedule = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)
         ranks = stage_ranks(c.schedule, c.pp, c.chunks)
 
         def room(stage: int) -> Callable[[int], float]:

@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
-from .schedules import make_schedule
+from .schedules import listed
 
 LAST = "last"  # a backward in one of the last micro-batch of its stage
 
@@ -58,6 +62,19 @@ class Waits:
         last = max(range(len(ends)), key=ends.__getitem__)
         return ends[last], self._path(last, waits.__getitem__)
 
+    def lengths(
+        self, node_us: dict[Node, NDArray[np.float64]], send_us: Sequence[float]
+    ) -> NDArray[np.float64]:
+        """The longest path for many times of the nodes at once, [n] each."""
+        ends: list[Any] = []
+        rows = zip(self.nodes, self.before, self.source, self.send, strict=True)
+        for node, before, source, send in rows:
+            start = ends[before] if before >= 0 else 0.0
+            if source >= 0:
+                start = np.maximum(start, ends[source] + send_us[send])
+            ends.append(start + node_us[node])
+        return np.max([ends[actions[-1]] for actions in self.ranks], axis=0)
+
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
         nodes: Counter[Node] = Counter()
         sends: Counter[int] = Counter()
@@ -93,7 +110,7 @@ class Waits:
 @cache
 def waits_of(name: str, pp: int, num_microbatches: int, chunks: int) -> Waits:
     """Of a schedule by name."""
-    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    schedule = listed(name, pp, num_microbatches, chunks)
     ranks = [[a for a in actions if a.kind in COMPUTE] for actions in schedule]
     received = {
         (a.stage, a.kind[-1], a.microbatch): a

@@ -46,9 +46,8 @@ INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
 # Paths are added until the longest is no more than this share longer than the bound, or the bound
-# grows by less than that in PATIENCE rounds.
+# grows by less than that in so many rounds as the caller has patience for.
 CLOSE = 2e-3
-PATIENCE = 4
 # How far from the best point so far towards a solution the second path of a round is taken.
 STEP = 0.3
 
@@ -121,9 +120,9 @@ class Relaxed:
     stage_us: tuple[float, ...] = ()
 
 
-def relax(pipeline: Pipeline, enough_us: float = INF) -> Relaxed:
-    """Stops at a bound of `enough_us`."""
-    return _Builder(pipeline, enough_us).solve()
+def relax(pipeline: Pipeline, enough_us: float = INF, patience: int = 4) -> Relaxed:
+    """Stops at a bound of `enough_us`, or where it stands still for `patience` rounds."""
+    return _Builder(pipeline, enough_us, patience).solve()
 
 
 Terms = list[tuple[int, float]]
@@ -133,6 +132,7 @@ Terms = list[tuple[int, float]]
 class _Builder:
     pipeline: Pipeline
     enough_us: float
+    patience: int
     problem: Problem = field(default_factory=Problem)
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     durations: dict[Node, int] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class _Builder:
         pipeline, found = self.pipeline, Relaxed(0.0)
         best: tuple[float, dict[Node, float]] = INF, {}
         bounds: list[float] = []
-        while len(bounds) <= PATIENCE or bounds[-1] > (1 + CLOSE) * bounds[-1 - PATIENCE]:
+        while len(bounds) <= self.patience or bounds[-1] > (1 + CLOSE) * bounds[-1 - self.patience]:
             solution = program.solve()
             if solution is None:
                 return Relaxed(INF)

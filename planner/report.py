@@ -96,9 +96,18 @@ def _losers(found: Found) -> list[str]:
     return lines or ["  none: the pins leave one combination"]
 
 
+def _default(found: Found) -> list[str]:
+    if found.default is None:
+        return []
+    us, gap = found.default
+    return [
+        "  this plan's lie at another price than the bound's; with those that the bound is over "
+        f"the best takes {us / 1e3:,.1f} ms, a gap of {gap:.2%}"
+    ]
+
+
 def _bound(found: Found) -> list[str]:
     best = found.best.timeline.step_us
-    other = "  this plan's lie at another price than the bound's: the gap may be larger than shown"
     return [
         f"  no combination takes less than {found.bound_us / 1e3:,.1f} ms; this one "
         f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
@@ -106,5 +115,5 @@ def _bound(found: Found) -> list[str]:
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
         "  recompute: over the levels of each segment's frontier (kept bytes against time)",
         "  placements: optimal per segment for each tp at its price per byte, outside the bound",
-        *([other] if found.repriced else []),
+        *_default(found),
     ]

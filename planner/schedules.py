@@ -44,7 +44,15 @@ def make_schedule(name: str, pp: int, num_microbatches: int, chunks: int | None 
     Raises PlanError for an unknown name, or sizes that the schedule cannot take.
     """
     check_name(name)
-    return _made(name, pp, num_microbatches, chunks_of(name, chunks))
+    return _proven(name, pp, num_microbatches, chunks_of(name, chunks))
+
+
+@cache
+def listed(name: str, pp: int, num_microbatches: int, chunks: int) -> Schedule:
+    """The same, not validated: what a search prices by the hundred. Its plan's is made anew."""
+    check_sizes(name, pp, num_microbatches)
+    compute = [_compute(name, rank, pp, num_microbatches, chunks) for rank in range(pp)]
+    return with_transfers(compute, stage_ranks(name, pp, chunks))
 
 
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
@@ -69,11 +77,9 @@ def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
 
 
 @cache
-def _made(name: str, pp: int, m: int, chunks: int) -> Schedule:
-    check_sizes(name, pp, m)
-    ranks = stage_ranks(name, pp, chunks)
-    schedule = with_transfers([_compute(name, rank, pp, m, chunks) for rank in range(pp)], ranks)
-    validate(schedule, ranks, m)
+def _proven(name: str, pp: int, m: int, chunks: int) -> Schedule:
+    schedule = listed(name, pp, m, chunks)
+    validate(schedule, stage_ranks(name, pp, chunks), m)
     return schedule
 
 
@@ -140,7 +146,7 @@ def fullest_moments(
 ) -> tuple[tuple[int, int], ...]:
     """By stage, its micro-batches between F and B or I, and between I and W, at one moment of its
     rank: where the stage of the rank that holds fewest holds most."""
-    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    schedule = listed(name, pp, num_microbatches, chunks)
     ranks = stage_ranks(name, pp, chunks)
     found = [(0, 0)] * len(ranks)
     for rank, actions in enumerate(schedule):

@@ -3,8 +3,9 @@
 Candidates (space.py) are taken in order of their lower bound (evaluate.py), a floor first that
 costs next to nothing, ties by name; each is bounded again within memory and then by its linear
 relaxation (bounds.py), cut within memory and simulated, until the next bound is no better than the
-best step found. The best one's placements are solved again at other prices of a byte, and its cuts
-polished. What was not simulated cannot beat the bound it has, so
+best step found. Those near the best are then cut anew; the best one's placements are solved again
+at other prices of a byte, and its cuts polished; last, what holds up the gap is bounded with more
+patience. What was not simulated cannot beat the bound it has, so
 
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
@@ -23,13 +24,13 @@ from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
-from .bounds import tightened
+from .bounds import LAST_PATIENCE, tightened
 from .cluster import Cluster
 from .cuts import cut_stages
 from .demands import check_defaults
 from .driver import choose_schedule, make_plan
 from .evaluate import Evaluator
-from .fitting import Fitted, fit, fixed_pins, never_fits, polished
+from .fitting import Fitted, descended, fit, fixed_pins, never_fits, polished
 from .infeasible import Refusal
 from .levels import CHOSEN
 from .memory import usable_bytes
@@ -43,6 +44,11 @@ Progress = Callable[[str], None]
 
 # Candidates simulated at most; those beyond leave their bounds to the gap.
 MAX_SIMULATED = 200
+# How much slower than the best a plan may be to be cut anew: what that gained at most on the
+# shapes of benchmarks/search_time.py.
+NEAR = 0.12
+# Candidates bounded again in the end at most, and the gap at which no more are.
+MAX_HELD, SMALL_GAP = 12, 0.03
 # Of the default price of a byte, other ones that the best plan's placements are solved at.
 PRICE_SHARES = (0.0, 0.25, 4.0)
 
@@ -71,12 +77,15 @@ class Loser:
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was looked at. repriced: whether
-    its placements are of another price of a byte than those that the bound is over."""
+    """The winner, what it was priced by, its bound and what else was looked at.
+
+    default: where the winner's placements are of another price of a byte, the best step with those
+    that the bound is over, and how far it is from that bound.
+    """
 
     best: Fitted
     evaluator: Evaluator
-    repriced: bool
+    default: tuple[float, float] | None
     bound_us: float
     losers: tuple[Loser, ...]
     num_candidates: int
@@ -140,12 +149,16 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         raise InfeasibleError(Refusal(evaluator, limit).text())
     looking.finish()
     best = looking.best
-    bound = min(best.timeline.step_us, left, *looking.bounds)
+    over_others = min(left, *looking.bounds.values())
+    bound = min(best.timeline.step_us, over_others)
+    default = None
+    if (us := looking.default_us) is not None:
+        default = us, us / over_others - 1
     losers = tuple(x for x in looking.losers if x.candidate != best.candidate)
     return Found(
         best,
-        looking.evaluator,
-        looking.evaluator is not evaluator,
+        looking.priced_by,
+        default,
         bound,
         losers + _unseen(ranked, looking.losers),
         len(ranked) + num_unfit,
@@ -156,7 +169,9 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
 
 @dataclass
 class _Search:
-    """What was found so far. bounds: of what was looked at, as simulated cuts are not all cuts."""
+    """What was found so far. bounds: of what was looked at, as simulated cuts are not all cuts.
+    priced_by: what the best was fitted with; default_us: the best step before placements at other
+    prices made one faster."""
 
     evaluator: Evaluator
     limit: float
@@ -164,8 +179,13 @@ class _Search:
     num_unfit: int
     best: Fitted | None = None
     losers: list[Loser] = field(default_factory=list)
-    bounds: list[float] = field(default_factory=list)
+    bounds: dict[Candidate, float] = field(default_factory=dict)
+    fitted: list[Fitted] = field(default_factory=list)
+    default_us: float | None = None
     simulated: int = 0
+
+    def __post_init__(self) -> None:
+        self.priced_by = self.evaluator
 
     @property
     def best_us(self) -> float:
@@ -188,11 +208,12 @@ class _Search:
     def _fit(self, c: Candidate, bound: float) -> None:
         fitted = fit(self.evaluator, c, self.limit)
         if fitted is not None or not never_fits(self.evaluator, c):
-            self.bounds.append(bound)
+            self.bounds[c] = bound
         if fitted is None:
             self._unfit(c, bound)
             return
         self.simulated += 1
+        self.fitted.append(fitted)
         self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
         self._offer(fitted, str(c))
 
@@ -204,16 +225,50 @@ class _Search:
             self.progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {what}")
         return better
 
+    def _near(self) -> list[Fitted]:
+        """What was simulated and is not far from the best, the fastest first."""
+        found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
+        return [f for f in found if f.timeline.step_us <= (1 + NEAR) * self.best_us]
+
+    def _descend(self) -> None:
+        """Cut anew what may become the best by that."""
+        for fitted in self._near():
+            if self.bounds.get(fitted.candidate, INF) < self.best_us:
+                other = descended(self.evaluator, fitted, self.limit)
+                self._note(other.candidate, step_us=other.timeline.step_us)
+                self._offer(other, f"{other.candidate}, cut anew")
+
+    def _note(self, c: Candidate, **found: float) -> None:
+        """What became known of a candidate that was looked at."""
+        place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
+        self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
+
     def finish(self) -> None:
-        """Try the best with placements at other prices, and polish its cuts."""
+        """Cut anew, try the best with placements at other prices, and polish its cuts."""
+        self._descend()
         assert self.best is not None
-        c = self.best.candidate
+        c, before = self.best.candidate, self.best_us
         for share, other in _repriced(self.evaluator, c.tp):
             fitted = fit(other, c, self.limit)
-            what = f"placements at {share:g} of the price of a byte"
-            if fitted is not None and self._offer(fitted, what):
-                self.evaluator = other
-        self._offer(polished(self.evaluator, self.best, self.limit), "its cuts polished")
+            if fitted is not None:
+                fitted = descended(other, fitted, self.limit)
+                if self._offer(fitted, f"a byte of its placements at {share:g} of the price"):
+                    self.priced_by, self.default_us = other, before
+        self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
+        self._hold()
+
+    def _hold(self) -> None:
+        """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
+        most = self.default_us or self.best_us
+        for _ in range(MAX_HELD):
+            c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
+            if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
+                break
+            found = tightened(self.evaluator, c, self.limit, most, LAST_PATIENCE).step_us
+            if found <= self.bounds[c]:
+                break
+            self.bounds[c] = found
+            self._note(c, bound_us=found)
 
 
 def _repriced(evaluator: Evaluator, tp: int) -> Iterator[tuple[float, Evaluator]]:

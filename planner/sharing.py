@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .choose import Picks, choose_along
 from .evaluate import Evaluator
 from .memory import filled, walk
-from .schedules import SPLIT, make_schedule, most_held, stage_ranks
+from .schedules import SPLIT, listed, most_held, stage_ranks
 from .space import Candidate
 from .step import Unit
 
@@ -35,7 +35,7 @@ def _rank_picks(
     evaluator: Evaluator, c: Candidate, rank: int, stages: dict[int, range], limit_bytes: float
 ) -> dict[int, int] | None:
     parts, split = evaluator.parts_of(c), c.schedule in SPLIT
-    actions = make_schedule(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
+    actions = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
     indices = [index for units in stages.values() for index in units]
     stored = sum(parts.menus[i][0].owned_bytes for i in indices)
     largest = max(parts.menus[i][0].bucket_bytes for i in indices)

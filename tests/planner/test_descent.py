@@ -1,0 +1,96 @@
+"""Cuts by descent on the longest path, and the numbers that it is quick by."""
+
+import random
+from itertools import combinations
+
+import numpy as np
+import pytest
+from machines import machine
+
+from meshwright.ir.capture import trace
+from meshwright.ir.traced import Traced
+from meshwright.models import load_model
+from meshwright.planner.descent import descend, neighbours
+from meshwright.planner.evaluate import Evaluator
+from meshwright.planner.fitting import descended, fit, step_of
+from meshwright.planner.memory import filled, moments, walk
+from meshwright.planner.paths import waits_of
+from meshwright.planner.pins import Pins
+from meshwright.planner.schedules import GENERATORS, SPLIT, chunks_of, listed, make_schedule
+from meshwright.planner.simulator import simulate
+from meshwright.planner.space import Candidate
+
+MEMORY = 2**34
+CHUNKED = [name for name in GENERATORS if name not in ("1f1b", "gpipe")]
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    source = load_model("tiny")
+    model: Traced = trace(source.build, source.name, "bf16", source.vocab_size)
+    return Evaluator(model, machine(2, MEMORY, 1e11, 1e9, 3.0), 64, 8, Pins())
+
+
+def _candidate(name: str) -> Candidate:
+    return Candidate(2, 1, 1, 1, 8, 0, "chosen", name, chunks_of(name, None))
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_many_lengths_at_once_are_the_longest_paths(name: str) -> None:
+    rng = np.random.default_rng(0)
+    waits = waits_of(name, 2, 4, chunks_of(name, None))
+    many = {node: rng.uniform(1, 9, 5) for node in sorted(set(waits.nodes))}
+    sends = [1.5] * (2 * chunks_of(name, None) - 1)
+    lengths = waits.lengths(many, sends)
+    for column in range(5):
+        one = {node: float(us[column]) for node, us in many.items()}
+        assert lengths[column] == pytest.approx(waits.longest(one, sends)[0], rel=1e-12)
+
+
+def test_neighbours_are_cuts_without_empty_stages() -> None:
+    found = neighbours((0, 2, 3, 7), 9)
+    assert (0, 1, 3, 7) in found and (0, 3, 4, 8) in found and (0, 2, 3, 7) not in found
+    for starts in found:
+        assert starts[0] == 0 and starts[-1] < 9
+        assert all(a < b for a, b in zip(starts, starts[1:], strict=False))
+    assert (0, 3, 3, 7) not in found
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_it_comes_near_the_best_of_all_cuts(evaluator: Evaluator, name: str) -> None:
+    """Simulated without collectives, which it does not see; from the worst start."""
+    c = _candidate(name)
+    parts, count = evaluator.parts_of(c), len(evaluator.parts_of(c).menus)
+    picks = (0,) * count
+    every = [(0, *cuts) for cuts in combinations(range(1, count), c.num_stages - 1)]
+    us = {s: simulate(step_of(evaluator, c, s, picks)).step_us for s in every}
+    first, best = max(us.values()), min(us.values())
+    start = next(s for s in every if us[s] == first)
+    assert us[descend(parts, c, start, picks)] <= best + 0.1 * (first - best)
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_descending_never_loses(evaluator: Evaluator, name: str) -> None:
+    fitted = fit(evaluator, _candidate(name), MEMORY)
+    assert fitted is not None
+    other = descended(evaluator, fitted, MEMORY)
+    assert other.timeline.step_us <= fitted.timeline.step_us and other.peak_bytes <= MEMORY
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_walk_finds_the_fullest_moment(evaluator: Evaluator, name: str) -> None:
+    rng = random.Random(name)
+    c = _candidate(name)
+    menus = evaluator.parts_of(c).menus
+    for actions in listed(name, c.pp, c.num_microbatches, c.chunks):
+        stages = {
+            stage: filled((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
+            for stage in range(c.num_stages)
+        }
+        fullest = max(moment.total_bytes for _, moment, _ in moments(actions, stages))
+        assert walk(actions, stages).total_bytes == pytest.approx(fullest, rel=1e-12)
+
+
+def test_what_is_listed_is_what_is_made() -> None:
+    for name in GENERATORS:
+        assert listed(name, 4, 8, chunks_of(name, None)) == make_schedule(name, 4, 8)
