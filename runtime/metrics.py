@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from .trackers import Tracker
+from .whole_file import write_whole
 
 # Printed beside the number, since houses count differently.
 MFU_FORMULA = (
@@ -169,9 +170,7 @@ def keep_before(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _before(line, step)]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(line + "\n" for line in kept))
-    os.replace(part, path)
+    write_whole(path, "".join(line + "\n" for line in kept))
 
 
 def _before(line: str, step: int) -> bool:

@@ -1,22 +1,24 @@
 """Weights in Hugging Face's layout: start a run from a folder of safetensors, export a checkpoint.
 
 Parameters of a stock class are named `hf.` + the stock name; our own families come with a table of
-targets (models/stock.py). Reads go by slice: a rank reads its own boxes. An export assembles one
-tensor at a time and writes a file when the next tensor would make it larger than FILE_BYTES.
+targets (models/stock.py). Reads go by slice: a rank reads its own boxes. Export and import have one
+tensor in memory at a time; a file ends where the next tensor would make it larger than FILE_BYTES.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from .boxes import Box
-from .checkpoint.manifest import CheckpointError, Files, Stored, read_manifest
+from .boxes import Box, Index
+from .checkpoint.manifest import CheckpointError, Files, Manifest, Stored, read_manifest
+from .tensor_file import Entry, write_tensors
+from .whole_file import write_whole
 
 PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
@@ -60,31 +62,62 @@ def find_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]) ->
 def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> list[str]:
     """Write a checkpoint's parameters as safetensors under other names; returns the files written.
 
-    One target is in memory at a time, and one file's worth of them when it is written.
     Raises CheckpointError where the checkpoint lacks a parameter, or has one that no target takes.
     """
     manifest = read_manifest(checkpoint)
-    boxes = {name: items for (kind, name), items in manifest.boxes.items() if kind == "param"}
+    kept = {name for kind, name in manifest.boxes if kind == "param"}
     wanted = [part for _, parts, _ in targets for part in parts]
-    if sorted(wanted) != sorted(boxes):
-        odd = sorted(set(wanted) ^ set(boxes))
+    if sorted(wanted) != sorted(kept):
+        odd = sorted(set(wanted) ^ kept)
         raise CheckpointError(
-            f"{checkpoint} is of {manifest.state.model}, with {len(boxes)} parameters; the model "
+            f"{checkpoint} is of {manifest.state.model}, with {len(kept)} parameters; the model "
             f"has {len(wanted)}, and {odd[0]} is in one of them only"
         )
     _make_empty(out)
     with Files(checkpoint) as files:
+        return _write_files([_exported(target, manifest, files) for target in targets], out)
 
-        def tensor(target: Target) -> Tensor:
-            _, parts, transposed = target
-            whole = torch.cat([assemble(boxes[part], files) for part in parts])
-            return whole.T.contiguous() if transposed else whole
 
-        return _write_files(targets, lambda t: _numel(boxes, t), tensor, out)
+def _exported(target: Target, manifest: Manifest, files: Files) -> Entry:
+    """A stock tensor of a checkpoint's parameters."""
+    name, parts, transposed = target
+    shapes = [manifest.params[part] for part in parts]
+    boxes = [_covering(manifest, part) for part in parts]
+    dtype = reduce(torch.promote_types, (files.dtype(items[0]) for items in boxes))
+    shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
+
+    def make() -> Tensor:
+        whole = torch.empty(shape[::-1] if transposed else shape, dtype=dtype)
+        ours = whole.T if transposed else whole
+        views = ours.split([s[0] for s in shapes]) if shape else (ours,)
+        for view, items in zip(views, boxes, strict=True):
+            assemble(view, items, files)
+        return whole
+
+    return Entry(name, dtype, shape[::-1] if transposed else shape, make)
+
+
+def _covering(manifest: Manifest, param: str) -> list[Stored]:
+    """The boxes of a parameter. Raises CheckpointError where they are not all of it."""
+    items = manifest.boxes["param", param]
+    found, wanted = sum(item.box.numel for item in items), math.prod(manifest.params[param])
+    if found != wanted:
+        raise CheckpointError(
+            f"{manifest.path} holds {found} of the {wanted} elements of {param}; it is damaged, "
+            "take the one before"
+        )
+    return items
+
+
+def assemble(whole: Tensor, items: list[Stored], files: Files) -> None:
+    """Fill a logical tensor from its boxes."""
+    box = Box((0,) * whole.ndim, tuple(whole.shape))
+    for item in items:
+        whole[item.box.slices_of(box)] = files.read(item, item.box)
 
 
 def import_weights(
-    folder: Path, targets: Sequence[Target], shapes: dict[str, tuple[int, ...]], out: Path
+    folder: Path, targets: Sequence[Target], shapes: dict[str, Index], out: Path
 ) -> list[str]:
     """The way back: stock safetensors as our own names, for `--weights`; returns the files written.
 
@@ -92,26 +125,33 @@ def import_weights(
     shape.
     """
     stored = stored_weights(folder)
-    sources: dict[str, tuple[Stored, int, bool]] = {}
-    for name, parts, transposed in targets:
-        rows = [shapes[part][0] for part in parts]
-        shape = (sum(rows), *shapes[parts[0]][1:])
-        item = find_weight(stored, name, shape[::-1] if transposed else shape)
-        starts = [sum(rows[:k]) for k in range(len(rows))]
-        sources.update({p: (item, a, transposed) for p, a in zip(parts, starts, strict=True)})
     with Files(folder) as files:
-
-        def tensor(target: Target) -> Tensor:
-            item, start, transposed = sources[target[0]]
-            size = shapes[target[0]]
-            if transposed:
-                part = Box((0, start), (size[1], size[0]))
-                return files.read(item, part).T.contiguous()
-            return files.read(item, Box((start, *(0,) * (len(size) - 1)), size))
-
-        ours = [(name, (name,), False) for name in sources]
+        entries = [
+            entry for target in targets for entry in _imported(target, stored, shapes, files)
+        ]
         _make_empty(out)
-        return _write_files(ours, lambda t: math.prod(shapes[t[0]]), tensor, out)
+        return _write_files(entries, out)
+
+
+def _imported(
+    target: Target, stored: dict[str, Stored], shapes: dict[str, Index], files: Files
+) -> Iterator[Entry]:
+    """Our parameters of a stock tensor."""
+    name, parts, transposed = target
+    rows = [shapes[part][0] for part in parts]
+    shape = (sum(rows), *shapes[parts[0]][1:])
+    item = find_weight(stored, name, shape[::-1] if transposed else shape)
+    for number, part in enumerate(parts):
+        start, size = sum(rows[:number]), shapes[part]
+        box = Box((start, *(0,) * (len(size) - 1)), size)
+        yield Entry(part, files.dtype(item), size, partial(_cut, files, item, box, transposed))
+
+
+def _cut(files: Files, item: Stored, box: Box, transposed: bool) -> Tensor:
+    """A box of a stock tensor, which may lie turned in its file."""
+    if transposed:
+        return files.read(item, Box(box.offsets[::-1], box.sizes[::-1])).T
+    return files.read(item, box)
 
 
 def _make_empty(out: Path) -> None:
@@ -125,28 +165,17 @@ def _make_empty(out: Path) -> None:
         )
 
 
-def _numel(boxes: dict[str, list[Stored]], target: Target) -> int:
-    return sum(item.box.numel for part in target[1] for item in boxes[part])
-
-
-def _write_files(
-    targets: Sequence[Target],
-    numel: Callable[[Target], int],
-    tensor: Callable[[Target], Tensor],
-    out: Path,
-) -> list[str]:
-    groups = list(_groups(sorted(targets), numel))
+def _write_files(entries: Sequence[Entry], out: Path) -> list[str]:
+    groups = list(_groups(sorted(entries, key=lambda entry: entry.name)))
     where: dict[str, str] = {}
-    total = 0
     for number, group in enumerate(groups, 1):
         file = _file_name(number, len(groups))
-        tensors = {target[0]: tensor(target) for target in group}
-        save_file(tensors, out / file, metadata={"format": "pt"})
-        where.update(dict.fromkeys(tensors, file))
-        total += sum(t.numel() * t.element_size() for t in tensors.values())
+        write_tensors(out / file, group)
+        where.update((entry.name, file) for entry in group)
     if len(groups) > 1:
+        total = sum(entry.num_bytes for entry in entries)
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        write_whole(out / "model.safetensors.index.json", json.dumps(index, indent=1))
     return sorted(set(where.values()))
 
 
@@ -156,27 +185,14 @@ def _file_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _groups(targets: Sequence[Target], numel: Callable[[Target], int]) -> Iterator[list[Target]]:
-    """Targets in files of at most FILE_BYTES, counted at four bytes an element."""
-    group: list[Target] = []
+def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries in files of at most FILE_BYTES."""
+    group: list[Entry] = []
     size = 0
-    for target in targets:
-        bytes_ = 4 * numel(target)
-        if group and size + bytes_ > FILE_BYTES:
+    for entry in entries:
+        if group and size + entry.num_bytes > FILE_BYTES:
             yield group
             group, size = [], 0
-        group.append(target)
-        size += bytes_
+        group.append(entry)
+        size += entry.num_bytes
     yield group
-
-
-def assemble(items: list[Stored], files: Files) -> Tensor:
-    """A whole logical tensor from its boxes."""
-    ends = [[a + n for a, n in zip(i.box.offsets, i.box.sizes, strict=True)] for i in items]
-    shape = tuple(max(column) for column in zip(*ends, strict=True))
-    first = files.read(items[0], items[0].box)
-    whole = torch.empty(shape, dtype=first.dtype)
-    target = Box((0,) * len(shape), shape)
-    for item in items:
-        whole[item.box.slices_of(target)] = files.read(item, item.box)
-    return whole

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from .. import mesh
 from ..boxes import Box
+from ..tensor_file import DTYPES
 
 VERSION = "meshwright checkpoint v1"
 
@@ -220,18 +223,34 @@ class Files:
 
     def read(self, item: Stored, part: Box) -> Tensor:
         """The part of a stored box. Raises CheckpointError where the file holds something else."""
-        try:
-            if item.file not in self.open:
-                self.open[item.file] = safe_open(self.path / item.file, framework="pt")
-            found = self._slice(self.open[item.file], item, part)
-        except (SafetensorError, OSError, IndexError) as error:
-            raise CheckpointError(f"{self.path / item.file}: {item.key}: {error}") from None
+        with self._opened(item) as handle:
+            found = self._slice(handle, item, part)
         if tuple(found.shape) != part.sizes:
             raise CheckpointError(
                 f"{self.path / item.file}: {item.key} gave {list(found.shape)} of "
                 f"{list(part.sizes)}: it is not the tensor that the manifest names"
             )
         return found
+
+    def dtype(self, item: Stored) -> torch.dtype:
+        """Of a stored tensor, by its file's header. Raises CheckpointError for one not known."""
+        with self._opened(item) as handle:
+            name = handle.get_slice(item.key).get_dtype()
+        if name not in DTYPES:
+            raise CheckpointError(
+                f"{self.path / item.file}: {item.key} is of dtype {name}, which is none of "
+                f"{', '.join(DTYPES)}"
+            )
+        return DTYPES[name]
+
+    @contextmanager
+    def _opened(self, item: Stored) -> Iterator[Any]:
+        try:
+            if item.file not in self.open:
+                self.open[item.file] = safe_open(self.path / item.file, framework="pt")
+            yield self.open[item.file]
+        except (SafetensorError, OSError, IndexError) as error:
+            raise CheckpointError(f"{self.path / item.file}: {item.key}: {error}") from None
 
     def _slice(self, handle: Any, item: Stored, part: Box) -> Tensor:
         if not item.box.sizes:

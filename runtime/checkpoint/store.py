@@ -29,6 +29,7 @@ from ..buckets import FlatBucket
 from ..executor import Executor
 from ..optimizers.rule import Part, Run
 from ..shards import owns, owns_whole
+from ..whole_file import write_whole
 from .manifest import (
     VERSION,
     CheckpointError,
@@ -182,7 +183,7 @@ class Checkpointer:
         name = f"rank_{rank():05d}"
         save_file(tensors, part / f"{name}.safetensors")
         _sync(part / f"{name}.safetensors")
-        _write_whole(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
+        write_whole(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
         if rank() == 0:
             manifest = {
                 "version": VERSION,
@@ -190,7 +191,7 @@ class Checkpointer:
                 "params": {p.name: p.shape for p in self.executor.layout.params},
                 "ranks": _gather_entries(part, world()),
             }
-            _write_whole(part / "manifest.json", _sealed(manifest))
+            write_whole(part / "manifest.json", _sealed(manifest))
             _sync(part)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(part, final)
@@ -243,15 +244,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".tmp")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def _entry(part: Path, name: str, boxes: list[dict]) -> dict:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..whole_file import write_whole
 from .errors import DataError
-from .manifest import Shard, check_hash, check_size, write_whole
+from .manifest import Shard, check_hash, check_size
 
 FILE = "progress.json"
 

@@ -7,7 +7,6 @@ behind its last id. The stream is the shards one behind the other; documents may
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
@@ -154,13 +153,3 @@ def check_hash(path: Path, digest: str) -> None:
         raise DataError(
             f"{path} has changed: SHA-256 {found[:12]}, the manifest says {digest[:12]}; {_RESTORE}"
         )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all, also across a power cut."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

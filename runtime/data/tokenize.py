@@ -11,10 +11,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..whole_file import write_whole
 from .errors import DataError
 from .inputs import Broken, Input, open_inputs
 from .ledger import Ledger, Position, check_same, check_shard
-from .manifest import FILE, Manifest, read_manifest, write_whole
+from .manifest import FILE, Manifest, read_manifest
 from .progress import Progress
 from .tokenizer import Tokenizer, id_dtype, load_tokenizer
 from .workers import Chunk, Result, in_order
