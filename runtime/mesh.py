@@ -7,6 +7,7 @@ Emitted programs read it as module state (`mesh.coordinate("tp")`, `mesh.group("
 import itertools
 import math
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,19 +23,21 @@ class _State:
     coordinates: dict[str, int] = field(default_factory=dict)
     groups: dict[str, dist.ProcessGroup | None] = field(default_factory=dict)
     device: torch.device = torch.device("cpu")
+    timeout: timedelta | None = None
 
 
 _state = _State()
 
 
-def start(sizes: dict[str, int], device: torch.device) -> None:
+def start(sizes: dict[str, int], device: torch.device, timeout: timedelta | None = None) -> None:
     """Build groups for the axes (major to minor) over an initialised process group.
 
+    timeout: of their collectives, torch's own if not given.
     Raises MeshError when the world size is not the product of the axis sizes.
     """
     check_world(sizes, dist.get_world_size() if dist.is_initialized() else 1)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    _state.sizes, _state.device = dict(sizes), device
+    _state.sizes, _state.device, _state.timeout = dict(sizes), device, timeout
     _state.coordinates = coordinates_of(rank, sizes)
     _state.groups = {axis: _axis_group(axis, rank) for axis in sizes}
 
@@ -78,7 +81,7 @@ def _group_of(key, rank: int) -> dist.ProcessGroup | None:  # type: ignore[no-un
         members.setdefault(key(coordinates_of(other, _state.sizes)), []).append(other)
     mine = None
     for ranks in members.values():
-        made = dist.new_group(ranks)
+        made = dist.new_group(ranks, timeout=_state.timeout)
         mine = made if rank in ranks else mine
     return mine
 
@@ -98,7 +101,7 @@ def homes_group(homes: tuple[int, ...]) -> dist.ProcessGroup | None:
     for values in itertools.product(*others):
         column = dict(zip(names, values, strict=True))
         ranks = [rank_of({"pp": home, **column}) for home in homes]
-        made = dist.new_group(ranks)
+        made = dist.new_group(ranks, timeout=_state.timeout)
         mine = made if dist.get_rank() in ranks else mine
     return mine
 

@@ -68,6 +68,7 @@ class Session:
         self.rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.rows * mesh.size("dp")
         self.first_row = mesh.coordinate("dp") * self.rows
+        self.beacon.mark("DATA")
         self.reader = open_reader(
             options.data,
             global_batch=self.global_batch,
@@ -185,6 +186,7 @@ class Session:
     def _resume(self, out: Path) -> int:
         """Load what `resume` asks for; returns the first step to run."""
         o, folder = self.options, out / "checkpoints"
+        self.beacon.mark("LOAD")
         self.held = run_folder.hold(out) if self.logs else None
         self.checkpoints = Checkpointer(
             folder, self.executor, o.keep, o.keep_every, prepare=bool(o.save_every)

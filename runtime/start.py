@@ -9,15 +9,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from .checkpoint.manifest import complete
 from .data import absolute
-from .health import HUNG, LAUNCHER, read_beat
-from .options import STOPPED, flag
+from .health import HUNG, LAUNCHER, read_beat, stands_still, start_limit_s
+from .options import STOPPED, RunOptions, flag
 from .program import ProgramError
 from .run_folder import check_free
 
@@ -25,6 +26,7 @@ from .run_folder import check_free
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # After the first rank died the others have so long to say what they know of it.
 _GRACE_S = 2.0
+_LOOK_EVERY_S = 1.0
 
 
 @dataclass
@@ -107,16 +109,32 @@ def _start_once(
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
-    shutil.rmtree(out_folder / "beats", ignore_errors=True)  # where an earlier attempt stood
+    beats, new = out_folder / "beats", not out_folder.exists()
+    shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
     with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
         out = subprocess.DEVNULL if quiet else None
         for n in range(count):
             environment = _environment(n, count, port)
             forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
         forwarding.listen()
-        failed = _wait(forwarding.ranks)
-        code = _report(failed, forwarding.ranks, out_folder / "beats")
+        silent = partial(_silent_rank, beats, time.time(), start_limit_s(_hang_after_s(options)))
+        failed, hung = _wait(forwarding.ranks, silent)
+        code = _say_hung(hung) if hung else _report(failed, forwarding.ranks, beats)
+    if code == 2 and new:
+        _leave_nothing(out_folder)
     return code, forwarding.asked
+
+
+def _hang_after_s(options: dict[str, object]) -> float:
+    given = options.get("hang_after")
+    return RunOptions.hang_after if given is None else max(float(str(given)), 0.0)
+
+
+def _leave_nothing(out: Path) -> None:
+    """Of a run that was refused: its marks, and the folder made for them if it holds no more."""
+    shutil.rmtree(out / "beats", ignore_errors=True)
+    with suppress(OSError):
+        out.rmdir()
 
 
 def check_resume(path: str) -> None:
@@ -194,10 +212,13 @@ def _forwarding() -> Iterator[_Forwarding]:
         forwarding.end()
 
 
-def _wait(ranks: list[_Rank]) -> list[_Rank]:
-    """Until all ended, or one failed and the others had their time; the failed in order."""
+def _wait(ranks: list[_Rank], silent: Callable[[list[_Rank]], str]) -> tuple[list[_Rank], str]:
+    """Until all ended, or one failed and the others had their time; the failed in order.
+
+    Or until `silent` has something to say of those that run, which is returned, too.
+    """
     failed: list[_Rank] = []
-    deadline = float("inf")
+    deadline, look_at = float("inf"), 0.0
     while time.monotonic() < deadline:
         codes = [rank.process.poll() for rank in ranks]
         for rank, code in zip(ranks, codes, strict=True):
@@ -206,8 +227,28 @@ def _wait(ranks: list[_Rank]) -> list[_Rank]:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
         if None not in codes:
             break
+        if not failed and time.monotonic() > look_at:
+            look_at = time.monotonic() + _LOOK_EVERY_S
+            said = silent([r for r, code in zip(ranks, codes, strict=True) if code is None])
+            if said:
+                return failed, said
         time.sleep(0.05)
-    return failed
+    return failed, ""
+
+
+def _silent_rank(beats: Path, since_s: float, limit_s: float, ranks: list[_Rank]) -> str:
+    """What to say of a rank that gave no sign of life for so long: its own watch stands, too, or
+    never began, and there may be no other rank to notice."""
+    for rank in ranks:
+        beat = read_beat(beats, rank.number)
+        if time.time() - max(since_s, beat.last_s if beat else since_s) > limit_s:
+            return stands_still(limit_s, rank.number, beat, socket.gethostname())
+    return ""
+
+
+def _say_hung(message: str) -> int:
+    print(message, file=sys.stderr)
+    return HUNG
 
 
 def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:

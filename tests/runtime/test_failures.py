@@ -1,8 +1,10 @@
 """Dead, hung and stopped ranks: the run ends in seconds, says who and where, and goes on."""
 
 import json
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -112,6 +114,121 @@ def test_a_stopped_rank_is_named_within_the_bound(
     assert time.monotonic() - stopped < 10
     message = process.stderr.read()
     assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
+
+
+def test_a_rank_that_stops_while_it_starts_is_named_within_the_bound(
+    started: Callable[..., subprocess.Popen],
+) -> None:
+    """It stands before its first mark; the other waits for it in the rendezvous."""
+    process = started("--steps", "2000", "--hang-after", "0.8")
+    while len(_children(process)) < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)  # not the launcher's own image any more
+    os.kill(_ranks(process)[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert process.wait(20) == 3
+    assert 7 < time.monotonic() - stopped < 15
+    message = process.stderr.read()
+    assert message.startswith("error: no progress for 8 s: rank 1 on ")
+    assert "has not come to its start" in message
+
+
+# Stands where asked, as a file system or a network that does not answer would make it.
+HANGS = """
+import os, sys, time
+sys.argv[0] = "main.py"
+sys.path.insert(0, os.getcwd())
+from runtime import launch, session
+def hang(*_, **__):
+    time.sleep(600)
+if os.environ["RANK"] == "1":
+    {where}
+from pathlib import Path
+launch.main(Path.cwd())
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("hang()", "has not come to its start"),
+        ("session.open_reader = hang", "step 0, stage 0, action DATA"),
+    ],
+)
+def test_ranks_without_our_launcher_see_who_does_not_start(
+    where: str, said: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun starts them: each rank by itself, in a folder where marks of a run before lie."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1e9)
+        Beacon(tmp_path / "run" / "beats", 1).mark("STEP")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    words = [sys.executable, "-c", HANGS.format(where=where), *RUN, "--hang-after", "0.4"]
+    words += ["--out", str(tmp_path / "run")]
+    ranks = []
+    for rank in ("0", "1"):
+        environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+        ranks.append(subprocess.Popen(words, cwd=program, env=environment, stderr=subprocess.PIPE))
+    try:
+        _one_ends(ranks, 3)
+        time.sleep(0.5)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    messages = b"".join(rank.communicate()[1] for rank in ranks if rank.wait() == 3).decode()
+    assert "error: no progress for 4 s: rank 1 on " in messages and said in messages
+    assert "rank 0" not in messages
+
+
+def _one_ends(processes: list[subprocess.Popen], code: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while code not in [process.poll() for process in processes]:
+        assert time.monotonic() < deadline, f"no process ended with {code}"
+        time.sleep(0.05)
+
+
+def test_the_rank_least_far_in_the_start_holds_the_others_up(tmp_path: Path) -> None:
+    """Though its mark is the newest: it was started last."""
+    beacons = [Beacon(tmp_path, rank) for rank in range(3)]
+    began = time.time()
+
+    def named() -> tuple[int, str]:
+        found = holding_up(tmp_path, 3, began)
+        assert found is not None
+        return found[0], "" if found[1] is None else found[1].kind
+
+    for rank, kind in ((2, "RENDEZVOUS"), (0, "LAUNCH")):
+        beacons[rank].mark(kind)
+        beacons[rank].sign()
+    assert named() == (1, ""), "it has not come to its start"
+    beacons[1].mark("RENDEZVOUS")
+    beacons[1].sign()
+    assert named() == (0, "LAUNCH")
+    for rank, kind in ((1, "GROUPS"), (0, "LOAD"), (2, "DATA")):
+        beacons[rank].mark(kind)
+    assert named() == (1, "GROUPS")
+    beacons[1].mark("LOAD")
+    assert named() == (0, "LOAD"), "the oldest"
+    (tmp_path / "rank_00000").unlink()
+    assert named() == (2, "DATA"), "all are past the rendezvous: its marks are on another disk"
+
+
+def test_one_rank_alone_is_watched_by_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beacon = Beacon(tmp_path, 0)
+    beacon.mark("F", 0, 2)
+    began = time.time()
+    rank = start._Rank(0, None, None)  # type: ignore[arg-type]
+    assert start._silent_rank(tmp_path, began, 60.0, [rank]) == ""
+    monkeypatch.setattr(time, "time", lambda: began + 61)
+    said = start._silent_rank(tmp_path, began, 60.0, [rank])
+    assert "no progress for 60 s: rank 0 on " in said and "action F, micro-batch 2" in said
+    beacon.sign()
+    assert start._silent_rank(tmp_path, began, 60.0, [rank]) == ""
+    assert start._silent_rank(tmp_path, began, math.inf, [rank]) == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
