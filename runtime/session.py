@@ -152,6 +152,7 @@ class Session:
                 except BadStepError as error:
                     step = self._roll_back(step, out, log, error)
                     continue
+                self._check_writes()
                 if self._evaluates_after(step):
                     self._evaluate(step, log)
                 self._save_after(step)
@@ -207,6 +208,7 @@ class Session:
         """Go on from the newest good checkpoint, past the batches up to that of the bad step."""
         if self.options.on_nan != "rollback":
             raise error
+        self._check_writes()
         self.judge.roll_back(error)
         self.checkpoints.wait()
         manifest = self._newest(out / "checkpoints")
@@ -276,6 +278,11 @@ class Session:
                 "start a run of its own without --resume"
             )
 
+    def _check_writes(self) -> None:
+        """A checkpoint that one rank could not write ends the run on all, in the step after."""
+        if self.executor.optimizer.write_failed_anywhere:
+            self.checkpoints.fail_together()
+
     def _save_after(self, step: int) -> None:
         every, done = self.options.save_every, step + 1
         due = bool(every) and (done % every == 0 or done == self.options.steps)
@@ -311,6 +318,7 @@ class Session:
         self.beacon.step = step
         self.beacon.mark("DATA")
         self.executor.optimizer.stop_wanted = self.stop.wanted
+        self.executor.optimizer.write_failed = self.checkpoints.failed
         self.executor.optimizer.loss_limit = self.judge.limit
         batch = self.batches.take(step + self.skipped)
         batches = self._micro_batches(batch.tokens, batch.labels)

@@ -19,6 +19,7 @@ from ..boxes import Box
 from ..tensor_file import DTYPES
 
 VERSION = "meshwright checkpoint v1"
+_TEXT_BYTES = 2048
 
 
 class CheckpointError(ValueError):
@@ -206,12 +207,20 @@ def _seen_by_rank_0(folder: Path) -> list[Path]:
 
 
 def any_rank(problem: str) -> str:
-    """A complaint of any rank, on all ranks."""
+    """The complaint of the first rank that has one, on all ranks; empty when none has."""
     if world() == 1:
         return problem
-    flag = torch.tensor([1 if problem else 0], device=mesh.device())
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return problem or ("another rank found a damaged file" if int(flag) else "")
+    source = torch.tensor(rank() if problem else world(), device=mesh.device())
+    dist.all_reduce(source, op=dist.ReduceOp.MIN)
+    return _text_of(int(source), problem) if int(source) < world() else ""
+
+
+def _text_of(source: int, text: str) -> str:
+    """A text of one rank, on all ranks, cut to what is sent."""
+    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+    sent = torch.tensor(list(data), dtype=torch.uint8, device=mesh.device())
+    dist.broadcast(sent, src=source)
+    return bytes(sent.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 
 class Files:

@@ -12,6 +12,7 @@ sizes and SHA-256, the parameters' shapes and the run's state. The folder is wri
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from .manifest import (
     VERSION,
     CheckpointError,
     State,
+    any_rank,
     complete,
     digest_of,
     folder_of,
@@ -215,11 +217,29 @@ class Checkpointer:
             else:
                 self._writer = None
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise CheckpointError(
-                f"the checkpoint in {self.folder} could not be written: {failure}; free space or "
-                "choose another --out, and resume from the checkpoint before"
-            )
+            problem, self._failure = self._complaint(), None
+            raise CheckpointError(problem)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's last write failed; other ranks know nothing of it."""
+        return self._failure is not None
+
+    def fail_together(self) -> None:
+        """Raise CheckpointError on all ranks, with the complaint of the first whose write failed.
+
+        To be called on all, once one has failed.
+        """
+        raise CheckpointError(any_rank(self._complaint()))
+
+    def _complaint(self) -> str:
+        if self._failure is None:
+            return ""
+        return (
+            f"the checkpoint in {self.folder} could not be written by rank {rank()} on "
+            f"{socket.gethostname()}: {self._failure}; free space or choose another --out, and "
+            "resume from the checkpoint before"
+        )
 
 
 def _make_room(host: dict[Key, Tensor], key: Key, like: Tensor) -> None:

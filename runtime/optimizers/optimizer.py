@@ -63,20 +63,25 @@ class Optimizer:
         self.loss_limit = math.inf  # of the next step; a loss above it is a spike
         # Called before anything changes: a copy of the weights under way is waited for.
         self.before_update: Callable[[], None] | None = None
-        # A signal on any rank asks for a stop; all ranks learn of it in the same step.
+        # A signal on any rank asks for a stop, or its checkpoint could not be written; all ranks
+        # learn of it in the same step.
         self.stop_wanted = self.stop_agreed = False
+        self.write_failed = self.write_failed_anywhere = False
 
     def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
         """Clip and update; returns (loss of the global batch, gradient norm before clipping).
 
         loss: this rank's share, already divided by the global label count; float64 scalar.
         """
-        stop = torch.full((), float(self.stop_wanted), dtype=torch.float64, device=loss.device)
-        totals = torch.stack([loss.double(), self._squares(), stop])
+        flags = [
+            torch.full((), float(flag), dtype=torch.float64, device=loss.device)
+            for flag in (self.stop_wanted, self.write_failed)
+        ]
+        totals = torch.stack([loss.double(), self._squares(), *flags])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(totals)
-        loss_value, squares, stops = totals.tolist()
-        self.stop_agreed = stops > 0
+        loss_value, squares, stops, failures = totals.tolist()
+        self.stop_agreed, self.write_failed_anywhere = stops > 0, failures > 0
         norm = squares**0.5
         if not math.isfinite(loss_value + norm) or loss_value > self.loss_limit:
             return self._refuse(loss_value, norm)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -100,6 +101,22 @@ def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
     }
     shared = [step for step in before if step < 16]
     assert [after[s] for s in shared] == [before[s] for s in shared], "the same bits"
+
+
+def test_a_write_that_fails_on_one_rank_ends_the_run_before_the_next_save(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    """Rank 1 alone may write no file above 16 bytes, as on a host whose disk is full."""
+    run = tmp_path / "run"
+    process = started("--steps", "2000", "--save-every", "50")
+    _after_step(run, 3)
+    resource.prlimit(_ranks(process)[1], resource.RLIMIT_FSIZE, (16, 16))
+    assert process.wait(TIMEOUT_S) == 2
+    message = process.stderr.read()
+    assert message.startswith(f"error: the checkpoint in {run}/checkpoints could not be written by")
+    assert "by rank 1 on " in message and "File too large" in message and "rank 0" not in message
+    assert 50 <= max(_losses(run)) < 90, "the next save is after step 99"
+    assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".part"]
 
 
 def test_a_stopped_rank_is_named_within_the_bound(
