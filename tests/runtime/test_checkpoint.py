@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of every plan, and a run of zero3 with checkpoints after steps 2 and 4."""
     top = tmp_path_factory.mktemp("checkpoints")
     for name, options in PLANS.items():
-        sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64"]
+        sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--no-search"]
         plan = str(top / f"{name}.txt")
         assert main(["plan", "tiny-gemma2", *sizes, *options, "-o", plan]) == 0
         assert main(["compile", plan, "-o", str(top / name)]) == 0
@@ -195,7 +195,8 @@ def test_another_models_checkpoint_is_refused(
     text, said = OTHER[name]
     (tmp_path / "model.toml").write_text(text)
     plan = str(tmp_path / "other.txt")
-    sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--cluster", "cpu:1"]
+    sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--no-search"]
+    sizes += ["--cluster", "cpu:1"]
     assert main(["plan", str(tmp_path / "model.toml"), *sizes, "-o", plan]) == 0
     assert main(["compile", plan, "-o", str(tmp_path / "other")]) == 0
     start = (folder / "first" / "checkpoints" / "step_00000002").resolve()

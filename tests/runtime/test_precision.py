@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cli import main
 
-SIZES = ["--seq", "32", "--global-batch", "8", "--cluster", "cpu:2", "--pin", "dp=2"]
+SIZES = ["--seq", "32", "--global-batch", "8", "--cluster", "cpu:2", "--pin", "dp=2", "--no-search"]
 RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--lr", "2e-3"]
 PLANS = {
     "f32": ["--dtype", "f32"],
@@ -18,11 +18,16 @@ PLANS = {
 MORE = {"stochastic": ("--rounding", "stochastic")}
 
 
-def _run(folder: Path, name: str, *more: str) -> list[float]:
-    plan, program, out = (str(folder / f"{name}{end}") for end in (".txt", "", "_run"))
+def _program(folder: Path, name: str) -> str:
+    plan, program = str(folder / f"{name}.txt"), str(folder / name)
     assert main(["plan", "tiny-llama", *SIZES, *PLANS[name], "-o", plan]) == 0
     assert main(["compile", plan, "-o", program]) == 0
-    assert main(["run", program, *RUN, "--out", out, *more]) == 0
+    return program
+
+
+def _run(folder: Path, name: str, *more: str) -> list[float]:
+    out = str(folder / f"{name}_run")
+    assert main(["run", _program(folder, name), *RUN, "--out", out, *more]) == 0
     rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows if "loss" in row]
 
@@ -48,8 +53,7 @@ def test_every_precision_follows_float32_within_bounds(tmp_path: Path, steps: st
 def test_a_step_that_is_not_finite_stops_with_both_numbers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _run(tmp_path, "f32", "--steps", "1")
-    again = ["run", str(tmp_path / "f32"), *RUN[:-1], "1e30", "--steps", "4", "--warmup", "0"]
+    again = ["run", _program(tmp_path, "f32"), *RUN[:-1], "1e30", "--steps", "4", "--warmup", "0"]
     capfd.readouterr()
     assert main([*again, "--out", str(tmp_path / "stopped")]) == 2
     error = capfd.readouterr().err

@@ -15,7 +15,7 @@ SEQ, ROWS, STEPS = 16, 4, 60
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rollback")
-    sizes = ["--seq", str(SEQ), "--global-batch", str(ROWS), "--cluster", "cpu:2"]
+    sizes = ["--seq", str(SEQ), "--global-batch", str(ROWS), "--cluster", "cpu:2", "--no-search"]
     plan = str(folder / "plan.txt")
     assert main(["plan", "tiny-llama", *sizes, "--pin", "dp=2", "-o", plan]) == 0
     assert main(["compile", plan, "-o", str(folder / "program")]) == 0

@@ -36,7 +36,7 @@ def test_import_then_export_gives_back_every_tensor(family: str, tmp_path: Path)
     stock = tmp_path / "stock"
     model.save_pretrained(stock)
     plan, program, run = (str(tmp_path / n) for n in ("plan.txt", "program", "run"))
-    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2"]
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2", "--no-search"]
     pins = ["--pin", "tp=2", "--pin", "shard_weights=1"] if family == "gpt2" else []
     pins = pins or ["--pin", "dp=2", "--pin", "zero=3"]
     assert main(["plan", f"hf:{stock}", *sizes, *pins, "-o", plan]) == 0
@@ -61,7 +61,7 @@ def test_weights_of_another_shape_are_refused(
     wide = transformers.LlamaConfig(**{**CONFIGS["llama"].to_dict(), "intermediate_size": 96})
     wide.save_pretrained(tmp_path / "wide")
     plan, program = str(tmp_path / "plan.txt"), str(tmp_path / "program")
-    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:1"]
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:1", "--no-search"]
     assert main(["plan", f"hf:{tmp_path / 'wide'}", *sizes, "-o", plan]) == 0
     assert main(["compile", plan, "-o", program]) == 0
     weights = ["--weights", str(tmp_path / "stock"), "--out", str(tmp_path / "run")]
@@ -79,7 +79,7 @@ def test_our_families_go_to_the_stock_class_and_back(family: str, tmp_path: Path
     """A checkpoint of two ranks, exported, loads with equal logits; imported, nothing changed."""
     model = f"tiny-{family}"
     plan, program, run = (str(tmp_path / n) for n in ("plan.txt", "program", "run"))
-    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2"]
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2", "--no-search"]
     assert (
         main(["plan", model, *sizes, "--pin", "tp=2", "--pin", "shard_weights=1", "-o", plan]) == 0
     )
@@ -126,7 +126,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One step of tiny-llama."""
     folder = tmp_path_factory.mktemp("generate")
     plan, program, run = (str(folder / n) for n in ("plan.txt", "program", "run"))
-    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:1"]
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:1", "--no-search"]
     assert main(["plan", "tiny-llama", *sizes, "-o", plan]) == 0
     assert main(["compile", plan, "-o", program]) == 0
     assert main(["run", program, *RUN, "--save-every", "1", "--out", run]) == 0
