@@ -18,6 +18,7 @@ from torch.fx import Node
 from . import semantic
 from .capture_fx import FxReader, short_dtype, torch_dtype
 from .capture_init import build_fake
+from .collector import rarely_collected
 from .errors import CaptureError
 from .graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
 from .joint import joint
@@ -39,6 +40,7 @@ class Captured:
     warnings: tuple[str, ...] = ()
 
 
+@rarely_collected()
 def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int) -> Traced:
     """Capture, cut into segments, and trace each unique segment's joint graph."""
     captured = capture(build, name, dtype)

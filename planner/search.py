@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
+from meshwright.ir.collector import rarely_collected
 from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Plan
@@ -97,6 +98,7 @@ class Found:
         return self.best.timeline.step_us / self.bound_us - 1
 
 
+@rarely_collected()
 def search_plan(
     traced: Traced,
     cluster: Cluster,
@@ -181,6 +183,7 @@ class _Search:
     losers: list[Loser] = field(default_factory=list)
     bounds: dict[Candidate, float] = field(default_factory=dict)
     fitted: list[Fitted] = field(default_factory=list)
+    cut_anew: set[Candidate] = field(default_factory=set)
     default_us: float | None = None
     simulated: int = 0
 
@@ -215,7 +218,8 @@ class _Search:
         self.simulated += 1
         self.fitted.append(fitted)
         self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
-        self._offer(fitted, str(c))
+        if self._offer(fitted, str(c)):
+            self._cut_anew(fitted)  # a lower best leaves less to look at
 
     def _offer(self, fitted: Fitted, what: str) -> bool:
         """Whether it is the best now."""
@@ -230,13 +234,13 @@ class _Search:
         found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
         return [f for f in found if f.timeline.step_us <= (1 + NEAR) * self.best_us]
 
-    def _descend(self) -> None:
-        """Cut anew what may become the best by that."""
-        for fitted in self._near():
-            if self.bounds.get(fitted.candidate, INF) < self.best_us:
-                other = descended(self.evaluator, fitted, self.limit)
-                self._note(other.candidate, step_us=other.timeline.step_us)
-                self._offer(other, f"{other.candidate}, cut anew")
+    def _cut_anew(self, fitted: Fitted) -> None:
+        c = fitted.candidate
+        if c not in self.cut_anew:
+            self.cut_anew.add(c)
+            other = descended(self.evaluator, fitted, self.limit)
+            self._note(c, step_us=other.timeline.step_us)
+            self._offer(other, f"{c}, cut anew")
 
     def _note(self, c: Candidate, **found: float) -> None:
         """What became known of a candidate that was looked at."""
@@ -245,14 +249,15 @@ class _Search:
 
     def finish(self) -> None:
         """Cut anew, try the best with placements at other prices, and polish its cuts."""
-        self._descend()
+        for fitted in self._near():
+            if self.bounds.get(fitted.candidate, INF) < self.best_us:
+                self._cut_anew(fitted)
         assert self.best is not None
         c, before = self.best.candidate, self.best_us
         for share, other in _repriced(self.evaluator, c.tp):
-            fitted = fit(other, c, self.limit)
-            if fitted is not None:
-                fitted = descended(other, fitted, self.limit)
-                if self._offer(fitted, f"a byte of its placements at {share:g} of the price"):
+            if (found := fit(other, c, self.limit)) is not None:
+                found = descended(other, found, self.limit)
+                if self._offer(found, f"a byte of its placements at {share:g} of the price"):
                     self.priced_by, self.default_us = other, before
         self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
         self._hold()
