@@ -18,8 +18,8 @@ from .schedules import GENERATORS, chunks_of, runs
 MAX_MICRO_BATCH = 32
 # Stages of fewer units on average are too uneven: a layer is two, of different times.
 MIN_UNITS_A_STAGE = 4
-# On four H200s ZBV stood still in its first step (2026-11-21). What held it up is rehearsed now, but
-# only two cards have run it since (benchmarks/README.md); on GPUs it is taken by pin alone.
+# On four H200s ZBV stood still in its first step (2026-11-21). What held it up is rehearsed now,
+# but only two cards have run it since (benchmarks/README.md); on GPUs it is taken by pin alone.
 UNPROVEN_ON_GPUS = ("zbv",)
 
 
