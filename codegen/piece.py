@@ -34,6 +34,7 @@ class PieceText:
         read = {n for op in self.backward_ops for n in op.inputs} | grads
         kept = [i.value.name for i in (*self.x, *self.operands)]
         self.saved = [n for n in kept if n in read] + list(piece.saved)
+        self.offloads = [k for k, name in enumerate(self.saved) if name in piece.offloaded]
         self.recomputed = frozenset(
             op.output.name for op in self.backward_ops if op.output.name in made
         )
@@ -98,6 +99,8 @@ class PieceText:
                 last = self._op(writer, op, last)
             if self.piece.saved:
                 writer.line(f"# saved for backward, a micro-batch: {self._saved_text()}")
+            if self.offloads:
+                writer.line(f"# in the host's memory meanwhile: {self._offloaded_text()}")
             saved = [identifier(n) for n in self.saved]
             writer.wrapped("saved = (", saved, ",)" if saved else ")")
             writer.line(f"return {identifier(y.name)}, saved")
@@ -114,6 +117,11 @@ class PieceText:
         sizes = [(self.plan.local_bytes(self.piece, n), n) for n in self.piece.saved]
         total = sum(size for size, _ in sizes)
         return f"{_bytes_text(total)} in {len(sizes)} values"
+
+    def _offloaded_text(self) -> str:
+        names = [self.saved[k] for k in self.offloads]
+        total = sum(self.plan.local_bytes(self.piece, n) for n in names)
+        return f"{_bytes_text(total)} in {', '.join(map(identifier, names))}"
 
     def _unpack(self, writer: Writer, inputs: tuple[Input, ...], source: str) -> None:
         names = [identifier(i.value.name) for i in inputs]

@@ -19,7 +19,7 @@ def forward(run, microbatch, x):
         inputs = (x, *operands) if piece.takes_x else operands
         x, saved = piece.forward(run.params(index), *inputs)
         run.keep(index, microbatch, saved)
-        run.release(index)
+{offload}        run.release(index)
     return x
 '''
 
@@ -30,7 +30,7 @@ def backward(run, microbatch, dy):
         run.prefetch(index - 1)
         piece = run.pieces[INSTANCES[index].piece]
         saved = run.saved(index, microbatch)
-        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+{fetch}        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
         run.release(index)
         run.reduce(index)
     return dy
@@ -43,7 +43,7 @@ def input_grad(run, microbatch, dy):
         run.prefetch(index - 1)
         piece = run.pieces[INSTANCES[index].piece]
         saved = run.saved(index, microbatch)
-        if piece.backward is not None:  # it makes all gradients at once
+{fetch}        if piece.backward is not None:  # it makes all gradients at once
             dy = piece.backward(run.params(index), saved, dy, run.grads(index))
             run.reduce(index)
         else:
@@ -61,6 +61,10 @@ def weight_grad(run, microbatch):
             piece.weight_grad(run.handed(index, microbatch), run.grads(index))
             run.reduce(index)
 '''
+
+# Where a piece of the stage offloads.
+_OFFLOAD = "run.offload(index, microbatch)  # to the host, behind the next forwards"
+_FETCH = "run.fetch(index, microbatch)  # the next ones' back from the host, behind this backward"
 
 
 def stage_source(plan: Plan, stage: int) -> str:
@@ -81,8 +85,11 @@ def stage_source(plan: Plan, stage: int) -> str:
     flow = "tokens in" if stage == 0 else f"from stage {stage - 1}"
     out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
     backward = _SPLIT_LOOPS if plan.splits_backward else _BACKWARD_LOOP
-    writer.lines("", *_FORWARD_LOOP.format(flow=f"{flow}, {out}").rstrip("\n").split("\n"))
-    writer.lines("", *backward.rstrip("\n").split("\n"))
+    filled = {"flow": f"{flow}, {out}", "offload": "", "fetch": ""}
+    if any(piece.offloaded for piece in pieces):
+        filled |= {"offload": f"        {_OFFLOAD}\n", "fetch": f"        {_FETCH}\n"}
+    for loop in (_FORWARD_LOOP, backward):
+        writer.lines("", *loop.format(**filled).rstrip("\n").split("\n"))
     return writer.text()
 
 
@@ -177,6 +184,8 @@ def _piece_row(writer: Writer, text: PieceText) -> None:
             f"context={_tuple([i.ref for i in operands if i.kind == 'context'])},",
             f"data={_tuple([i.ref for i in operands if i.kind == 'data'])},",
         )
+        if text.offloads:
+            writer.line(f"offloads=({', '.join(map(str, text.offloads))},),")
     writer.line("),")
 
 

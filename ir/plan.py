@@ -33,13 +33,15 @@ class Piece:
     """A unique segment under its placements: the lowered joint graph and what is kept for backward.
 
     `saved` lists values made in forward that backward reads; every other forward value that
-    backward needs is computed again from them and from the piece's inputs.
+    backward needs is computed again from them and from the piece's inputs. `offloaded` lists those
+    of them, and of the piece's input, that wait for backward in the host's memory.
     """
 
     name: str
     graph: Graph
     placements: dict[str, Placement]
     saved: tuple[str, ...]
+    offloaded: tuple[str, ...] = ()
 
 
 def _read_by_table(graph: Graph, name: str) -> bool:

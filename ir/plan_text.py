@@ -65,8 +65,14 @@ def _format_bucket(bucket: Bucket) -> str:
 
 
 def _format_piece(piece: Piece) -> str:
-    saved = ", ".join(f"%{name}" for name in piece.saved)
-    return f"saved: {saved}\n" + format_graph(piece.graph, piece.placements, header=False)
+    lines = f"saved: {_format_names(piece.saved)}\n"
+    if piece.offloaded:
+        lines += f"offloaded: {_format_names(piece.offloaded)}\n"
+    return lines + format_graph(piece.graph, piece.placements, header=False)
+
+
+def _format_names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"%{name}" for name in names)
 
 
 def _format_constant(constant: tuple[str, str, Shape, str]) -> str:
@@ -204,14 +210,24 @@ def _parse_bucket_line(line: str) -> Bucket | Entry:
 
 def _parse_piece(name: str, body: str) -> Piece:
     first, _, text = body.partition("\n")
-    saved = tuple(
-        n.strip().removeprefix("%") for n in first.removeprefix("saved:").split(",") if n.strip()
-    )
+    saved = _parse_names(first, "saved:")
+    offloaded: tuple[str, ...] = ()
+    if text.startswith("offloaded:"):
+        second, _, text = text.partition("\n")
+        offloaded = _parse_names(second, "offloaded:")
     graph, placements = parse_placed_graph(text)
+    kept = {*saved, *(i.value.name for i in graph.inputs_of("activation"))}
+    if lost := [value for value in offloaded if value not in kept]:
+        raise ParseError(f"[piece {name}] %{lost[0]} is offloaded, but not kept for backward")
     bare = [value for value in graph.values if value not in placements]
     if bare:
         raise ParseError(f"[piece {name}] %{bare[0]} has no placement; {len(bare)} values lack one")
-    return Piece(name, graph, placements, saved)
+    return Piece(name, graph, placements, saved, offloaded)
+
+
+def _parse_names(line: str, key: str) -> tuple[str, ...]:
+    names = line.removeprefix(key).split(",")
+    return tuple(n.strip().removeprefix("%") for n in names if n.strip())
 
 
 def _parse_constant(line: str) -> tuple[str, str, Shape, str]:

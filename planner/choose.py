@@ -3,11 +3,13 @@
 With K bytes kept of a micro-batch and k_u of them up to unit u, `held` micro-batches in flight and
 p the bytes that a function has alive, a choice fits when for every unit
 
-    (held - 1) K + k_before + entry + p_forward <= room
-    (held - 1) K + k_u + p_backward <= room
+    (held - 1) K + k_before + a_before + entry + p_forward <= room
+    (held - 1) K + k_u + a_u + a_before + p_backward <= room
 
-Stages of up to EXACT_UNITS units are solved exactly: partial choices are labels (us, K so far, the
-fullest moment so far), and one that another beats in all three is dropped. Longer ones, which are
+where a_u is what the unit offloads and a_before what those right before it do (memory.py). The last
+unit of a stage offloads nothing, as its backward comes first. Stages of up to EXACT_UNITS units are
+solved exactly: partial choices are labels (us, K so far, what the last units offload, the fullest
+moment so far), and one that another beats in all of them is dropped. Longer ones, which are
 repetitions of few kinds, give up bytes along the hulls of their menus (levels.py), the cheapest
 first, until they fit, and take back what they need not give up: the choice is within one step of
 one unit of the linear relaxation, where memory moves as it does there.
@@ -15,59 +17,86 @@ one unit of the linear relaxation, where memory moves as it does there.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import le
 
 from .levels import Menu, Slope, fastest, slopes
+from .step import IN_TRANSIT
 
 EXACT_UNITS = 8
+INF = float("inf")
 
 Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
 Picks = tuple[int, ...]
 
 
-def choose(menus: Sequence[Menu], times: Times, held: int, room_bytes: float) -> Picks | None:
-    """The level of each unit; None where no choice fits (or, of a long stage, none is found)."""
+def choose(
+    menus: Sequence[Menu], times: Times, held: int, room_bytes: float, stays: bool = False
+) -> Picks | None:
+    """The level of each unit; None where no choice fits (or, of a long stage, none is found).
+
+    stays: nothing is offloaded.
+    """
+    ends = len(menus) - 1
+    times = [
+        staying(menu, us) if stays or k == ends else us
+        for k, (menu, us) in enumerate(zip(menus, times, strict=True))
+    ]
     if len(menus) <= EXACT_UNITS:
         return _exact(menus, times, held, room_bytes)
     return _along_hulls(menus, times, held, room_bytes)
 
 
+def staying(menu: Menu, us: Sequence[float]) -> list[float]:
+    """Times of a unit by level, inf for those that offload."""
+    return [INF if unit.work.away_bytes else t for t, unit in zip(us, menu, strict=True)]
+
+
 def peak_bytes(menus: Sequence[Menu], picks: Picks, held: int) -> float:
     """The fullest moment of a stage, its storage aside."""
-    kept = moment = 0.0
+    stage = EMPTY
     for menu, level in zip(menus, picks, strict=True):
-        kept, moment = _after(menu, level, kept, moment)
+        stage = _after(menu, level, *stage)
+    kept, _, moment = stage
     return (held - 1) * kept + moment
 
 
-def _after(menu: Menu, level: int, kept: float, moment: float) -> tuple[float, float]:
-    """(K so far, fullest moment of the micro-batch itself) with one more unit."""
-    work = menu[level].work
-    forward = kept + work.entry_bytes + work.forward.peak_bytes
+Held = tuple[float, tuple[float, ...], float]
+EMPTY: Held = (0.0, (0.0,) * IN_TRANSIT, 0.0)
+
+
+def _after(menu: Menu, level: int, kept: float, near: tuple[float, ...], moment: float) -> Held:
+    """(K so far, what the last units offload, fullest moment of the micro-batch itself) with one
+    more unit."""
+    work, before = menu[level].work, sum(near)
+    forward = kept + before + work.entry_bytes + work.forward.peak_bytes
     kept += work.kept_bytes
-    return kept, max(moment, forward, kept + work.backward.peak_bytes)
+    backward = kept + before + work.away_bytes + work.backward.peak_bytes
+    return kept, (*near[1:], work.away_bytes), max(moment, forward, backward)
 
 
 @dataclass(frozen=True, order=True)
 class _Label:
     us: float
     kept: float
+    near: tuple[float, ...]
     moment: float
     picks: Picks
 
-    def beats(self, other: "_Label") -> bool:
-        return self.kept <= other.kept and self.moment <= other.moment  # us: by their order
+    def beats(self, other: "_Label") -> bool:  # us: by their order
+        less = self.kept <= other.kept and self.moment <= other.moment
+        return less and all(map(le, self.near, other.near))
 
 
 def _exact(menus: Sequence[Menu], times: Times, held: int, room: float) -> Picks | None:
-    labels = [_Label(0.0, 0.0, 0.0, ())]
+    labels = [_Label(0.0, *EMPTY, ())]
     for menu, us in zip(menus, times, strict=True):
         grown = []
         for label in labels:
             for level in range(len(menu)):
-                kept, moment = _after(menu, level, label.kept, label.moment)
-                if (held - 1) * kept + moment <= room:
+                kept, near, moment = _after(menu, level, label.kept, label.near, label.moment)
+                if us[level] < INF and (held - 1) * kept + moment <= room:
                     picks = (*label.picks, level)
-                    grown.append(_Label(label.us + us[level], kept, moment, picks))
+                    grown.append(_Label(label.us + us[level], kept, near, moment, picks))
         labels = _undominated(grown)
     return labels[0].picks if labels else None
 
@@ -82,7 +111,7 @@ def _undominated(labels: list[_Label]) -> list[_Label]:
 
 def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) -> Picks | None:
     points = [
-        [(t, u.work.kept_bytes) for t, u in zip(us, menu, strict=True)]
+        [(t, u.work.kept_bytes if t < INF else INF) for t, u in zip(us, menu, strict=True)]
         for us, menu in zip(times, menus, strict=True)
     ]
     return choose_along(points, lambda picks: peak_bytes(menus, picks, held) <= room)

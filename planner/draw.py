@@ -1,7 +1,8 @@
 """A simulated step as a picture: what every pp rank does, and what it holds meanwhile.
 
-Each rank has a lane of compute, a thin one of collectives and transfers, and a strip of memory up
-to what a device holds. SVG by hand: a browser opens it, and it scales.
+Each rank has a lane of compute, thin ones of collectives, transfers and, where a plan offloads,
+copies, and a strip of memory up to what a device holds. SVG by hand: a browser opens it, and it
+scales.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from .timeline import RankMemory, memory_of, streams_of
 
 WIDTH, LEFT, TOP = 1400, 90, 64
 LANE, THIN, STRIP, GAP = 22, 7, 40, 10
-RANK = LANE + 2 * THIN + STRIP + GAP
+STREAMS, COPIES = ("collective", "transfer"), ("copy out", "copy back")
 # Ranks beyond are left out, from the middle.
 MOST_RANKS = 24
 COLOURS = {
@@ -27,6 +28,8 @@ COLOURS = {
     "W": "#9270ca",
     "collective": "#269a99",
     "transfer": "#8d8d8d",
+    "copy out": "#c06c9c",
+    "copy back": "#e3a6c9",
     "fixed": "#c7d0dc",
     "activations": "#78d3a5",
     "temporaries": "#e8684a",
@@ -38,6 +41,8 @@ WORDS = {
     "W": "weight gradients",
     "collective": "gathers and reductions",
     "transfer": "sends",
+    "copy out": "to the host",
+    "copy back": "from the host",
     "fixed": "parameters, gradients, optimizer, buffers",
     "activations": "activations",
     "temporaries": "temporaries",
@@ -47,12 +52,15 @@ WORDS = {
 def draw(plan: Plan, prediction: Prediction) -> str:
     """The picture as SVG text."""
     ranks = _shown(len(prediction.peaks))
-    height = TOP + len(ranks) * RANK + 30
-    body = [*_head(plan, prediction), *_axis(prediction.step_us, height - 22)]
     events = streams_of(prediction).events
+    copies = any(e.stream in COPIES for e in events)
+    thin = STREAMS + COPIES if copies else STREAMS
+    tall = LANE + len(thin) * THIN + STRIP + GAP
+    height = TOP + len(ranks) * tall + 30
+    body = [*_head(plan, prediction, copies), *_axis(prediction.step_us, height - 22)]
     for row, rank in enumerate(ranks):
         mine = [e for e in events if e.rank == rank]
-        body += _rank(prediction, rank, mine, TOP + row * RANK)
+        body += _rank(prediction, rank, mine, TOP + row * tall, thin)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" font-size="11">\n'
@@ -67,7 +75,7 @@ def _shown(count: int) -> list[int]:
     return [*range(half), *range(count - half, count)]
 
 
-def _head(plan: Plan, prediction: Prediction) -> Iterator[str]:
+def _head(plan: Plan, prediction: Prediction, copies: bool) -> Iterator[str]:
     sizes = " ".join(f"{name}={size}" for name, size in plan.mesh.axes)
     title = (
         f"{plan.model}: {sizes}, {plan.schedule_name}, {plan.num_microbatches} micro-batches; "
@@ -77,7 +85,7 @@ def _head(plan: Plan, prediction: Prediction) -> Iterator[str]:
     kinds = {e.action.lstrip("0123456789")[0] for e in prediction.timeline.events}
     x = float(LEFT)
     for key in COLOURS:
-        if len(key) == 1 and key not in kinds:
+        if (len(key) == 1 and key not in kinds) or (key in COPIES and not copies):
             continue
         yield _box(x, 30, 10, 10, COLOURS[key], "")
         yield _text(x + 14, 39, WORDS[key])
@@ -97,14 +105,13 @@ def _x(us: float, step_us: float) -> float:
     return LEFT + (WIDTH - LEFT - 30) * us / step_us
 
 
-def _rank(prediction: Prediction, rank: int, events: list[Event], y: float) -> Iterator[str]:
+def _rank(
+    prediction: Prediction, rank: int, events: list[Event], y: float, thin: tuple[str, ...]
+) -> Iterator[str]:
     step_us = prediction.step_us
     yield _text(LEFT - 8, y + 15, f"rank {rank}", anchor="end")
-    tops = {
-        "compute": (y, LANE),
-        "collective": (y + LANE, THIN),
-        "transfer": (y + LANE + THIN, THIN),
-    }
+    tops = {stream: (y + LANE + k * THIN, THIN) for k, stream in enumerate(thin)}
+    tops["compute"] = (y, LANE)
     for event in events:
         top, tall = tops[event.stream]
         left, right = _x(event.start_us, step_us), _x(event.end_us, step_us)
@@ -114,7 +121,7 @@ def _rank(prediction: Prediction, rank: int, events: list[Event], y: float) -> I
         yield _box(left, top, right - left, tall - 1, colour, said)
         if event.stream == "compute" and right - left > 8 * len(event.action):
             yield _text((left + right) / 2, y + 15, event.action, anchor="middle", fill="white")
-    yield from _memory(prediction, memory_of(prediction, rank), y + LANE + 2 * THIN)
+    yield from _memory(prediction, memory_of(prediction, rank), y + LANE + len(thin) * THIN)
 
 
 def _memory(prediction: Prediction, memory: RankMemory, y: float) -> Iterator[str]:

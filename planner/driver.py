@@ -19,7 +19,7 @@ from .cuts import cut_stages
 from .layout import instances_of, params_of, with_variants
 from .pins import Pins
 from .predict import predict, with_costs
-from .recompute import check_rule, forward_ops, saved_values
+from .recompute import Kept, check_rule, forward_ops, saved_values
 from .schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
 from .step import STATES
 
@@ -35,7 +35,7 @@ def make_plan(
     pins: Pins,
     progress: Progress = lambda _: None,
     sharded: ShardedModel | None = None,
-    saved: tuple[tuple[str, ...], ...] | None = None,
+    saved: tuple[Kept, ...] | None = None,
 ) -> Plan:
     """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
 
@@ -60,14 +60,21 @@ def make_plan(
         shard_matmul_weights=bool(pins.shard_weights),
         progress=progress,
     )
+    if pins.offload == "on" and saved is None:
+        raise PlanError(
+            f"offload={pins.offload}: which values wait in the host's memory is for the search to "
+            "say; plan with it (search = true in a job file), or leave the pin out"
+        )
     recompute = pins.recompute or "cheap"
     if saved is not None:
         sharded, kept = with_variants(sharded, saved)
     else:
         check_rule(recompute, [low.graph for low in sharded.lowered.values()])
-        kept = {name: saved_values(low.graph, recompute) for name, low in sharded.lowered.items()}
+        kept = {
+            name: Kept(saved_values(low.graph, recompute)) for name, low in sharded.lowered.items()
+        }
     pieces = tuple(
-        Piece(low.name, low.graph, low.placements, kept[low.name])
+        Piece(low.name, low.graph, low.placements, kept[low.name].saved, kept[low.name].offloaded)
         for low in sharded.lowered.values()
     )
     per_token = flops_per_token(traced, seq)

@@ -31,19 +31,29 @@ from .cost import Costs
 from .cuts import Room
 from .driver import choose_optimizer, choose_precision, choose_reduce_dtype
 from .layout import instances_of, params_of
-from .levels import CHOSEN, Menu, Menus, Saved, Stage, proposals, undominated
+from .levels import (
+    CHOSEN,
+    Level,
+    Menu,
+    Menus,
+    Stage,
+    offloads,
+    proposals,
+    undominated,
+    with_staying,
+)
 from .links import Links
 from .memory import Storage
 from .passes import Pace, full_pace, plain_pace, slack_us
 from .pins import Pins
-from .recompute import saved_values
+from .recompute import Kept, saved_values
 from .relaxed import Relaxed
 from .schedules import PLAIN, SPLIT, fullest_moments
 from .shortest import Passes, shortest_pipeline, shortest_start
 from .simulator import OVERLAP_PRICE
 from .space import Candidate
 from .step import Holding, Precision, UnitTable, bucket_bytes, holdings, precision_of
-from .work import PieceWork, WorkTable
+from .work import WorkTable
 
 INF = float("inf")
 
@@ -115,8 +125,8 @@ class Evaluator:
     sharded: dict[int, ShardedModel] = field(default_factory=dict)
     tables: dict[tuple[int, int], WorkTable] = field(default_factory=dict)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
-    proposed: dict[tuple[int, str], tuple[Saved, ...]] = field(default_factory=dict)
-    priced: dict[tuple, list[tuple[Saved, PieceWork]]] = field(default_factory=dict)
+    proposed: dict[tuple[int, str], tuple[Kept, ...]] = field(default_factory=dict)
+    priced: dict[tuple, list[Level]] = field(default_factory=dict)
     parts: dict[tuple, Parts] = field(default_factory=dict)
     holdings: dict[tuple, list[Holding]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
@@ -145,8 +155,9 @@ class Evaluator:
             )
         return self.sharded[tp]
 
-    def levels(self, c: Candidate) -> dict[str, list[tuple[Saved, PieceWork]]]:
-        """By piece name its levels, the fastest first; one where a rule is given."""
+    def levels(self, c: Candidate) -> dict[str, list[Level]]:
+        """By piece name its levels, the fastest first; one where a rule is given and nothing may be
+        offloaded."""
         split = c.schedule in SPLIT
         found = {}
         for name in self.sharding(c.tp).lowered:
@@ -156,22 +167,31 @@ class Evaluator:
             found[name] = self.priced[key]
         return found
 
-    def _priced(self, c: Candidate, name: str, split: bool) -> list[tuple[Saved, PieceWork]]:
+    def _priced(self, c: Candidate, name: str, split: bool) -> list[Level]:
         low = self.sharding(c.tp).lowered[name]
         if (c.tp, c.micro_batch) not in self.tables:
             self.tables[c.tp, c.micro_batch] = WorkTable(self.costs(c.tp, c.micro_batch))
         table = self.tables[c.tp, c.micro_batch]
         if c.recompute == CHOSEN:
-            saved = self._proposed(c.tp, name)
+            sets = self._proposed(c.tp, name)
         else:
-            saved = (saved_values(low.graph, c.recompute),)
-        works = [table.of(low.graph, low.placements, names, split) for names in saved]
-        return undominated(saved, works, split)
+            sets = (Kept(saved_values(low.graph, c.recompute)),)
+
+        def level(kept: Kept) -> Level:
+            given = low.graph, low.placements, kept.saved, split, kept.offloaded
+            return kept, table.of(*given)
+
+        found = undominated(map(level, sets), split)
+        if self.pins.offload != "on":
+            return found
+        given = low.graph, low.placements
+        away = [k for one in found for k in offloads(*given, one, table.costs)]
+        return with_staying(undominated([*found, *map(level, away)], split), found, split)
 
     def costs(self, tp: int, micro_batch: int) -> Costs:
         return Costs(self.cluster, tp, {"B": micro_batch, "S": self.seq})
 
-    def _proposed(self, tp: int, name: str) -> tuple[Saved, ...]:
+    def _proposed(self, tp: int, name: str) -> tuple[Kept, ...]:
         """At one row a micro-batch; bytes and times all grow with the rows."""
         if (tp, name) not in self.proposed:
             low = self.sharding(tp).lowered[name]

@@ -76,8 +76,10 @@ def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
     saved = [(plan.local_bytes(piece, n), n) for n in piece.saved]
     total = sum(size for size, _ in saved)
     moves = [op for op in piece.graph.ops if op.target == "redistribute"]
+    away = sum(plan.local_bytes(piece, n) for n in piece.offloaded)
+    moved = f", {gib(away)} on the host" if away else ""
     lines = [
-        f"  {piece.name} x{uses}: saves {len(saved)} values, {gib(total)}; "
+        f"  {piece.name} x{uses}: saves {len(saved)} values, {gib(total)}{moved}; "
         f"{len(moves)} redistributions"
     ]
     for item in piece.graph.inputs_of("param"):
@@ -86,7 +88,8 @@ def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
     for op in moves:
         lines.append(f"    {op.attr('kind')} %{op.inputs[0]} ({gib(_moved(plan, piece, op))})")
     for size, name in sorted(saved, reverse=True):
-        lines.append(f"    saved %{name} {gib(size)}")
+        where = ", on the host" if name in piece.offloaded else ""
+        lines.append(f"    saved %{name} {gib(size)}{where}")
     return lines
 
 
@@ -121,6 +124,8 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
         if name in piece.saved
         else ("forward only, or computed again in backward" if name in forward else "not saved")
     )
+    if name in piece.offloaded:
+        kept = "kept for backward in the host's memory"
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
         f"  placement {format_placement(piece.placements[name])}, "

@@ -24,10 +24,11 @@ from .cuts import Room, balanced, stages_of
 from .descent import descend
 from .evaluate import Evaluator, Parts, held_of, with_levels
 from .layout import with_stages
-from .levels import Saved, fastest, priced_levels
-from .memory import Filling, model_peaks
+from .levels import fastest, priced_levels
+from .memory import Filling, host_bytes, model_peaks, usable_host_bytes
 from .passes import Pace
 from .pins import Pins
+from .recompute import Kept
 from .schedules import PLAIN, SPLIT, listed, most_held, stage_ranks
 from .sharing import shared_picks
 from .simulator import Timeline, simulate
@@ -50,7 +51,7 @@ class Fitted:
     candidate: Candidate
     starts: tuple[int, ...]
     picks: Picks
-    saved: tuple[Saved, ...]
+    saved: tuple[Kept, ...]
     model: StepModel
     timeline: Timeline
     peak_bytes: float
@@ -122,9 +123,12 @@ def _at(
     evaluator: Evaluator, c: Candidate, starts: tuple[int, ...], limit_bytes: float
 ) -> Fitted | None:
     """Fitted to these cuts."""
-    options = _Cutter(evaluator, c, limit_bytes).leveled(starts)
-    found = next(_fitting(evaluator, c, limit_bytes, options), None)
-    return None if found is None else _fitted(evaluator, c, *found)
+    found = [
+        _fitted(evaluator, c, *fitting)
+        for cutter in _cutters(evaluator, c, limit_bytes)
+        for fitting in _fitting(evaluator, c, limit_bytes, cutter.leveled(starts))
+    ]
+    return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
 
 
 def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
@@ -141,15 +145,15 @@ def _found(
     evaluator: Evaluator, c: Candidate, limit_bytes: float
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     """The first that fits of every way to cut; of the last resort where none does."""
-    cutter = _Cutter(evaluator, c, limit_bytes)
+    cutters = _cutters(evaluator, c, limit_bytes)
     seen: set[Placed] = set()
-    for options in cutter.ways():
+    for options in (way for cutter in cutters for way in cutter.ways()):
         found = next(_fitting(evaluator, c, limit_bytes, options), None)
         if found is not None and found[0] not in seen:
             seen.add(found[0])
             yield found
     if not seen:
-        last = next(_fitting(evaluator, c, limit_bytes, cutter.last_resort()), None)
+        last = next(_fitting(evaluator, c, limit_bytes, cutters[0].last_resort()), None)
         yield from () if last is None else (last,)
 
 
@@ -158,10 +162,17 @@ def _fitting(
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     for placed in options:
         model = step_of(evaluator, c, *placed)
+        if evaluator.pins.offload == "on" and not _host_holds(evaluator, model):
+            continue
         peaks = model_peaks(model, c.dp, evaluator.precision, evaluator.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
         if peak <= limit_bytes:
             yield placed, model, peak
+
+
+def _host_holds(evaluator: Evaluator, model: StepModel) -> bool:
+    most = usable_host_bytes(evaluator.cluster)
+    return all(host_bytes(model, rank) <= most for rank in range(len(model.schedule)))
 
 
 def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
@@ -188,11 +199,21 @@ def least_peak_bytes(evaluator: Evaluator, c: Candidate) -> float:
     return high
 
 
+def _cutters(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
+    """One; where units may offload, another one whose units do not, as choices count no copies
+    that compute waits for."""
+    offloads = (False, True) if evaluator.pins.offload == "on" else (False,)
+    return [_Cutter(evaluator, c, limit_bytes, stays) for stays in offloads]
+
+
 class _Cutter:
     """Cuts and levels to try for one candidate, the best first."""
 
-    def __init__(self, evaluator: Evaluator, c: Candidate, limit_bytes: float) -> None:
-        self.evaluator, self.c, self.limit = evaluator, c, limit_bytes
+    def __init__(
+        self, evaluator: Evaluator, c: Candidate, limit_bytes: float, stays: bool = False
+    ) -> None:
+        """stays: nothing is offloaded."""
+        self.evaluator, self.c, self.limit, self.stays = evaluator, c, limit_bytes, stays
         self.parts: Parts = evaluator.parts_of(c)
         self.context = evaluator.context_bytes(c)
         self.pinned = evaluator.pins.cuts
@@ -230,7 +251,7 @@ class _Cutter:
         if self.c.schedule in PLAIN:
             picks = self._picks(starts, self.limit)
         else:
-            picks = shared_picks(self.evaluator, self.c, starts, self.limit)
+            picks = shared_picks(self.evaluator, self.c, starts, self.limit, self.stays)
         if picks is not None:
             yield starts, picks
 
@@ -276,7 +297,7 @@ class _Cutter:
         held = sum(menu[0].owned_bytes for menu in menus)
         largest = max(menu[0].bucket_bytes for menu in menus)
         room = limit - self.context - self.evaluator.storage_bytes(self.c, held, largest)
-        return choose(menus, times, held_of(self.c, stage), room)
+        return choose(menus, times, held_of(self.c, stage), room, self.stays)
 
     def _exact_room(self) -> Room:
         """Whether some levels fit."""

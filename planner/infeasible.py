@@ -27,6 +27,7 @@ MEMORY_PINS = (
     "precision", "reduce_dtype", "optimizer",
 )  # fmt: skip
 SHORTEST_SEQ = 64
+OFFLOAD = "on"
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Refusal:
             f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
         )
         ways = list(self.changes())
+        ways += [f"--pin offload={OFFLOAD}"] if self.fits_offloading() else []
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.evaluator.seq}"] if short else []
         ways.append(f"about {need / self.limit_bytes:.1f} times the memory of a device")
@@ -100,6 +102,14 @@ class Refusal:
                 return seq
             seq //= 2
         return None
+
+    def fits_offloading(self) -> bool:
+        """Whether something fits with activations in the host's memory."""
+        if self.evaluator.pins.offload == OFFLOAD:
+            return False
+        pins = replace(self.evaluator.pins, offload=OFFLOAD)
+        other = replace(self.evaluator, pins=pins, priced={}, parts={}, pipelines={}, relaxed={})
+        return bool(Refusal(other, self.limit_bytes).fitting(other))
 
     def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
         """The evaluator with these pins free; the placements stay."""

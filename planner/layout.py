@@ -14,6 +14,7 @@ from meshwright.ir.traced import Traced
 
 from .buckets import make_buckets
 from .chain import Lowered, ShardedModel
+from .recompute import Kept
 
 
 def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
@@ -33,15 +34,15 @@ def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
 
 
 def with_variants(
-    sharded: ShardedModel, saved: Sequence[tuple[str, ...]]
-) -> tuple[ShardedModel, dict[str, tuple[str, ...]]]:
+    sharded: ShardedModel, saved: Sequence[Kept]
+) -> tuple[ShardedModel, dict[str, Kept]]:
     """A piece for every set of values that instances of one keep, and the set by piece name.
 
     The most frequent set has the piece's own name, the others a number behind it.
     """
     uses = Counter(zip(sharded.instances, saved, strict=True))
     taken = set(sharded.lowered)
-    names: dict[tuple[str, tuple[str, ...]], str] = {}
+    names: dict[tuple[str, Kept], str] = {}
     for piece, kept in sorted(uses, key=lambda use: (-uses[use], use)):
         first = all(of != piece for of, _ in names)
         names[piece, kept] = piece if first else _numbered(piece, taken)

@@ -17,33 +17,55 @@ from meshwright.ir.placement import Placement
 
 from .cost import Costs
 from .frontier import frontier
-from .recompute import RULES, saved_values
+from .recompute import RULES, Kept, saved_values
 from .step import Unit
-from .work import PieceWork
+from .work import PieceWork, offloadable
 
 CHOSEN = "chosen"  # the level of every instance is the planner's
-Saved = tuple[str, ...]
+Level = tuple[Kept, PieceWork]
 Menu = tuple[Unit, ...]
 
 
-def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Saved, ...]:
+def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Kept, ...]:
     """Sets of values to keep that deserve an exact price."""
     found = [c.saved for c in frontier(graph, placements, costs)]
-    return tuple(dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)]))
+    sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
+    return tuple(map(Kept, sets))
 
 
-def undominated(
-    saved: Sequence[Saved], works: Sequence[PieceWork], split: bool
-) -> list[tuple[Saved, PieceWork]]:
-    """Sets with their work, from the fastest to the leanest, none beaten in both."""
-    order = sorted(
-        zip(saved, works, strict=True), key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0])
-    )
-    found: list[tuple[Saved, PieceWork]] = []
+def offloads(
+    graph: Graph, placements: dict[str, Placement], level: Level, costs: Costs
+) -> tuple[Kept, ...]:
+    """A level with values of it in the host's memory: the largest first, as many as the host link
+    carries in the time of one pass, and then fewer, down to one.
+
+    Beyond that compute would wait for the link, where computing again is the better choice.
+    """
+    kept, work = level
+    most_us = min(work.forward.us, work.backward.us)
+    names, us = [], 0.0
+    for size, name in offloadable(graph, placements, kept.saved, costs):
+        copy_us = costs.cluster.device.launch_us + size / costs.cluster.host_link_bytes_per_s * 1e6
+        if us + copy_us <= most_us:
+            us += copy_us
+            names.append(name)
+    return tuple(Kept(kept.saved, tuple(names[:count])) for count in range(len(names), 0, -1))
+
+
+def undominated(levels: Iterable[Level], split: bool) -> list[Level]:
+    """Levels from the fastest to the leanest, none beaten in both."""
+    order = sorted(levels, key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
+    found: list[Level] = []
     for pair in order:
         if not found or pair[1].kept_bytes < found[-1][1].kept_bytes:
             found.append(pair)
     return found
+
+
+def with_staying(levels: Iterable[Level], staying: Iterable[Level], split: bool) -> list[Level]:
+    """Levels, and those among which the last unit of a stage chooses, which offloads nothing."""
+    found = dict([*levels, *staying])
+    return sorted(found.items(), key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
 
 
 def work_us(work: PieceWork, split: bool) -> float:

@@ -16,18 +16,27 @@ from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
 
 from .cluster import Cluster
-from .step import Precision, StepModel, Unit, precision_of_plan
+from .schedules import most_held
+from .step import IN_TRANSIT, Precision, StepModel, Unit, precision_of_plan
 
 # What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
 # the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
 # that predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills
 # memory to the last byte and dies is worth less than one a little slower.
 RESERVED_SHARE = 0.09
+# Of a host's memory, what offloaded values may take; the rest is for the system, the data that it
+# keeps of files and a checkpoint on its way to disk.
+HOST_SHARE = 0.6
 
 
 def usable_bytes(cluster: Cluster) -> float:
     """Memory of one device that a plan may count on."""
     return (1 - RESERVED_SHARE) * cluster.device.memory_bytes
+
+
+def usable_host_bytes(cluster: Cluster) -> float:
+    """Memory of the host that one device may offload to."""
+    return HOST_SHARE * cluster.host_memory_bytes / cluster.devices_per_node
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,9 @@ class Moment:
 class Filling:
     """What a stage holds of micro-batches, as units are added to it in order.
 
-    Of one micro-batch: kept_bytes from F to B or I, handed_bytes from I to W.
+    Of one micro-batch: kept_bytes from F to B or I, away_bytes in the host's memory meanwhile,
+    handed_bytes from I to W. Beside a unit in forward is what the IN_TRANSIT before it offload,
+    which is leaving; in backward what itself and those before it offload, which is back.
     """
 
     split: bool = False
@@ -108,20 +119,26 @@ class Filling:
     largest_bytes: float = 0.0
     kept_bytes: float = 0.0
     handed_bytes: float = 0.0
+    away_bytes: float = 0.0
+    near: tuple[float, ...] = (0.0,) * IN_TRANSIT  # bytes that the last units offload
     moments: dict[str, Moment] = field(default_factory=dict)
 
     def add(self, unit: Unit) -> None:
-        work = unit.work
-        self._see("F", self.kept_bytes + work.entry_bytes, work.forward.peak_bytes, unit)
+        work, leaving = unit.work, sum(self.near)
+        before = self.kept_bytes + leaving
+        self._see("F", before + work.entry_bytes, work.forward.peak_bytes, unit)
         self.kept_bytes += work.kept_bytes
+        self.away_bytes += work.away_bytes
+        self.near = (*self.near[1:], work.away_bytes)
+        fetched = self.kept_bytes + work.away_bytes + leaving
         if self.split:
             assert work.split is not None, unit.name
             self._hand(work.split.handed_bytes)
             self.handed_bytes += work.split.handed_bytes
-            self._see("I", self.kept_bytes, work.split.input_grad.peak_bytes, unit)
+            self._see("I", fetched, work.split.input_grad.peak_bytes, unit)
             self._see("W", self.handed_bytes, work.split.weight_grad.peak_bytes, unit)
         else:
-            self._see("B", self.kept_bytes, work.backward.peak_bytes, unit)
+            self._see("B", fetched, work.backward.peak_bytes, unit)
         self.bucket_bytes += unit.owned_bytes
         self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
 
@@ -223,6 +240,13 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
         "context and data": context,
     }
     return Peak(tuple(kinds.items()), moment.where)
+
+
+def host_bytes(model: StepModel, rank: int) -> float:
+    """What a rank offloads at most, if its stages are fullest at once."""
+    filled_by = stages_filled(model, rank)
+    held = {s: most_held(model.schedule[rank], s)[0] for s in filled_by}
+    return sum(held[s] * filling.away_bytes for s, filling in filled_by.items())
 
 
 def model_peaks(

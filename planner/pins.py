@@ -12,6 +12,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": GENERATORS,
     "precision": ("pure", "master"),
     "reduce_dtype": ("bf16", "f32"),
+    "offload": ("on", "off"),
 }
 
 
@@ -28,6 +29,7 @@ class Pins:
     plan's dtype) or master (gradients summed, moments and master weights in float32).
     reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
+    offload: on lets the search keep activations in the host's memory.
     """
 
     pp: int | None = None
@@ -44,6 +46,7 @@ class Pins:
     precision: str | None = None
     reduce_dtype: str | None = None
     optimizer: str | None = None
+    offload: str | None = None
 
 
 def parse_pins(texts: list[str]) -> Pins:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from meshwright.ir.plan import Plan
 
 from .cluster import Cluster
-from .memory import Peak, plan_peaks
+from .memory import Peak, host_bytes, plan_peaks
 from .simulator import Timeline, simulate
 from .step import StepModel, step_model
 from .work import WorkTable
@@ -27,6 +27,11 @@ class Prediction:
     @property
     def peak_bytes(self) -> float:
         return max(p.total_bytes for p in self.peaks)
+
+    @property
+    def host_bytes(self) -> float:
+        """What a device offloads at most."""
+        return max(host_bytes(self.model, rank) for rank in range(len(self.peaks)))
 
     @property
     def fullest(self) -> int:

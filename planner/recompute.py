@@ -8,6 +8,7 @@ those that match (shell wildcards allowed) and saves the rest.
 
 import difflib
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
@@ -24,6 +25,15 @@ _EXPENSIVE = (
     "bmm",
     "redistribute",
 )
+
+
+@dataclass(frozen=True, order=True)
+class Kept:
+    """What an instance keeps for backward: forward values, and which of them, or of its input,
+    wait for it in the host's memory."""
+
+    saved: tuple[str, ...]
+    offloaded: tuple[str, ...] = ()
 
 
 def forward_ops(graph: Graph) -> tuple[Op, ...]:

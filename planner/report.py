@@ -4,7 +4,7 @@ from meshwright.ir.plan import Plan
 
 from .coverage import coverage
 from .explain import gib, summary
-from .memory import usable_bytes
+from .memory import usable_bytes, usable_host_bytes
 from .predict import Prediction
 from .search import Found, Loser
 
@@ -45,6 +45,8 @@ def _segments(plan: Plan, prediction: Prediction) -> list[str]:
     lines = [
         "  piece                uses    matmul attention pointwise    tp links    again     kept"
     ]
+    if offloads := any(piece.offloaded for piece in plan.pieces):
+        lines[0] += "    on host"
     works = {u.name: u.work for units in prediction.model.stages for u in units}
     for piece in plan.pieces:
         names = [i.name for i in plan.instances if i.piece == piece.name]
@@ -54,7 +56,8 @@ def _segments(plan: Plan, prediction: Prediction) -> list[str]:
             for kind in ("matmul", "attention", "pointwise", "collective")
         )
         times = "".join(f"{value:11,.0f}" for value in (*columns, work.again_us))
-        lines.append(f"  {piece.name:<20} {len(names):>4}{times}{gib(work.kept_bytes):>11}")
+        away = f"{gib(work.away_bytes):>11}" if offloads else ""
+        lines.append(f"  {piece.name:<20} {len(names):>4}{times}{gib(work.kept_bytes):>11}{away}")
     return lines
 
 
@@ -81,9 +84,11 @@ def _thinned(lines: list[str]) -> list[str]:
 
 def _memory(prediction: Prediction) -> list[str]:
     peak = prediction.peaks[prediction.fullest]
-    return [f"  in {peak.where}"] + [
-        f"  {kind:<20} {gib(size):>12}" for kind, size in peak.bytes_by_kind if size
-    ]
+    rows = [(kind, size) for kind, size in peak.bytes_by_kind if size]
+    if away := prediction.host_bytes:
+        most = gib(usable_host_bytes(prediction.cluster))
+        rows.append((f"host memory, of {most}", away))
+    return [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
 
 
 def _losers(found: Found) -> list[str]:

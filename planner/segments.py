@@ -23,13 +23,14 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
     """
     piece = _piece(plan, name)
     costs = Costs(cluster, plan.mesh.size("tp"), plan.sizes)
-    work = piece_work(piece.graph, piece.placements, piece.saved, costs)
+    work = piece_work(piece.graph, piece.placements, piece.saved, costs, offloaded=piece.offloaded)
     uses = sum(i.piece == piece.name for i in plan.instances)
     lines = [
         f"segment {piece.name}, {uses} instances; {plan.micro_batch} x {plan.seq} tokens a "
         f"micro-batch on {plan.mesh}",
         f"  forward {work.forward.us:,.0f} us, backward {work.backward.us:,.0f} us "
-        f"({work.again_us:,.0f} of it computing again); keeps {gib(work.kept_bytes)}",
+        f"({work.again_us:,.0f} of it computing again); keeps {gib(work.kept_bytes)}"
+        + (f", {gib(work.away_bytes)} more in the host's memory" if work.away_bytes else ""),
     ]
     functions = functions_of(piece.graph, piece.placements, piece.saved)
     made = {v.name for op in functions.forward.ops for v in op.outputs}

@@ -6,7 +6,7 @@ bytes where they cost least by that count, until the fullest moment of its sched
 
 from collections.abc import Sequence
 
-from .choose import Picks, choose_along
+from .choose import INF, Picks, choose_along
 from .evaluate import Evaluator
 from .memory import filled, walk
 from .schedules import SPLIT, listed, most_held, stage_ranks
@@ -15,16 +15,23 @@ from .step import Unit
 
 
 def shared_picks(
-    evaluator: Evaluator, c: Candidate, starts: Sequence[int], limit_bytes: float
+    evaluator: Evaluator,
+    c: Candidate,
+    starts: Sequence[int],
+    limit_bytes: float,
+    stays: bool = False,
 ) -> Picks | None:
-    """The level of every unit under cuts, rank by rank; None where one of them does not fit."""
+    """The level of every unit under cuts, rank by rank; None where one of them does not fit.
+
+    stays: nothing is offloaded.
+    """
     stops = (*starts[1:], len(evaluator.parts_of(c).menus))
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
     for rank in range(c.pp):
         mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
-        found = _rank_picks(evaluator, c, rank, mine, limit_bytes)
+        found = _rank_picks(evaluator, c, rank, mine, limit_bytes, stays)
         if found is None:
             return None
         picks |= found
@@ -32,7 +39,12 @@ def shared_picks(
 
 
 def _rank_picks(
-    evaluator: Evaluator, c: Candidate, rank: int, stages: dict[int, range], limit_bytes: float
+    evaluator: Evaluator,
+    c: Candidate,
+    rank: int,
+    stages: dict[int, range],
+    limit_bytes: float,
+    stays: bool,
 ) -> dict[int, int] | None:
     parts, split = evaluator.parts_of(c), c.schedule in SPLIT
     actions = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
@@ -43,9 +55,12 @@ def _rank_picks(
     room -= evaluator.storage_bytes(c, stored, largest)
     held = {s: most_held(actions, s) for s in stages}
     counts = {i: held[s] for s, units in stages.items() for i in units}
+    staying = set(indices) if stays else {units[-1] for units in stages.values()}
     points = [
         [
-            (sum(us), _weight(unit, split, *counts[i]))
+            (INF, INF)
+            if i in staying and unit.work.away_bytes
+            else (sum(us), _weight(unit, split, *counts[i]))
             for us, unit in zip(parts.full[i], parts.menus[i], strict=True)
         ]
         for i in indices

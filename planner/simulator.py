@@ -1,4 +1,5 @@
-"""A discrete-event run of one training step: compute and collective streams of every pp rank.
+"""A discrete-event run of one training step: compute, collective and copy streams of every pp
+rank.
 
 Devices of a pp rank do the same, so one stands for all. Its actions run in order; inside F, B, I
 and W the units of a stage run in order, as the emitted loops do:
@@ -7,8 +8,13 @@ and W the units of a stage run in order, as the emitted loops do:
     collective  gathers of the next unit behind the compute of this one, reductions behind the
                 next unit's backward; in order of issue, none before the compute that precedes it
     transfers   sends to other ranks, in order per target and kind; receives wait for them
+    copies      what a unit offloads goes out behind the forward of the next IN_TRANSIT units, at
+                whose end compute waits for it, or at the end of the stage; it comes back behind the
+                backward of as many. Out and back are a stream each, as the host link carries both
+                at once
 
-Overlap is not free: compute beside a collective takes OVERLAP_PRICE of the shared time longer.
+Overlap is not free: compute beside a collective takes OVERLAP_PRICE of the shared time longer, and
+copies take their share of the memory's bandwidth (work.py).
 After the last action come pending reductions, tied gradients, one world-wide all_reduce for the
 norm, the optimizer's memory traffic and, for ZeRO 1 and 2, gathering updated parameters.
 """
@@ -19,7 +25,7 @@ from dataclasses import dataclass, field
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
-from .step import StepModel, Unit
+from .step import IN_TRANSIT, StepModel, Unit
 from .validate import grid
 
 # Measured on 8 H200, 2026-11-20: 20 matmuls of 8192^3 beside 4 all_gathers of 512 MiB took longer
@@ -31,7 +37,8 @@ OVERLAP_PRICE = 0.38
 class Event:
     """What a stream of a pp rank does from start to end, in us.
 
-    stream: compute for actions, collective for gathers and reductions, transfer for sends.
+    stream: compute for actions, collective for gathers and reductions, transfer for sends, copy out
+    and copy back.
     """
 
     rank: int
@@ -44,8 +51,8 @@ class Event:
 @dataclass(frozen=True)
 class Timeline:
     """The step in us. By pp rank: busy_us, compute of its actions; finish_us, end of the last one;
-    exposed_us, compute waiting for gathers inside them. events: of compute, and of the other
-    streams where they were asked for."""
+    exposed_us, compute waiting for gathers and copies inside them. events: of compute, and of the
+    other streams where they were asked for."""
 
     step_us: float
     busy_us: tuple[float, ...]
@@ -65,9 +72,13 @@ class _Stage:
     units: tuple[Unit, ...]
     ready: dict[int, float] = field(default_factory=dict)  # gathered units
     left: dict[str, int] = field(default_factory=dict)  # micro-batches still to come, by kind
+    # Ends of copies, by unit and micro-batch.
+    away: dict[tuple[int, int], float] = field(default_factory=dict)
+    back: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gathers = any(u.gather_us for u in self.units)
+        self.offloads = any(u.work.away_us for u in self.units)
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
         self.us = {kind: sum(u.pass_us(kind) for u in self.units) for kind in kinds}
@@ -86,6 +97,9 @@ class _Rank:
     busy: float = 0.0
     exposed: float = 0.0
     finish: float = 0.0
+    copied_out: float = 0.0
+    copied_back: float = 0.0
+    leaving: dict[int, float] = field(default_factory=dict)  # ends of copies out, by unit
     traffic: deque = field(default_factory=deque)  # recent (start, end) on the collective stream
     out: dict[tuple[int, str], float] = field(default_factory=dict)  # by target and kind
 
@@ -127,6 +141,33 @@ class _Rank:
         """Parameters of a unit are there; they are freed after it."""
         self.gather(stage, index)
         self.wait(stage.ready.pop(index, 0.0))
+
+    def offload(self, stage: _Stage, index: int, microbatch: int) -> None:
+        """After a unit's forward: what those before it offload has left, but of the nearest."""
+        nearest = index - IN_TRANSIT if index < len(stage.units) - 1 else index
+        for before in [k for k in self.leaving if k <= nearest]:
+            self.wait(self.leaving.pop(before))
+        unit = stage.units[index]
+        if unit.work.away_us:
+            start = max(self.copied_out, self.compute)
+            self.copied_out = self.leaving[index] = start + unit.work.away_us
+            stage.away[index, microbatch] = self.copied_out
+            self.note(f"offload {unit.name}", start, self.copied_out, "copy out")
+
+    def fetch(self, stage: _Stage, index: int, microbatch: int) -> None:
+        left = stage.away.pop((index, microbatch), None)
+        if left is not None:
+            unit = stage.units[index]
+            start = max(self.copied_back, self.compute, left)
+            self.copied_back = stage.back[index, microbatch] = start + unit.work.away_us
+            self.note(f"fetch {unit.name}", start, self.copied_back, "copy back")
+
+    def bring(self, stage: _Stage, index: int, microbatch: int) -> None:
+        """What a unit offloads is there; that of the next ones in backward is on its way."""
+        self.fetch(stage, index, microbatch)
+        self.wait(stage.back.pop((index, microbatch), 0.0))
+        for before in range(1, IN_TRANSIT + 1):
+            self.fetch(stage, index - before, microbatch)
 
 
 def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
@@ -193,26 +234,30 @@ class _Run:
     def _compute(self, rank: _Rank, action: Action) -> None:
         stage, kind = rank.stages[action.stage], action.kind
         reduces = self._reduces(stage, kind)
-        quiet = (kind == "W" or not stage.gathers) and rank.comm <= rank.compute
-        if quiet and not reduces:
+        quiet = kind == "W" or not (stage.gathers or stage.offloads)
+        if quiet and rank.comm <= rank.compute and not reduces:
             rank.run(stage.us[kind], self.price)
             return
         indices = range(len(stage.units))
         for index in indices if kind == "F" else reversed(indices):
-            self._unit(rank, stage, index, kind, reduces)
+            self._unit(rank, stage, index, action, reduces)
 
     def _reduces(self, stage: _Stage, kind: str) -> bool:
         """Whether gradients that an action completes go over dp: each time, or after the last."""
         stage.left[kind] -= 1
         return kind != "F" and (self.model.reduces_every_microbatch or not stage.left[kind])
 
-    def _unit(self, rank: _Rank, stage: _Stage, index: int, kind: str, reduces: bool) -> None:
-        unit = stage.units[index]
+    def _unit(self, rank: _Rank, stage: _Stage, index: int, action: Action, reduces: bool) -> None:
+        unit, kind = stage.units[index], action.kind
         if kind != "W":  # gradients of weights read no weights
             rank.gather(stage, index)
             rank.gather(stage, index + (1 if kind == "F" else -1))
             rank.arrive(stage, index)
+        if kind in ("B", "I"):
+            rank.bring(stage, index, action.microbatch)
         rank.run(unit.pass_us(kind), self.price)
+        if kind == "F":
+            rank.offload(stage, index, action.microbatch)
         if reduces and unit.completes_in(kind):
             rank.run(unit.blocking_us, self.price)
             rank.collective(unit.reduce_us, f"reduce {unit.name}")

@@ -31,6 +31,9 @@ STATES = {
     "adafactor": (0, 5),
 }
 
+# Units whose offloaded values may be on their way (runtime/offload.py; a test holds them equal).
+IN_TRANSIT = 2
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -135,7 +138,9 @@ def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> 
     """The step of a plan on a cluster."""
     table = table or work_table(plan, cluster)
     split = plan.splits_backward
-    works = {p.name: table.of(p.graph, p.placements, p.saved, split) for p in plan.pieces}
+    works = {
+        p.name: table.of(p.graph, p.placements, p.saved, split, p.offloaded) for p in plan.pieces
+    }
     links = Links(cluster, plan.mesh)
     units = UnitTable(works, plan.zero, links, precision_of_plan(plan))
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule

@@ -71,7 +71,7 @@ def perfetto(prediction: Prediction) -> str:
     return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"})
 
 
-_STREAMS = ("compute", "collective", "transfer")
+_STREAMS = ("compute", "collective", "transfer", "copy out", "copy back")
 
 
 def _named(what: str, rank: int, stream: int, name: str) -> dict:

@@ -4,8 +4,9 @@ Everything is read off the piece's two functions under its placements, so a plan
 same numbers as the search that wrote it. Sizes are those of one micro-batch on one rank.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
@@ -24,17 +25,22 @@ LOGITS_ELEMENTS = 2048 * 131072
 
 @dataclass(frozen=True)
 class Phase:
-    """One function of a piece: us by kind, and the most bytes it has alive beside its inputs."""
+    """One function of a piece: us by kind, and the most bytes it has alive beside its inputs.
+
+    copies_us: what copies to or from the host take from it of the device's memory bandwidth.
+    """
 
     matmul_us: float
     attention_us: float
     pointwise_us: float
     collective_us: float
     peak_bytes: float
+    copies_us: float = 0.0
 
     @property
     def us(self) -> float:
-        return self.matmul_us + self.attention_us + self.pointwise_us + self.collective_us
+        compute_us = self.matmul_us + self.attention_us + self.pointwise_us
+        return compute_us + self.collective_us + self.copies_us
 
 
 NOTHING = Phase(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -52,10 +58,12 @@ class SplitWork:
 
 @dataclass(frozen=True)
 class PieceWork:
-    """kept_bytes: handed from forward to backward. entry_bytes, exit_bytes: x and y on a rank.
+    """kept_bytes: handed from forward to backward on the device. entry_bytes, exit_bytes: x and y
+    on a rank.
 
     again_us: the part of the backward that computes forward values again. split: of the schedules
-    that run backward in two.
+    that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
+    each way.
     """
 
     forward: Phase
@@ -65,11 +73,13 @@ class PieceWork:
     exit_bytes: float
     again_us: float
     split: SplitWork | None = None
+    away_bytes: float = 0.0
+    away_us: float = 0.0
 
 
 @dataclass
 class WorkTable:
-    """PieceWork by (graph, saved values, split or not) at given costs, each computed once."""
+    """PieceWork by (graph, what is kept, split or not) at given costs, each computed once."""
 
     costs: Costs
     known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
@@ -80,10 +90,11 @@ class WorkTable:
         placements: dict[str, Placement],
         saved: tuple[str, ...],
         split: bool = False,
+        offloaded: tuple[str, ...] = (),
     ) -> PieceWork:
-        key = (id(graph), saved, split)
+        key = (id(graph), saved, split, offloaded)
         if key not in self.known:
-            work = piece_work(graph, placements, saved, self.costs, split)
+            work = piece_work(graph, placements, saved, self.costs, split, offloaded)
             self.known[key] = (graph, work)
         return self.known[key][1]
 
@@ -94,8 +105,9 @@ def piece_work(
     saved: tuple[str, ...],
     costs: Costs,
     split: bool = False,
+    offloaded: tuple[str, ...] = (),
 ) -> PieceWork:
-    """Times and bytes of a lowered joint graph under its saved values."""
+    """Times and bytes of a lowered joint graph under its saved values, some of them offloaded."""
     functions = functions_of(graph, placements, saved)
     forward, backward = PhaseWork(functions.forward), PhaseWork(functions.backward)
     made = {v.name for op in functions.forward.ops for v in op.outputs}
@@ -106,15 +118,57 @@ def piece_work(
     x = [i.value.name for i in graph.inputs_of("activation")]
     again = [op for op in functions.backward.ops if op.output.name in made]
     whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size))
-    return PieceWork(
+    away = [name for name in functions.kept if name in offloaded]
+    found = PieceWork(
         _phase(forward, placements, costs, _forward_peak(forward, size)),
         whole,
-        _kept_bytes(functions, forward, size),
+        _kept_bytes(functions, forward, size, away),
         sum(size(n) for n in x),
         size(graph.outputs[0]),
         sum(op_us(op, backward, placements, costs) for op in again),
         _split_work(graph, functions, costs, size, whole) if split else None,
     )
+    return _offloading(found, [size(name) for name in away], costs) if away else found
+
+
+def _offloading(work: PieceWork, sizes: list[float], costs: Costs) -> PieceWork:
+    """With values of these sizes in the host's memory. A copy reads or writes the device's memory
+    once, beside the compute that it hides behind."""
+    cluster, total = costs.cluster, sum(sizes)
+    slowed = total / cluster.device.hbm_bytes_per_s * 1e6
+    start, split = replace(work.backward, copies_us=slowed), work.split
+    if split is not None:
+        split = replace(split, input_grad=replace(split.input_grad, copies_us=slowed))
+    return replace(
+        work,
+        forward=replace(work.forward, copies_us=slowed),
+        backward=start,
+        split=split,
+        away_bytes=total,
+        away_us=len(sizes) * cluster.device.launch_us + total / cluster.host_link_bytes_per_s * 1e6,
+    )
+
+
+def offloadable(
+    graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...], costs: Costs
+) -> list[tuple[float, str]]:
+    """(bytes, name) of kept values that can wait in the host's memory, the largest first: those
+    that alone have the memory that they fill."""
+    functions = functions_of(graph, placements, saved)
+    forward = PhaseWork(functions.forward)
+    homes = {name: forward.storage(name) for name in functions.kept}
+    shared = Counter(homes.values())
+    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    found = [
+        (size(name), name)
+        for name, home in homes.items()
+        if shared[home] == 1 and home not in given and size(name) == size(home)
+    ]
+    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
 def _split_work(
@@ -229,8 +283,11 @@ def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
     return logits + (size(w) if backward else 0.0)
 
 
-def _kept_bytes(functions: Functions, forward: PhaseWork, size: Sizes) -> float:
-    """Bytes handed to backward, each storage once; parameters and given values are not counted."""
+def _kept_bytes(
+    functions: Functions, forward: PhaseWork, size: Sizes, away: Sequence[str]
+) -> float:
+    """Bytes handed to backward on the device, each storage once; parameters and given values are
+    not counted."""
     given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
-    storages = {forward.storage(name) for name in functions.kept} - given
+    storages = {forward.storage(name) for name in functions.kept if name not in away} - given
     return sum(size(name) for name in storages)

@@ -126,6 +126,7 @@ class Executor:
         kinds = ("I", "W") if any(kind == "I" for kind, _, _ in self.schedule) else ("B",)
         for stage in self.stages:
             self._rehearse_stage(stage, kinds)
+            self.stages[stage].host.reserve(self._most_held(stage))
         for bucket in self.buckets.values():
             bucket.finish_reductions()
             bucket.zero_grads()
@@ -141,6 +142,15 @@ class Executor:
             self._output_grads[stage, 0] = self._zeros(module.EXIT)
         for kind in kinds:
             self._run(kind, stage, 0)
+
+    def _most_held(self, stage: int) -> int:
+        """Micro-batches of a stage between forward and backward, at most."""
+        held = most = 0
+        for kind, at, _ in self.schedule:
+            if at == stage:
+                held += {"F": 1, "B": -1, "I": -1}.get(kind, 0)
+                most = max(most, held)
+        return most
 
     def _zeros(self, like: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
         shape, dtype = like

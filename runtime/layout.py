@@ -73,7 +73,8 @@ class Layout:
 class Piece:
     """Functions of a unique segment, and what they read besides parameters.
 
-    Backward comes whole, or in two: input_grad, and weight_grad for later.
+    Backward comes whole, or in two: input_grad, and weight_grad for later. offloads: which of the
+    saved values wait for backward in the host's memory, by position.
     """
 
     forward: Callable[..., Any]
@@ -83,6 +84,7 @@ class Piece:
     backward: Callable[..., Any] | None = None
     input_grad: Callable[..., Any] | None = None
     weight_grad: Callable[..., Any] | None = None
+    offloads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from . import mesh
 from .buckets import FlatBucket
 from .layout import Instance, Piece
+from .offload import IN_TRANSIT, HostStore
 
 Batch = tuple[Tensor, Tensor]  # tokens, labels of one micro-batch
 Values = tuple[Tensor, ...]
+# What an instance keeps of a micro-batch; None in place of what waits in the host's memory.
+Kept = tuple[Tensor | None, ...]
 
 
 class Step:
@@ -48,13 +52,15 @@ class Stage:
         }
         self.instances: tuple[Instance, ...] = module.INSTANCES
         self.buckets = {name: buckets[name] for i in self.instances for name in i.buckets}
+        self.host = HostStore(mesh.device())
         with torch.no_grad():
             self.context_values: dict[str, Tensor] = module.context(constants)
 
     def begin(self, step: Step) -> None:
         """Forget the step before, whether or not it came to its end."""
         self.step = step
-        self._saved: dict[tuple[int, int], Values] = {}
+        self._saved: dict[tuple[int, int], Kept] = {}
+        self.host.clear()
         self._handed: dict[tuple[int, int], Values] = {}
 
     # What the emitted loops call
@@ -102,8 +108,36 @@ class Stage:
         if self.step.training:
             self._saved[index, microbatch] = saved
 
+    def offload(self, index: int, microbatch: int) -> None:
+        """Start moving what an instance offloads to the host, behind the forward of the next ones.
+
+        Of the instances before it, IN_TRANSIT - 1 may still be leaving; at the stage's end none.
+        """
+        ends = index == len(self.instances) - 1
+        near = [] if ends else [(index - k, microbatch) for k in range(1, IN_TRANSIT)]
+        self.host.settle(keep=near)
+        positions = self._offloads(index)
+        if positions and self.step.training:
+            saved = self._saved[index, microbatch]
+            leaving = [saved[p] for p in positions]
+            self.host.push((index, microbatch), leaving)  # type: ignore[arg-type]
+            rest = (None if p in positions else value for p, value in enumerate(saved))
+            self._saved[index, microbatch] = tuple(rest)
+
+    def fetch(self, index: int, microbatch: int) -> None:
+        """Start moving what the instances before `index` offloaded back to the device."""
+        for before in range(1, IN_TRANSIT + 1):
+            self.host.fetch((index - before, microbatch))
+
     def saved(self, index: int, microbatch: int) -> Values:
-        return self._saved.pop((index, microbatch))
+        saved = self._saved.pop((index, microbatch))
+        if positions := self._offloads(index):
+            back = dict(zip(positions, self.host.take((index, microbatch)), strict=True))
+            saved = tuple(back.get(p, value) for p, value in enumerate(saved))
+        return saved  # type: ignore[return-value]
+
+    def _offloads(self, index: int) -> tuple[int, ...]:
+        return self.pieces[self.instances[index].piece].offloads
 
     def hand(self, index: int, microbatch: int, values: Values) -> None:
         """Keep what input_grad hands to weight_grad."""

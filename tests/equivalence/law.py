@@ -35,7 +35,7 @@ from meshwright.planner.cluster import Cluster
 from meshwright.planner.driver import make_plan
 from meshwright.planner.levels import CHOSEN
 from meshwright.planner.pins import Pins
-from meshwright.planner.recompute import candidates, saved_under
+from meshwright.planner.recompute import Kept, candidates, saved_under
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
@@ -156,11 +156,17 @@ def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
     )
 
 
-def _kept(sharded: ShardedModel, case: Case) -> tuple[tuple[str, ...], ...]:
-    """Of every instance what it keeps when half of its ops, drawn anew, may be computed again."""
+def _kept(sharded: ShardedModel, case: Case) -> tuple[Kept, ...]:
+    """Of every instance what it keeps when half of its ops, drawn anew, may be computed again, and
+    a third of that in the host's memory."""
     rng = random.Random(f"kept/{case.seed}/{case.number}")
-    graphs = [sharded.lowered[piece].graph for piece in sharded.instances]
-    return tuple(saved_under(graph, lambda op: rng.random() < 0.5)[0] for graph in graphs)
+    away = random.Random(f"offloaded/{case.seed}/{case.number}")
+    found = []
+    for graph in (sharded.lowered[piece].graph for piece in sharded.instances):
+        saved = saved_under(graph, lambda op: rng.random() < 0.5)[0]
+        names = [*(i.value.name for i in graph.inputs_of("activation")), *saved]
+        found.append(Kept(saved, tuple(n for n in names if away.random() < 0.34)))
+    return tuple(found)
 
 
 def _recomputed(traced: Traced, case: Case) -> str:

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from equivalence.cases import Case, ModelDraw, chosen_seed, draw_cases, draw_narrow_cases
+from equivalence.cases import EACH, Case, ModelDraw, chosen_seed, draw_cases, draw_narrow_cases
 from equivalence.law import Court
 
 CASES = draw_cases(chosen_seed(), 40, max_world=4)
@@ -28,6 +28,7 @@ COMPILED = [
             Case(number=0, seed=_SMALL.seed, model=_SMALL, pp=2, schedule="zbv", accumulation=2),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, tp=2, shard_weights=True),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=2, dtype="f32"),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, accumulation=2, recompute=EACH),
         )
     )
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from equivalence.boxes import ReplicaError
-from equivalence.cases import Case, ModelDraw
+from equivalence.cases import EACH, Case, ModelDraw
 from equivalence.compare import LawError
 from equivalence.law import Court
 
@@ -22,7 +22,8 @@ NARROW = Case(number=904, seed=0, model=MODEL, dp=2, tp=2, accumulation=2, shard
               dtype="bf16", precision="master", reduce_dtype="bf16")  # fmt: skip
 NARROW_CUT = Case(number=905, seed=0, model=TIED, pp=2, dp=2, accumulation=2, zero=2, dtype="bf16",
                   reduce_dtype="f32")  # fmt: skip
-CASES = (SHARDED, DATA, DATA_CUT, STAGED, NARROW, NARROW_CUT)
+OFFLOADED = Case(number=906, seed=0, model=MODEL, pp=2, accumulation=3, recompute=EACH)
+CASES = (SHARDED, DATA, DATA_CUT, STAGED, NARROW, NARROW_CUT, OFFLOADED)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,15 @@ PLANTS = (
         "gradient shards not reduced over dp, in bf16",
         NARROW_CUT, BUCKETS, r"dist\.reduce_scatter_tensor\(target, carried, .*\)",
         "[target.copy_(self._cut(carried)), None][1]",
+    ),
+    Plant(
+        "offloaded values that are read before they are back",
+        OFFLOADED, "runtime/offload.py", r"_copy\(buffers, values\)",
+        "[v.zero_() for v in values]",  0,
+    ),
+    Plant(
+        "a buffer of the host taken twice",
+        OFFLOADED, "runtime/offload.py", r"self\._free\[kind\]\.pop\(\)", "self._free[kind][-1]",
     ),
     Plant(
         "a tied parameter twice in the norm",

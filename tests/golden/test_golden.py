@@ -8,12 +8,13 @@ import pytest
 
 from meshwright.codegen.program import emit
 from meshwright.ir.capture import trace
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import PRESETS, Decoder, DecoderConfig
 from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.driver import make_plan
 from meshwright.planner.pins import parse_pins
+from meshwright.planner.recompute import Kept
 
 FOLDER = Path(__file__).parent
 SIZES = {"dim": 16, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 32, "vocab": 64}
@@ -26,6 +27,7 @@ class Golden:
     config: DecoderConfig
     cluster: str
     pins: tuple[str, ...]
+    offload: bool = False
 
 
 CASES = {
@@ -34,6 +36,7 @@ CASES = {
     "llama_pp2_1f1b": Golden(LLAMA, "cpu:2", ("pp=2", "micro_batch=1", "schedule=1f1b")),
     "llama_pp2_zbv": Golden(LLAMA, "cpu:2", ("pp=2", "micro_batch=1", "schedule=zbv")),
     "llama_zero3": Golden(LLAMA, "cpu:2", ("dp=2", "zero=3", "recompute=all")),
+    "llama_offload": Golden(LLAMA, "cpu:2", ("pp=2", "micro_batch=1"), offload=True),
     "gemma2_single": Golden(GEMMA2, "cpu:1", ("recompute=none",)),
 }
 
@@ -45,13 +48,19 @@ def _traced(config: DecoderConfig) -> Traced:
 
 
 def _plan(case: Golden) -> Plan:
-    return make_plan(
-        _traced(case.config),
-        parse_cluster(case.cluster),
-        seq=8,
-        global_batch=4,
-        pins=parse_pins(list(case.pins)),
-    )
+    given = _traced(case.config), parse_cluster(case.cluster)
+    pins, sizes = parse_pins(list(case.pins)), {"seq": 8, "global_batch": 4}
+    plan = make_plan(*given, **sizes, pins=pins)
+    if not case.offload:
+        return plan
+    kept = tuple(_offloading(plan.piece(i.piece)) for i in plan.instances)
+    return make_plan(*given, **sizes, pins=pins, saved=kept)
+
+
+def _offloading(piece: Piece) -> Kept:
+    """All that a piece saves but its first value, and its input."""
+    entry = tuple(i.value.name for i in piece.graph.inputs_of("activation"))
+    return Kept(piece.saved, entry + piece.saved[1:])
 
 
 def _kept(files: dict[str, str]) -> dict[str, str]:

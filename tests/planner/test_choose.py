@@ -11,21 +11,27 @@ from meshwright.planner.step import Unit
 from meshwright.planner.work import Phase, PieceWork
 
 SIZES = st.integers(0, 9).map(float)
+AWAY = st.sampled_from([0.0, 0.0, 3.0, 8.0])
 
 
-def unit(us: float, kept: float, forward: float, backward: float) -> Unit:
+def unit(us: float, kept: float, forward: float, backward: float, away: float = 0.0) -> Unit:
     phases = (Phase(us, 0.0, 0.0, 0.0, forward), Phase(0.0, 0.0, 0.0, 0.0, backward))
-    return Unit("", PieceWork(*phases, kept, 1.0, 1.0, 0.0), 0.0, 0.0, 0.0, 0.0, 2.0, 2.0)
+    work = PieceWork(*phases, kept, 1.0, 1.0, 0.0, away_bytes=away)
+    return Unit("", work, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0)
 
 
 @st.composite
 def menus(draw: st.DrawFn) -> Menu:
-    """One to four levels, each leaner and no faster than the one before."""
+    """One to four levels, each leaner and no faster than the one before; some of them offload."""
     count = draw(st.integers(1, 4))
     times = sorted(draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)))
     kept = sorted(draw(st.lists(st.integers(0, 40), min_size=count, max_size=count, unique=True)))
     pairs = zip(times, reversed(kept), strict=True)
-    return tuple(unit(float(us), float(k), draw(SIZES), draw(SIZES)) for us, k in pairs)
+    away = [0.0, *(draw(AWAY) for _ in range(count - 1))]
+    return tuple(
+        unit(float(us), float(k), draw(SIZES), draw(SIZES), size)
+        for (us, k), size in zip(pairs, away, strict=True)
+    )
 
 
 STAGES = st.lists(menus(), min_size=1, max_size=6)
@@ -36,7 +42,11 @@ def times_of(stage: list[Menu]) -> list[list[float]]:
 
 
 def best(stage: list[Menu], held: int, room: float) -> float | None:
-    options = product(*(range(len(menu)) for menu in stage))
+    """The last unit offloads nothing."""
+    options = product(
+        *(range(len(menu)) for menu in stage[:-1]),
+        [k for k, u in enumerate(stage[-1]) if not u.work.away_bytes],
+    )
     fitting = (picks for picks in options if peak_bytes(stage, picks, held) <= room)
     return min((total(stage, picks) for picks in fitting), default=None)
 

@@ -39,7 +39,14 @@ MACHINES = [
     (4, 4, 1e9, 1e11, 0.0),
     (4, 4, 1e11, 1e9, 5.0),
     (4, 4, 1e13, 1e7, 0.0),
+    (1, 4, 1e11, 1e9, 0.0),
 ]
+# Machines whose plans may offload, with one set of values to keep a piece.
+OFFLOADING = (7,)
+
+
+def free_pins(number: int) -> Pins:
+    return Pins(price=1e-6, offload="on" if number in OFFLOADING else None)
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,13 @@ def evaluator_of(number: int) -> Evaluator:
     """With at most three sets of values to keep a piece, so that all choices can be simulated."""
     devices, rows, flops, link, launch = MACHINES[number]
     cluster = machine(devices, 2**40, flops, link, launch)
-    evaluator = Evaluator(model(), cluster, SEQ, rows, Pins(price=1e-6))
+    evaluator = Evaluator(model(), cluster, SEQ, rows, free_pins(number))
     for tp in {c.tp for c in candidates(cluster, rows, Pins(), 4)}:
         for name, low in evaluator.sharding(tp).lowered.items():
             found = proposals(low.graph, low.placements, evaluator.costs(tp, 1))
-            evaluator.proposed[tp, name] = tuple(
-                dict.fromkeys((found[1 % len(found)], found[len(found) // 2], found[-1]))
-            )
+            some = found[1 % len(found)], found[len(found) // 2], found[-1]
+            chosen = dict.fromkeys(some[:1] if number in OFFLOADING else some)
+            evaluator.proposed[tp, name] = tuple(chosen)
     return evaluator
 
 
@@ -119,7 +126,7 @@ def draw(rng: random.Random) -> Case:
     one = rng.choice(every_plan(number, Pins(schedule=schedule))).candidate
     names = rng.sample(("pp", "dp", "tp", "zero"), rng.randint(0, 2))
     given = {name: getattr(one, name) for name in names}
-    pins = Pins(price=1e-6, schedule=schedule, **given)
+    pins = replace(free_pins(number), schedule=schedule, **given)
     case = Case(number, pins, float("inf"))
     peaks = sorted(plan.peak_bytes for plan in case.plans())
     return replace(case, limit_bytes=1.0000001 * rng.choice(peaks[: 1 + len(peaks) // 2]))

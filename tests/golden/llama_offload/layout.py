@@ -1,0 +1,67 @@
+"""What every rank of golden-llama shares; plan e2b149f86b83d82b."""
+
+from runtime.layout import Bucket, Entry, Layout, Param
+
+LAYOUT = Layout(
+    model="golden-llama",
+    dtype="float32",
+    mesh={"pp": 2, "dp": 1, "tp": 1},  # major to minor
+    stage_ranks=(0, 1),  # of every stage its pp coordinate
+    micro_batch=1,
+    num_microbatches=4,
+    seq=8,
+    vocab_size=64,
+    zero=0,
+    master=False,
+    reduce_dtype="float32",
+    flops_per_token=20736.0,
+    optimizer="adamw",
+    params=(
+        Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
+        Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)"),
+        Param("layers.0.attention.q.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.k.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.v.weight", (8, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.attention.o.weight", (16, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn_norm.weight", (16,), (), "constant(1.0)"),
+        Param("layers.0.ffn.gate.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.up.weight", (32, 16), (), "normal(0.0, 0.02)", hidden=True),
+        Param("layers.0.ffn.down.weight", (16, 32), (), "normal(0.0, 0.02)", hidden=True),
+        Param("norm.weight", (16,), (), "constant(1.0)"),
+        Param("lm_head.weight", (64, 16), (), "normal(0.0, 0.02)"),
+    ),
+    buckets=(
+        Bucket(
+            "embed", 1024, (0,),
+            (
+                Entry("embed.weight", 0, (64, 16), partial=False, decay=True),
+            ),
+        ),
+        Bucket(
+            "layers.0.attention", 832, (0,),
+            (
+                Entry("layers.0.attention.q.weight", 0, (16, 16), partial=False, decay=True),
+                Entry("layers.0.attention.k.weight", 256, (8, 16), partial=False, decay=True),
+                Entry("layers.0.attention.v.weight", 384, (8, 16), partial=False, decay=True),
+                Entry("layers.0.attention.o.weight", 512, (16, 16), partial=False, decay=True),
+                Entry("layers.0.attention_norm.weight", 768, (16,), partial=False, decay=False),
+            ),
+        ),
+        Bucket(
+            "layers.0.ffn", 1600, (0,),
+            (
+                Entry("layers.0.ffn.gate.weight", 0, (32, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.up.weight", 512, (32, 16), partial=False, decay=True),
+                Entry("layers.0.ffn.down.weight", 1024, (16, 32), partial=False, decay=True),
+                Entry("layers.0.ffn_norm.weight", 1536, (16,), partial=False, decay=False),
+            ),
+        ),
+        Bucket(
+            "head", 1088, (1,),
+            (
+                Entry("lm_head.weight", 0, (64, 16), partial=False, decay=True),
+                Entry("norm.weight", 1024, (16,), partial=False, decay=False),
+            ),
+        ),
+    ),
+)

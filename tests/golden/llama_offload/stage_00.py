@@ -1,0 +1,392 @@
+"""Stage 0 of 2, on pp rank 0: golden-llama, embed to layers.0.ffn.
+
+Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
+data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
+All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
+Shapes are local. A name `d_v` is the gradient of `v`.
+"""
+
+import torch
+import torch.nn.functional as F
+from runtime import collectives, kernels, mesh
+from runtime.layout import Instance, Piece
+
+B = 1  # rows of a micro-batch on this rank
+S = 8  # tokens of a row
+TP_RANK = mesh.coordinate("tp")
+TP = mesh.group("tp")
+DEVICE = mesh.device()
+
+
+def context(constants):
+    """Values that depend on no parameter and no token, by name; computed once."""
+    rope_inv_freq = constants["01bf1c3cbbe5feff"]
+    rope_arange = torch.arange(S, dtype=torch.float32, device=DEVICE)
+    rope_unsqueeze = rope_arange.reshape(S, 1)
+    rope_to = rope_inv_freq.to(torch.float32)
+    rope_mul = rope_unsqueeze * rope_to
+    rope_cat = torch.cat((rope_mul, rope_mul), dim=-1)
+    rope_cos = torch.cos(rope_cat)
+    rope_sin = torch.sin(rope_cat)
+    return {"rope.cos": rope_cos, "rope.sin": rope_sin}
+
+
+# embed: used 1 times on this stage
+
+def embed_forward(params, tokens):
+    """embed_embedding [B, S, 16], saved."""
+    (embed_w,) = params
+    # models/decoder.py:64
+    embed_embedding = kernels.embedding(tokens, embed_w, start=0, num_embeddings=64)
+    saved = (tokens,)
+    return embed_embedding, saved
+
+
+def embed_backward(params, saved, dy, grads):
+    """Adds to grads; returns None."""
+    (embed_w,) = params
+    (tokens,) = saved
+    (grad_embed_w,) = grads
+    # gradients
+    d_embed_w = kernels.embedding_weight_grad(dy, tokens, start=0, rows=64)
+    grad_embed_w.add_(d_embed_w)
+    return None
+
+
+# attention: used 1 times on this stage
+
+def attention_forward(params, x, rope_cos, rope_sin):
+    """x [B, S, 16] -> add [B, S, 16], saved."""
+    (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
+    # models/norms.py:35
+    attention_norm_pow = torch.pow(x, 2)
+    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
+    attention_norm_add = attention_norm_mean + 1e-05
+    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
+    attention_norm_mul = x * attention_norm_rsqrt
+    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    # models/attention.py:81
+    attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
+    attention_view = attention_q_linear.reshape(B, S, 4, 4)
+    attention_transpose = attention_view.transpose(1, 2)
+    attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
+    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
+    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
+    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
+    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    # models/attention.py:85
+    attention_chunk = attention_transpose.narrow(3, 0, 2)
+    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
+    attention_mul = attention_transpose * rope_cos
+    attention_neg = -attention_chunk_2
+    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
+    attention_mul_2 = attention_cat * rope_sin
+    attention_add = attention_mul + attention_mul_2
+    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
+    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
+    attention_mul_3 = attention_transpose_2 * rope_cos
+    attention_neg_2 = -attention_chunk_2_3
+    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
+    attention_mul_4 = attention_cat_2 * rope_sin
+    attention_add_2 = attention_mul_3 + attention_mul_4
+    # models/attention.py:86
+    attention_core_attention_o, attention_core_attention_lse = kernels.attention(
+        attention_add, attention_add_2, attention_transpose_3, scale=0.5, causal=True, window=0,
+        softcap=0.0,
+    )
+    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
+    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
+    # models/decoder.py:35
+    add = x + attention_o_linear
+    # saved for backward, a micro-batch: 1.6 KiB in 5 values
+    # in the host's memory meanwhile: 1.6 KiB in x, attention_k_linear, attention_v_linear, attention_core_attention_o, attention_core_attention_lse
+    saved = (
+        x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
+        attention_core_attention_o, attention_core_attention_lse,
+    )
+    return add, saved
+
+
+def attention_backward(params, saved, dy, grads):
+    """Adds to grads; returns d_x [B, S, 16]."""
+    (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
+    (
+        x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
+        attention_core_attention_o, attention_core_attention_lse,
+    ) = saved
+    (
+        grad_attention_norm_w, grad_attention_q_w, grad_attention_k_w, grad_attention_v_w,
+        grad_attention_o_w,
+    ) = grads
+    # gradients
+    linear_input_grad = kernels.linear_input_grad(dy, attention_o_w)
+    # recompute: models/attention.py:86
+    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
+    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    # gradients
+    d_attention_o_w = kernels.linear_weight_grad(dy, attention_flatten)
+    grad_attention_o_w.add_(d_attention_o_w)
+    view = linear_input_grad.reshape(B, S, 4, 4)
+    transpose = view.transpose(1, 2)
+    # recompute: models/attention.py:81
+    attention_view = attention_q_linear.reshape(B, S, 4, 4)
+    attention_transpose = attention_view.transpose(1, 2)
+    # recompute: models/attention.py:85
+    attention_mul = attention_transpose * rope_cos
+    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
+    attention_neg = -attention_chunk_2
+    attention_chunk = attention_transpose.narrow(3, 0, 2)
+    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
+    attention_mul_2 = attention_cat * rope_sin
+    attention_add = attention_mul + attention_mul_2
+    # recompute: models/attention.py:81
+    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
+    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    # recompute: models/attention.py:85
+    attention_mul_3 = attention_transpose_2 * rope_cos
+    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
+    attention_neg_2 = -attention_chunk_2_3
+    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
+    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
+    attention_mul_4 = attention_cat_2 * rope_sin
+    attention_add_2 = attention_mul_3 + attention_mul_4
+    # recompute: models/attention.py:81
+    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
+    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    # gradients
+    attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
+        transpose, attention_add, attention_add_2, attention_transpose_3,
+        attention_core_attention_o, attention_core_attention_lse, scale=0.5, causal=True, window=0,
+        softcap=0.0,
+    )
+    mul = attention_backward_dk * rope_sin
+    slice = mul.narrow(3, 0, 2)
+    slice_2 = mul.narrow(3, 2, 2)
+    neg = -slice
+    mul_2 = attention_backward_dk * rope_cos
+    slice_backward = torch.ops.aten.slice_backward(neg, (B, 2, S, 4), 3, 2, 4, 1)
+    add_2 = mul_2 + slice_backward
+    slice_backward_2 = torch.ops.aten.slice_backward(slice_2, (B, 2, S, 4), 3, 0, 2, 1)
+    add_3 = add_2 + slice_backward_2
+    mul_3 = attention_backward_dq * rope_sin
+    slice_3 = mul_3.narrow(3, 0, 2)
+    slice_4 = mul_3.narrow(3, 2, 2)
+    neg_2 = -slice_3
+    mul_4 = attention_backward_dq * rope_cos
+    slice_backward_3 = torch.ops.aten.slice_backward(neg_2, (B, 4, S, 4), 3, 2, 4, 1)
+    add_4 = mul_4 + slice_backward_3
+    slice_backward_4 = torch.ops.aten.slice_backward(slice_4, (B, 4, S, 4), 3, 0, 2, 1)
+    add_5 = add_4 + slice_backward_4
+    transpose_2 = attention_backward_dv.transpose(1, 2)
+    view_2 = transpose_2.reshape(B, S, 8)
+    linear_input_grad_2 = kernels.linear_input_grad(view_2, attention_v_w)
+    # recompute: models/norms.py:35
+    attention_norm_pow = torch.pow(x, 2)
+    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
+    attention_norm_add = attention_norm_mean + 1e-05
+    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
+    attention_norm_mul = x * attention_norm_rsqrt
+    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    # gradients
+    d_attention_v_w = kernels.linear_weight_grad(view_2, attention_norm_mul_2)
+    grad_attention_v_w.add_(d_attention_v_w)
+    transpose_3 = add_3.transpose(1, 2)
+    view_3 = transpose_3.reshape(B, S, 8)
+    linear_input_grad_3 = kernels.linear_input_grad(view_3, attention_k_w)
+    d_attention_k_w = kernels.linear_weight_grad(view_3, attention_norm_mul_2)
+    grad_attention_k_w.add_(d_attention_k_w)
+    add_6 = linear_input_grad_2 + linear_input_grad_3
+    transpose_4 = add_5.transpose(1, 2)
+    view_4 = transpose_4.reshape(B, S, 16)
+    linear_input_grad_4 = kernels.linear_input_grad(view_4, attention_q_w)
+    d_attention_q_w = kernels.linear_weight_grad(view_4, attention_norm_mul_2)
+    grad_attention_q_w.add_(d_attention_q_w)
+    add_7 = add_6 + linear_input_grad_4
+    mul_5 = add_7 * attention_norm_w
+    mul_6 = add_7 * attention_norm_mul
+    sum = mul_6.sum([0, 1], keepdim=True)
+    d_attention_norm_w = sum.reshape(16)
+    grad_attention_norm_w.add_(d_attention_norm_w)
+    mul_7 = mul_5 * x
+    mul_8 = mul_5 * attention_norm_rsqrt
+    sum_2 = mul_7.sum([2], keepdim=True)
+    add_8 = dy + mul_8
+    pow = torch.pow(attention_norm_rsqrt, 3)
+    mul_9 = sum_2 * -0.5
+    mul_10 = mul_9 * pow
+    expand = mul_10.expand(B, S, 16)
+    div = expand / 16
+    pow_2 = x
+    mul_11 = pow_2 * 2.0
+    mul_12 = div * mul_11
+    d_x = add_8 + mul_12
+    return d_x
+
+
+# ffn: used 1 times on this stage
+
+def ffn_forward(params, x):
+    """x [B, S, 16] -> add_2 [B, S, 16], saved."""
+    (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
+    # models/norms.py:35
+    ffn_norm_pow = torch.pow(x, 2)
+    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
+    ffn_norm_add = ffn_norm_mean + 1e-05
+    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
+    ffn_norm_mul = x * ffn_norm_rsqrt
+    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    # models/ffn.py:27
+    ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
+    ffn_silu = F.silu(ffn_gate_linear)
+    ffn_up_linear = kernels.linear(ffn_norm_mul_2, ffn_up_w)
+    ffn_mul = ffn_silu * ffn_up_linear
+    ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
+    # models/decoder.py:36
+    add_2 = x + ffn_down_linear
+    # saved for backward, a micro-batch: 2.0 KiB in 2 values
+    # in the host's memory meanwhile: 1.5 KiB in x, ffn_up_linear
+    saved = (x, ffn_gate_linear, ffn_up_linear,)
+    return add_2, saved
+
+
+def ffn_backward(params, saved, dy, grads):
+    """Adds to grads; returns d_x [B, S, 16]."""
+    (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
+    (x, ffn_gate_linear, ffn_up_linear,) = saved
+    (grad_ffn_norm_w, grad_ffn_gate_w, grad_ffn_up_w, grad_ffn_down_w,) = grads
+    # gradients
+    linear_input_grad = kernels.linear_input_grad(dy, ffn_down_w)
+    # recompute: models/ffn.py:27
+    ffn_silu = F.silu(ffn_gate_linear)
+    ffn_mul = ffn_silu * ffn_up_linear
+    # gradients
+    d_ffn_down_w = kernels.linear_weight_grad(dy, ffn_mul)
+    grad_ffn_down_w.add_(d_ffn_down_w)
+    mul = linear_input_grad * ffn_silu
+    mul_2 = linear_input_grad * ffn_up_linear
+    linear_input_grad_2 = kernels.linear_input_grad(mul, ffn_up_w)
+    # recompute: models/norms.py:35
+    ffn_norm_pow = torch.pow(x, 2)
+    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
+    ffn_norm_add = ffn_norm_mean + 1e-05
+    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
+    ffn_norm_mul = x * ffn_norm_rsqrt
+    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    # gradients
+    d_ffn_up_w = kernels.linear_weight_grad(mul, ffn_norm_mul_2)
+    grad_ffn_up_w.add_(d_ffn_up_w)
+    silu_backward = torch.ops.aten.silu_backward(mul_2, ffn_gate_linear)
+    linear_input_grad_3 = kernels.linear_input_grad(silu_backward, ffn_gate_w)
+    d_ffn_gate_w = kernels.linear_weight_grad(silu_backward, ffn_norm_mul_2)
+    grad_ffn_gate_w.add_(d_ffn_gate_w)
+    add = linear_input_grad_2 + linear_input_grad_3
+    mul_3 = add * ffn_norm_w
+    mul_4 = add * ffn_norm_mul
+    sum = mul_4.sum([0, 1], keepdim=True)
+    d_ffn_norm_w = sum.reshape(16)
+    grad_ffn_norm_w.add_(d_ffn_norm_w)
+    mul_5 = mul_3 * x
+    mul_6 = mul_3 * ffn_norm_rsqrt
+    sum_2 = mul_5.sum([2], keepdim=True)
+    add_3 = dy + mul_6
+    pow = torch.pow(ffn_norm_rsqrt, 3)
+    mul_7 = sum_2 * -0.5
+    mul_8 = mul_7 * pow
+    expand = mul_8.expand(B, S, 16)
+    div = expand / 16
+    pow_2 = x
+    mul_9 = pow_2 * 2.0
+    mul_10 = div * mul_9
+    d_x = add_3 + mul_10
+    return d_x
+
+
+PIECES = {
+    "embed": Piece(
+        forward=embed_forward,
+        backward=embed_backward,
+        takes_x=False,
+        context=(),
+        data=("tokens",),
+    ),
+    "attention": Piece(
+        forward=attention_forward,
+        backward=attention_backward,
+        takes_x=True,
+        context=("rope.cos", "rope.sin"),
+        data=(),
+        offloads=(0, 4, 5, 6, 7,),
+    ),
+    "ffn": Piece(
+        forward=ffn_forward,
+        backward=ffn_backward,
+        takes_x=True,
+        context=(),
+        data=(),
+        offloads=(0, 2,),
+    ),
+}
+
+INSTANCES = (
+    Instance(
+        name="embed",
+        piece="embed",
+        params=("embed.weight",),
+        buckets=("embed",),
+        reduces=("embed",),
+    ),
+    Instance(
+        name="layers.0.attention",
+        piece="attention",
+        params=(
+            "layers.0.attention_norm.weight", "layers.0.attention.q.weight",
+            "layers.0.attention.k.weight", "layers.0.attention.v.weight",
+            "layers.0.attention.o.weight",
+        ),
+        buckets=("layers.0.attention",),
+        reduces=("layers.0.attention",),
+    ),
+    Instance(
+        name="layers.0.ffn",
+        piece="ffn",
+        params=(
+            "layers.0.ffn_norm.weight", "layers.0.ffn.gate.weight", "layers.0.ffn.up.weight",
+            "layers.0.ffn.down.weight",
+        ),
+        buckets=("layers.0.ffn",),
+        reduces=("layers.0.ffn",),
+    ),
+)
+
+# What crosses the stage's borders: (local shape, dtype), None at the ends.
+ENTRY = None
+EXIT = ((B, S, 16), torch.float32)
+
+
+def forward(run, microbatch, x):
+    """One micro-batch through this stage: tokens in, to stage 1."""
+    for index, item in enumerate(INSTANCES):
+        run.prefetch(index + 1)  # gather the next parameters behind this compute
+        piece = run.pieces[item.piece]
+        operands = run.operands(index, microbatch)
+        inputs = (x, *operands) if piece.takes_x else operands
+        x, saved = piece.forward(run.params(index), *inputs)
+        run.keep(index, microbatch, saved)
+        run.offload(index, microbatch)  # to the host, behind the next forwards
+        run.release(index)
+    return x
+
+
+def backward(run, microbatch, dy):
+    """The same micro-batch back; gradients are added into buckets and reduced behind compute."""
+    for index in reversed(range(len(INSTANCES))):
+        run.prefetch(index - 1)
+        piece = run.pieces[INSTANCES[index].piece]
+        saved = run.saved(index, microbatch)
+        run.fetch(index, microbatch)  # the next ones' back from the host, behind this backward
+        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+        run.release(index)
+        run.reduce(index)
+    return dy

@@ -1,0 +1,155 @@
+"""Stage 1 of 2, on pp rank 1: golden-llama, head to head.
+
+Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
+data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
+All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
+Shapes are local. A name `d_v` is the gradient of `v`.
+"""
+
+import torch
+import torch.nn.functional as F
+from runtime import collectives, kernels, mesh
+from runtime.layout import Instance, Piece
+
+B = 1  # rows of a micro-batch on this rank
+S = 8  # tokens of a row
+TP_RANK = mesh.coordinate("tp")
+TP = mesh.group("tp")
+DEVICE = mesh.device()
+
+
+def context(constants):
+    """Values that depend on no parameter and no token, by name; computed once."""
+    return {}
+
+
+# head: used 1 times on this stage
+
+def head_forward(params, x, labels, denominator):
+    """x [B, S, 16] -> loss_2 [], saved."""
+    (norm_w, lm_head_w,) = params
+    # models/norms.py:35
+    norm_pow = torch.pow(x, 2)
+    norm_mean = norm_pow.mean([-1], keepdim=True)
+    norm_add = norm_mean + 1e-05
+    norm_rsqrt = torch.rsqrt(norm_add)
+    norm_mul = x * norm_rsqrt
+    norm_mul_2 = norm_w * norm_mul
+    # models/decoder.py:68
+    loss_lse, loss_picked = kernels.linear_cross_entropy(
+        norm_mul_2, lm_head_w, labels, softcap=0.0, start=0,
+    )
+    loss_nll = loss_lse - loss_picked
+    loss_valid = labels != -100
+    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
+    loss_sum = loss_masked_2.sum()
+    loss_2 = loss_sum / denominator
+    # saved for backward, a micro-batch: 0.1 KiB in 2 values
+    # in the host's memory meanwhile: 0.5 KiB in x, loss_picked
+    saved = (x, labels, denominator, loss_lse, loss_picked,)
+    return loss_2, saved
+
+
+def head_backward(params, saved, dy, grads):
+    """dy is the loss's own 1. Adds to grads; returns d_x [B, S, 16]."""
+    (norm_w, lm_head_w,) = params
+    (x, labels, denominator, loss_lse, loss_picked,) = saved
+    (grad_norm_w, grad_lm_head_w,) = grads
+    # recompute: models/decoder.py:68
+    loss_valid = labels != -100
+    loss_nll = loss_lse - loss_picked
+    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
+    loss_sum = loss_masked_2.sum()
+    loss_2 = loss_sum / denominator
+    # gradients
+    ones_like = torch.ones_like(loss_2)
+    div = ones_like / denominator
+    expand = div.expand(B, S)
+    scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
+    where = torch.where(loss_valid, expand, scalar_tensor)
+    neg = -where
+    # recompute: models/norms.py:35
+    norm_pow = torch.pow(x, 2)
+    norm_mean = norm_pow.mean([-1], keepdim=True)
+    norm_add = norm_mean + 1e-05
+    norm_rsqrt = torch.rsqrt(norm_add)
+    norm_mul = x * norm_rsqrt
+    norm_mul_2 = norm_w * norm_mul
+    # gradients
+    linear_cross_entropy_backward_dx, d_lm_head_w = kernels.linear_cross_entropy_backward(
+        where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
+    )
+    grad_lm_head_w.add_(d_lm_head_w)
+    mul = linear_cross_entropy_backward_dx * norm_w
+    mul_2 = linear_cross_entropy_backward_dx * norm_mul
+    sum = mul_2.sum([0, 1], keepdim=True)
+    d_norm_w = sum.reshape(16)
+    grad_norm_w.add_(d_norm_w)
+    mul_3 = mul * x
+    mul_4 = mul * norm_rsqrt
+    sum_2 = mul_3.sum([2], keepdim=True)
+    pow = torch.pow(norm_rsqrt, 3)
+    mul_5 = sum_2 * -0.5
+    mul_6 = mul_5 * pow
+    expand_2 = mul_6.expand(B, S, 16)
+    div_2 = expand_2 / 16
+    pow_2 = x
+    mul_7 = pow_2 * 2.0
+    mul_8 = div_2 * mul_7
+    d_x = mul_4 + mul_8
+    return d_x
+
+
+PIECES = {
+    "head": Piece(
+        forward=head_forward,
+        backward=head_backward,
+        takes_x=True,
+        context=(),
+        data=("labels", "denominator"),
+        offloads=(0, 4,),
+    ),
+}
+
+INSTANCES = (
+    Instance(
+        name="head",
+        piece="head",
+        params=("norm.weight", "lm_head.weight",),
+        buckets=("head",),
+        reduces=("head",),
+    ),
+)
+
+# What crosses the stage's borders: (local shape, dtype), None at the ends.
+ENTRY = ((B, S, 16), torch.float32)
+EXIT = None
+
+
+def forward(run, microbatch, x):
+    """One micro-batch through this stage: from stage 0, loss out."""
+    for index, item in enumerate(INSTANCES):
+        run.prefetch(index + 1)  # gather the next parameters behind this compute
+        piece = run.pieces[item.piece]
+        operands = run.operands(index, microbatch)
+        inputs = (x, *operands) if piece.takes_x else operands
+        x, saved = piece.forward(run.params(index), *inputs)
+        run.keep(index, microbatch, saved)
+        run.offload(index, microbatch)  # to the host, behind the next forwards
+        run.release(index)
+    return x
+
+
+def backward(run, microbatch, dy):
+    """The same micro-batch back; gradients are added into buckets and reduced behind compute."""
+    for index in reversed(range(len(INSTANCES))):
+        run.prefetch(index - 1)
+        piece = run.pieces[INSTANCES[index].piece]
+        saved = run.saved(index, microbatch)
+        run.fetch(index, microbatch)  # the next ones' back from the host, behind this backward
+        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
+        run.release(index)
+        run.reduce(index)
+    return dy
