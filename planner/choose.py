@@ -7,22 +7,25 @@ p the bytes that a function has alive, a choice fits when for every unit
     (held - 1) K + k_u + a_u + a_before + p_backward <= room
 
 where a_u is what the unit offloads and a_before what those right before it do (memory.py). The last
-unit of a stage offloads nothing, as its backward comes first. Stages of up to EXACT_UNITS units are
-solved exactly: partial choices are labels (us, K so far, what the last units offload, the fullest
-moment so far), and one that another beats in all of them is dropped. Longer ones, which are
-repetitions of few kinds, give up bytes along the hulls of their menus (levels.py), the cheapest
-first, until they fit, and take back what they need not give up: the choice is within one step of
-one unit of the linear relaxation, where memory moves as it does there.
+unit of a stage offloads nothing, as its backward comes first. Stages of up to EXACT_UNITS units, or
+where units offload of up to EXACT_CHOICES choices, are solved exactly: partial choices are labels
+(us, K so far, what the last units offload, the fullest moment so far), and one that another beats
+in all of them is dropped. Longer ones, which are repetitions of few kinds, give up bytes along the
+hulls of their menus (levels.py), the cheapest first, until they fit, and take back what they need
+not give up: the choice is within one step of one unit of the linear relaxation, where memory moves
+as it does there.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import le
 
 from .levels import Menu, Slope, fastest, slopes
 from .step import IN_TRANSIT
 
 EXACT_UNITS = 8
+EXACT_CHOICES = 2000
 INF = float("inf")
 
 Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
@@ -41,9 +44,17 @@ def choose(
         staying(menu, us) if stays or k == ends else us
         for k, (menu, us) in enumerate(zip(menus, times, strict=True))
     ]
-    if len(menus) <= EXACT_UNITS:
+    if is_exact(menus):
         return _exact(menus, times, held, room_bytes)
     return _along_hulls(menus, times, held, room_bytes)
+
+
+def is_exact(menus: Sequence[Menu]) -> bool:
+    """Whether a stage of these units is solved exactly. Where units offload, few choices beat
+    others in all that labels say."""
+    if any(unit.work.away_bytes for menu in set(menus) for unit in menu):
+        return prod(map(len, menus)) <= EXACT_CHOICES
+    return len(menus) <= EXACT_UNITS
 
 
 def staying(menu: Menu, us: Sequence[float]) -> list[float]:

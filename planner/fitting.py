@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from .bounds import tightened
-from .choose import EXACT_UNITS, Picks, choose
+from .choose import Picks, choose, is_exact
 from .cuts import Room, balanced, stages_of
 from .descent import descend
 from .evaluate import Evaluator, Parts, held_of, with_levels
@@ -138,7 +138,7 @@ def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
 
 def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
     """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
-    return c.schedule in PLAIN and len(evaluator.parts_of(c).menus) <= EXACT_UNITS
+    return c.schedule in PLAIN and is_exact(evaluator.parts_of(c).menus)
 
 
 def _found(

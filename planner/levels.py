@@ -11,6 +11,7 @@ level a unit, so no choice of levels is faster.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import Placement
@@ -21,6 +22,7 @@ from .recompute import RULES, Kept, saved_values
 from .step import Unit
 from .work import PieceWork, offloadable
 
+OFFLOAD_SHARES = (1.0, 0.5, 0.25)
 CHOSEN = "chosen"  # the level of every instance is the planner's
 Level = tuple[Kept, PieceWork]
 Menu = tuple[Unit, ...]
@@ -37,7 +39,7 @@ def offloads(
     graph: Graph, placements: dict[str, Placement], level: Level, costs: Costs
 ) -> tuple[Kept, ...]:
     """A level with values of it in the host's memory: the largest first, as many as the host link
-    carries in the time of one pass, and then fewer, down to one.
+    carries in the time of one pass, or OFFLOAD_SHARES of them.
 
     Beyond that compute would wait for the link, where computing again is the better choice.
     """
@@ -49,7 +51,8 @@ def offloads(
         if us + copy_us <= most_us:
             us += copy_us
             names.append(name)
-    return tuple(Kept(kept.saved, tuple(names[:count])) for count in range(len(names), 0, -1))
+    counts = dict.fromkeys(ceil(share * len(names)) for share in OFFLOAD_SHARES)
+    return tuple(Kept(kept.saved, tuple(names[:count])) for count in counts if count)
 
 
 def undominated(levels: Iterable[Level], split: bool) -> list[Level]:
