@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Piece, Plan
 
 from .cluster import Cluster
 from .explain import gib
@@ -96,9 +96,14 @@ def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Differe
     differing = [item for item in DECISIONS if item[1](first) != item[1](second)]
     if first.stage_ranks != second.stage_ranks:  # other cuts came with the mesh or the schedule
         differing = [item for item in differing if item[0] != "cuts"]
-    plan = first
+    plan, found = first, []
     for name, words, change in differing:
-        plan = second if name == differing[-1][0] else change(plan, second)
+        if change is _offload and words(plan) == words(second):
+            continue  # what is kept brought it with it
+        plan = change(plan, second)
+        found.append((name, words, plan))
+    for name, words, changed in found:
+        plan = second if name == found[-1][0] else changed
         yield Difference(name, words(first), words(second), predict(plan, cluster))
 
 
@@ -109,7 +114,7 @@ def _mesh(plan: Plan, target: Plan) -> Plan:
     moved = replace(
         plan,
         mesh=target.mesh,
-        pieces=target.pieces,
+        pieces=_staying(target),
         params=target.params,
         instances=target.instances,
         buckets=target.buckets,
@@ -135,7 +140,25 @@ def _recompute(plan: Plan, target: Plan) -> Plan:
     """The target's pieces, each instance with the values it keeps there."""
     at = [i.piece for i in target.instances]
     instances = tuple(replace(i, piece=p) for i, p in zip(plan.instances, at, strict=True))
-    return replace(plan, pieces=target.pieces, instances=instances, recompute=target.recompute)
+    pieces = _staying(target)
+    return replace(plan, pieces=pieces, instances=instances, recompute=target.recompute)
+
+
+def _staying(plan: Plan) -> tuple[Piece, ...]:
+    """Its pieces, nothing of them offloaded."""
+    return tuple(replace(piece, offloaded=()) for piece in plan.pieces)
+
+
+def _offload(plan: Plan, target: Plan) -> Plan:
+    """The target's pieces where both keep the same; else what the plan has."""
+    same = _staying(plan) == _staying(target)
+    return replace(plan, pieces=target.pieces) if same else plan
+
+
+def _offload_words(plan: Plan) -> str:
+    away = {p.name: sum(plan.local_bytes(p, n) for n in p.offloaded) for p in plan.pieces}
+    total = sum(away[i.piece] for i in plan.instances)
+    return f"{gib(total)} on hosts" if total else "none"
 
 
 def _recompute_words(plan: Plan) -> str:
@@ -210,6 +233,7 @@ DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("mesh", lambda p: str(p.mesh), _mesh),
     ("micro-batch", lambda p: f"{p.num_microbatches} x {p.micro_batch} rows", _micro_batch),
     ("recompute", _recompute_words, _recompute),
+    ("offload", _offload_words, _offload),
     ("ZeRO", lambda p: str(p.zero), _zero),
     ("precision", lambda p: p.precision, _precision),
     ("reduce dtype", lambda p: p.reduce_dtype, _reduce_dtype),

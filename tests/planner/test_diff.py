@@ -1,6 +1,7 @@
 """What separates two plans, op by op and decision by decision: the parts add up to the whole."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ PAIRS = {
     ),
     "cuts": (("pp=4", "cuts=1,2,3"), ("pp=4", "cuts=1,3,5"), ["cuts"]),
 }
+
+
+def test_what_is_offloaded_is_a_difference_of_its_own() -> None:
+    """To the host: what is kept and where are two; back: what is kept brings it with it."""
+    stays = planned("recompute=none")
+    away = replace(stays, pieces=tuple(replace(p, offloaded=p.saved[:1]) for p in stays.pieces))
+    leaner = planned("recompute=all")
+
+    def names(one: Plan, two: Plan) -> list[str]:
+        return [d.name for d in differences(one, two, CLUSTER)]
+
+    assert names(stays, away) == names(away, stays) == ["offload"]
+    assert names(leaner, away) == ["recompute", "offload"]
+    assert names(away, leaner) == ["recompute"]
 
 
 @pytest.mark.parametrize("name", PAIRS)
