@@ -17,6 +17,7 @@ from .chain import ShardedModel, shard_model
 from .cluster import Cluster
 from .cuts import cut_stages
 from .layout import instances_of, params_of, with_variants
+from .links import OUTER, ordered
 from .pins import Pins
 from .predict import predict, with_costs
 from .recompute import Kept, check_rule, forward_ops, saved_values
@@ -122,7 +123,7 @@ def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
             f"mesh pp={pp} dp={dp} tp={tp} is {pp * dp * tp} devices, the cluster has "
             f"{num_devices}; pin axes whose product is {num_devices}"
         )
-    return Mesh((("pp", pp), ("dp", dp), ("tp", tp)))
+    return ordered(Mesh((("pp", pp), ("dp", dp), ("tp", tp))), pins.outer or OUTER[0])
 
 
 def choose_schedule(pins: Pins) -> tuple[str, int]:

@@ -98,10 +98,12 @@ class Parts:
         """What any function has alive in backward."""
         return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
 
-    def sends_us(self, ranks: Sequence[int]) -> tuple[float, ...]:
-        """From every stage to the next at least; ranks: of the stages."""
+    def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
+        """From every stage to the next at least; ranks: of the stages. any_order: whichever of pp
+        and dp is the outer axis."""
         least = min(menu[0].work.exit_bytes for menu in self.menus[:-1])
-        transfer = self.table.links.transfer_us
+        links = self.table.links
+        transfer = links.least_transfer_us if any_order else links.transfer_us
         return tuple(transfer(least, *ends) for ends in zip(ranks, ranks[1:], strict=False))
 
 
@@ -137,6 +139,12 @@ class Evaluator:
         dtype, pins = self.traced.dtype, self.pins
         precision, reduced = choose_precision(dtype, pins), choose_reduce_dtype(dtype, pins)
         return precision_of(dtype, precision, reduced, choose_optimizer(pins))
+
+    @property
+    def any_order(self) -> bool:
+        """Whether bounds hold for either outer axis: reductions over dp take no longer with pp
+        outermost, sends are counted as the shorter ones."""
+        return self.pins.outer is None and self.cluster.nodes > 1
 
     def sharding(self, tp: int) -> ShardedModel:
         """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""
@@ -214,7 +222,8 @@ class Evaluator:
         return self.layouts[key]
 
     def parts_of(self, c: Candidate) -> Parts:
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.schedule in SPLIT)
+        split = c.schedule in SPLIT
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.outer, split)
         if key not in self.parts:
             self.parts[key] = self._parts(c)
         return self.parts[key]
@@ -303,7 +312,7 @@ class Evaluator:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.schedule)
+        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.outer, c.schedule)
         if limit_bytes is not None:
             return self._shortest(c, parts, limit_bytes)
         if key not in self.pipelines:
@@ -326,9 +335,7 @@ class Evaluator:
         reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
         room = None if limit_bytes is None else self.room(c, parts, menus, limit_bytes)
 
-        least = min(menu[0].work.exit_bytes for menu in parts.menus[:-1])
-        links = parts.table.links
-        send_us = min(links.transfer_us(least, rank, rank + 1) for rank in range(c.pp - 1))
+        send_us = min(parts.sends_us(range(c.pp), self.any_order))
 
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)

@@ -93,6 +93,15 @@ def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitte
     return fitted
 
 
+def reordered(evaluator: Evaluator, fitted: Fitted) -> Fitted | None:
+    """The same cuts and levels with the other axis outermost, which holds the same bytes."""
+    other = fitted.candidate.reordered()
+    if other is None:
+        return None
+    model = step_of(evaluator, other, fitted.starts, fitted.picks)
+    return replace(fitted, candidate=other, model=model, timeline=simulate(model))
+
+
 def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     """The best reached by moving one cut by one unit again and again, each time to the first that
     is faster."""
@@ -376,6 +385,7 @@ def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
         zero=c.zero,
         recompute=c.recompute,
         schedule=c.schedule,
+        outer=c.outer,
         chunks=c.chunks if c.schedule == "interleaved" else None,
         cuts=cuts,
     )

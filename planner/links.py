@@ -1,9 +1,9 @@
 """What a collective over a mesh axis costs, given where the axis lies on the machine.
 
-Ranks are row-major over (pp, dp, tp) and nodes hold consecutive ranks, so an axis of `group` ranks
-with `stride` between neighbours spans group * stride of them. Inside a node the cluster's curves
-hold. Across nodes a ring runs through every node once; the members that a node holds share its
-network cards, one each, and the inner links bound what they can use (NCCL rings; hierarchical
+Ranks are row-major over the mesh's axes and nodes hold consecutive ranks, so an axis of `group`
+ranks with `stride` between neighbours spans group * stride of them. Inside a node the cluster's
+curves hold. Across nodes a ring runs through every node once; the members that a node holds share
+its network cards, one each, and the inner links bound what they can use (NCCL rings; hierarchical
 counting as in Calculon, Isaev et al. 2023).
 """
 
@@ -15,6 +15,15 @@ from .cluster import WIRE_SHARE, Cluster, collective_us
 
 # One more node on a ring: latency of NCCL's LL128 protocol over a network (its tuning table).
 HOP_US = 4.0
+
+
+# The axes that may be outermost; tp is innermost always, as it needs the fastest links.
+OUTER = ("pp", "dp")
+
+
+def ordered(mesh: Mesh, outer: str) -> Mesh:
+    """The same sizes with `outer` first: its neighbours are the farthest apart."""
+    return Mesh(tuple(sorted(mesh.axes, key=lambda axis: axis[0] != outer)))
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,17 @@ class Links:
         if source == target:
             return 0.0
         stride, per_node = self.stride("pp"), self.cluster.devices_per_node
-        pairs = ((source * stride + k, target * stride + k) for k in (0, stride - 1))
-        crosses = any(a // per_node != b // per_node for a, b in pairs)
+        block = self.mesh.size("pp") * stride  # blocks lie alike in nodes again after per_node
+        starts = range(0, min(self.mesh.num_devices, block * per_node), block)
+        firsts = (start + k for start in starts for k in (0, stride - 1))
+        ends = ((k + source * stride, k + target * stride) for k in firsts)
+        crosses = any(a // per_node != b // per_node for a, b in ends)
         return strided_us(self.cluster, "send_recv", size_bytes, 2, per_node if crosses else 1)
+
+    def least_transfer_us(self, size_bytes: float, source: int, target: int) -> float:
+        """Whichever of pp and dp is the outer axis."""
+        both = (Links(self.cluster, ordered(self.mesh, outer)) for outer in OUTER)
+        return min(links.transfer_us(size_bytes, source, target) for links in both)
 
     def world_us(self) -> float:
         """An all_reduce of a few bytes over every rank."""

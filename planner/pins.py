@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from meshwright.ir.errors import PlanError
 
+from .links import OUTER
 from .schedules import GENERATORS
 
 # Known before a model is traced.
@@ -13,6 +14,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("pure", "master"),
     "reduce_dtype": ("bf16", "f32"),
     "offload": ("on", "off"),
+    "outer": OUTER,
 }
 
 
@@ -29,7 +31,8 @@ class Pins:
     plan's dtype) or master (gradients summed, moments and master weights in float32).
     reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
-    offload: on lets the search keep activations in the host's memory.
+    offload: on lets the search keep activations in the host's memory. outer: which of pp and dp has
+    its neighbours the farthest apart (None: pp, and over several nodes the search's choice).
     """
 
     pp: int | None = None
@@ -47,6 +50,7 @@ class Pins:
     reduce_dtype: str | None = None
     optimizer: str | None = None
     offload: str | None = None
+    outer: str | None = None
 
 
 def parse_pins(texts: list[str]) -> Pins:

@@ -31,7 +31,7 @@ from .cuts import cut_stages
 from .demands import check_defaults
 from .driver import choose_schedule, make_plan
 from .evaluate import Evaluator
-from .fitting import Fitted, descended, fit, fixed_pins, never_fits, polished
+from .fitting import Fitted, descended, fit, fixed_pins, never_fits, polished, reordered
 from .infeasible import Refusal
 from .levels import CHOSEN
 from .memory import usable_bytes
@@ -48,6 +48,9 @@ MAX_SIMULATED = 200
 # How much slower than the best a plan may be to be cut anew: what that gained at most on the
 # shapes of benchmarks/search_time.py.
 NEAR = 0.12
+# How much slower than the best one may be, as it is cut, for other cuts to be sought with the other
+# axis outermost.
+REORDERED = 0.02
 # Candidates bounded again in the end at most, and the gap at which no more are.
 MAX_HELD, SMALL_GAP = 12, 0.03
 # Of the default price of a byte, other ones that the best plan's placements are solved at.
@@ -137,6 +140,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     ranked, num_unfit = _ranked(evaluator, limit, progress)
     looking = _Search(evaluator, limit, progress, num_unfit)
     left = INF
+    known = {candidate: floor for floor, candidate in ranked}
     waiting = [(floor, False, candidate) for floor, candidate in ranked]  # sorted: a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
@@ -146,7 +150,8 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         if bounded:
             looking.look(candidate, bound)
         else:
-            heappush(waiting, (max(bound, evaluator.bound_us(candidate)), True, candidate))
+            known[candidate] = max(bound, evaluator.bound_us(candidate))
+            heappush(waiting, (known[candidate], True, candidate))
     if looking.best is None:
         raise InfeasibleError(Refusal(evaluator, limit).text())
     looking.finish()
@@ -162,7 +167,7 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         looking.priced_by,
         default,
         bound,
-        losers + _unseen(ranked, looking.losers),
+        losers + _unseen(known, looking.losers),
         len(ranked) + num_unfit,
         looking.simulated,
         looking.num_unfit,
@@ -252,6 +257,7 @@ class _Search:
         for fitted in self._near():
             if self.bounds.get(fitted.candidate, INF) < self.best_us:
                 self._cut_anew(fitted)
+        self._reorder()
         assert self.best is not None
         c, before = self.best.candidate, self.best_us
         for share, other in _repriced(self.evaluator, c.tp):
@@ -261,6 +267,20 @@ class _Search:
                     self.priced_by, self.default_us = other, before
         self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
         self._hold()
+
+    def _reorder(self) -> None:
+        """Try those near the best with the other axis outermost, and cut anew what comes near."""
+        if not self.evaluator.any_order:
+            return
+        for fitted in [f for f in (self.best, *self._near()) if f is not None]:
+            other = reordered(self.evaluator, fitted)
+            if other is None or other.timeline.step_us > (1 + REORDERED) * self.best_us:
+                continue
+            c = other.candidate
+            self._offer(other, str(c))
+            for found in (fit(self.evaluator, c, self.limit), other):
+                if found is not None:
+                    self._offer(descended(self.evaluator, found, self.limit), f"{c}, cut anew")
 
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
@@ -303,13 +323,14 @@ def _tighter(
     return bound_us
 
 
-def _unseen(ranked: list[tuple[float, Candidate]], seen: list[Loser]) -> tuple[Loser, ...]:
+def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ...]:
     """The best-bounded candidate of every mesh that was never simulated."""
     meshes = {x.candidate.mesh for x in seen}
     found: dict[Mesh, Loser] = {}
-    for bound, candidate in ranked:
+    for bound, candidate in sorted((bound, c) for c, bound in known.items()):
         if candidate.mesh not in meshes:
-            found.setdefault(candidate.mesh, Loser(candidate, bound))
+            fits = False if bound == INF else None
+            found.setdefault(candidate.mesh, Loser(candidate, bound, fits=fits))
     return tuple(found.values())
 
 

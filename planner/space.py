@@ -5,13 +5,14 @@ A pin restricts its own decision and nothing else.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.ir.placement import Mesh
 
 from .catalogue import CPU
 from .cluster import Cluster
 from .levels import CHOSEN
+from .links import OUTER, ordered
 from .pins import Pins
 from .schedules import GENERATORS, chunks_of, runs
 
@@ -37,6 +38,7 @@ class Candidate:
     recompute: str
     schedule: str
     chunks: int = 1  # stages of a rank
+    outer: str = "pp"  # the axis whose neighbours are the farthest apart
 
     @property
     def num_stages(self) -> int:
@@ -44,15 +46,22 @@ class Candidate:
 
     @property
     def mesh(self) -> Mesh:
-        return Mesh((("pp", self.pp), ("dp", self.dp), ("tp", self.tp)))
+        return ordered(Mesh((("pp", self.pp), ("dp", self.dp), ("tp", self.tp))), self.outer)
 
     def __str__(self) -> str:
         schedule = f" {self.schedule}" if self.pp > 1 else ""
         schedule += f" chunks={self.chunks}" if self.schedule == "interleaved" else ""
+        outer = "" if self.outer == OUTER[0] else f" outer={self.outer}"
         return (
             f"pp={self.pp} dp={self.dp} tp={self.tp} micro_batch={self.micro_batch} "
-            f"zero={self.zero} recompute={self.recompute}{schedule}"
+            f"zero={self.zero} recompute={self.recompute}{schedule}{outer}"
         )
+
+    def reordered(self) -> "Candidate | None":
+        """With the other one of pp and dp outermost; None where one of them is of one rank."""
+        if 1 in (self.pp, self.dp):
+            return None
+        return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
 
 
 def candidates(
@@ -66,7 +75,8 @@ def candidates(
             for zero in _zeros(dp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
                 for schedule, chunks in _schedules(pp, m, pins, num_instances, left_out):
-                    yield Candidate(pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks)
+                    given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
+                    yield Candidate(*given, pins.outer or OUTER[0])
 
 
 def meshes(

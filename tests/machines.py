@@ -15,3 +15,12 @@ def machine(devices: int, memory_bytes: float, flops: float, link: float, launch
         launch_us=launch,
     )
     return replace(cluster, device=device, levels=(LinkLevel("link", 5.0, link, devices),))
+
+
+def in_nodes(cluster: Cluster, nodes: int, slower: float) -> Cluster:
+    """The same devices in several nodes; between those links are `slower` times slower."""
+    (inner,) = cluster.levels
+    each = cluster.num_devices // nodes
+    outer = LinkLevel("network", 10.0, inner.bytes_per_s / slower, cluster.num_devices)
+    levels = replace(inner, span=each), outer
+    return replace(cluster, nodes=nodes, devices_per_node=each, levels=levels)

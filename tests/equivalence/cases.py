@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from meshwright.planner.links import OUTER
 from meshwright.planner.schedules import chunks_of
 from meshwright.runtime.optimizers.options import NAMES, OptimizerOptions, parse_group
 
@@ -81,6 +82,7 @@ class Case:
     micro_batch: int = 1
     accumulation: int = 1
     seq: int = 8
+    outer: str = "pp"
     zero: int = 0
     recompute: str = "cheap"
     schedule: str = "1f1b"
@@ -132,6 +134,7 @@ class Case:
         kind += f"-reduced-{self.reduce_dtype}" if self.reduce_dtype else ""
         kind += "-stochastic" if dict(self.settings).get("rounding") == "stochastic" else ""
         kind += f"-{self.optimizer}" if self.optimizer != "adamw" else ""
+        mesh += "outer" if self.outer == "dp" else ""
         how = f"{mesh}-{self.schedule}-zero{self.zero}"
         kind += f"-resumed{self.resume}" if self.resume else ""
         return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{how}-{kind}"
@@ -156,7 +159,10 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
         model = ModelDraw(family, stock, variant, seed)
         cases.append(_case(rng, number, model, next(dtypes), next(meshes), schedules))
         cases[-1] = replace(
-            cases[-1], optimizer=_optimizer(cases[-1], optimizers), resume=next(resumes)
+            cases[-1],
+            optimizer=_optimizer(cases[-1], optimizers),
+            resume=next(resumes),
+            outer=random.Random(f"outer/{seed}/{number}").choice(OUTER),
         )
     return cases
 

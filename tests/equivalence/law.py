@@ -97,6 +97,7 @@ class Court:
             zero=case.zero,
             recompute=_recomputed(traced, case),
             schedule=case.schedule,
+            outer=case.outer,
             chunks=case.chunks,
             cuts=random_cuts(case, len(traced.segmented.instances)) if case.cuts else None,
             price=case.price,

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import combinations, product
 
 import pytest
-from machines import machine
+from machines import in_nodes, machine
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.traced import Traced
@@ -40,9 +40,10 @@ MACHINES = [
     (4, 4, 1e11, 1e9, 5.0),
     (4, 4, 1e13, 1e7, 0.0),
     (1, 4, 1e11, 1e9, 0.0),
+    (4, 8, 1e11, 1e9, 5.0),
 ]
-# Machines whose plans may offload, with one set of values to keep a piece.
-OFFLOADING = (7,)
+# Machines whose plans may offload, with one set of values to keep a piece; of two nodes.
+OFFLOADING, TWO_NODES = (7,), (8,)
 
 
 def free_pins(number: int) -> Pins:
@@ -73,6 +74,8 @@ def evaluator_of(number: int) -> Evaluator:
     """With at most three sets of values to keep a piece, so that all choices can be simulated."""
     devices, rows, flops, link, launch = MACHINES[number]
     cluster = machine(devices, 2**40, flops, link, launch)
+    if number in TWO_NODES:
+        cluster = in_nodes(cluster, 2, 10.0)
     evaluator = Evaluator(model(), cluster, SEQ, rows, free_pins(number))
     for tp in {c.tp for c in candidates(cluster, rows, Pins(), 4)}:
         for name, low in evaluator.sharding(tp).lowered.items():
@@ -91,7 +94,9 @@ def plans_of(number: int, candidate: Candidate) -> tuple[Simulated, ...]:
 def every_plan(number: int, pins: Pins) -> list[Simulated]:
     evaluator = evaluator_of(number)
     count = len(model().segmented.instances)
-    space = candidates(evaluator.cluster, evaluator.global_batch, pins, count)
+    space = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
+    if evaluator.cluster.nodes > 1 and pins.outer is None:
+        space += [other for c in space if (other := c.reordered())]
     return [plan for candidate in space for plan in plans_of(number, candidate)]
 
 
@@ -124,7 +129,7 @@ def draw(rng: random.Random) -> Case:
     pipelined = MACHINES[number][0] > 1
     schedule = rng.choice((None, None, *(GENERATORS if pipelined else ())))
     one = rng.choice(every_plan(number, Pins(schedule=schedule))).candidate
-    names = rng.sample(("pp", "dp", "tp", "zero"), rng.randint(0, 2))
+    names = rng.sample(("pp", "dp", "tp", "zero", "outer"), rng.randint(0, 2))
     given = {name: getattr(one, name) for name in names}
     pins = replace(free_pins(number), schedule=schedule, **given)
     case = Case(number, pins, float("inf"))

@@ -1,0 +1,51 @@
+"""Where axes lie: which of pp and dp is outermost, and what that does to their links."""
+
+import pytest
+
+from meshwright.ir.placement import Mesh
+from meshwright.planner.cluster import COLLECTIVES, parse_cluster
+from meshwright.planner.links import Links, ordered
+
+CLUSTERS = ("h100:8x4", "h200:4x8", "a100:8x3", "mi300x:8x2", "rtx4090:4x4", "cpu:2x6")
+SIZES = (16.0, 1e5, 3e7, 2e9)
+
+
+def meshes(devices: int) -> list[Mesh]:
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [
+        Mesh((("pp", pp), ("dp", devices // pp // tp), ("tp", tp)))
+        for tp in (1, 2)
+        for pp in sizes
+        if devices % (pp * tp) == 0
+    ]
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_reductions_over_dp_take_no_longer_with_pp_outermost(name: str) -> None:
+    """Bounds count on it."""
+    cluster = parse_cluster(name)
+    for mesh in meshes(cluster.num_devices):
+        one, two = (Links(cluster, ordered(mesh, outer)) for outer in ("pp", "dp"))
+        for kind in set(COLLECTIVES) - {"send_recv"}:
+            for size in SIZES:
+                assert one.axis_us(kind, size, "dp") <= two.axis_us(kind, size, "dp"), (mesh, kind)
+
+
+def test_a_pipeline_inside_a_node_sends_over_its_links() -> None:
+    cluster = parse_cluster("h100:8x4")
+    mesh = Mesh((("pp", 4), ("dp", 4), ("tp", 2)))
+    far, near = (Links(cluster, ordered(mesh, outer)) for outer in ("pp", "dp"))
+    alone = Links(parse_cluster("h100:8"), Mesh((("pp", 4), ("dp", 1), ("tp", 2))))
+    for source in range(3):
+        assert near.transfer_us(1e8, source, source + 1) == alone.transfer_us(1e8, 0, 1)
+        assert far.transfer_us(1e8, source, source + 1) > 2 * alone.transfer_us(1e8, 0, 1)
+        assert far.least_transfer_us(1e8, source, source + 1) == alone.transfer_us(1e8, 0, 1)
+
+
+def test_a_send_that_crosses_nodes_for_some_ranks_is_as_slow_as_theirs() -> None:
+    """Three stages on nodes of four, dp outermost: stages 0 and 1 of the second replica are ranks 3
+    and 4."""
+    cluster = parse_cluster("h100:4x3")
+    links = Links(cluster, Mesh((("dp", 4), ("pp", 3), ("tp", 1))))
+    inside = Links(parse_cluster("h100:3"), Mesh((("pp", 3),))).transfer_us(1e8, 0, 1)
+    assert links.transfer_us(1e8, 0, 1) > 2 * inside
