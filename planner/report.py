@@ -4,9 +4,10 @@ from meshwright.ir.plan import Plan
 
 from .coverage import coverage
 from .explain import gib, summary
+from .incumbent import Loser
 from .memory import usable_bytes, usable_host_bytes
 from .predict import Prediction
-from .search import Found, Loser
+from .search import Found
 
 RUNNERS_UP = 12
 

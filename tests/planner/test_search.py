@@ -12,11 +12,12 @@ from meshwright.planner.bounds import pipeline_of, tightened
 from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.evaluate import Evaluator
 from meshwright.planner.fitting import fit, polished
+from meshwright.planner.incumbent import repriced
 from meshwright.planner.pins import Pins
 from meshwright.planner.predict import predict
 from meshwright.planner.relaxed import relax
 from meshwright.planner.schedules import GENERATORS
-from meshwright.planner.search import _repriced, search, search_plan
+from meshwright.planner.search import search, search_plan
 from meshwright.planner.space import candidates
 
 SEQ = 64
@@ -125,7 +126,7 @@ def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> Non
     cluster = machine(4, 2**24, 1e9, 1e9, 0.0)
     evaluator = Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2))
     base = evaluator.sharding(2)
-    others = [other.sharding(2) for _, other in _repriced(evaluator, 2)]
+    others = [other.sharding(2) for _, other in repriced(evaluator, 2)]
     assert others and not any(base.same_placements(other) for other in others)
     assert base.same_placements(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2)).sharding(2))
     fixed = search(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2, price=base.price)))
