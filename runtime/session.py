@@ -18,6 +18,7 @@ from .checkpoint import (
     load,
     load_weights,
     newest_good,
+    none_reads,
     read_manifest,
 )
 from .compiling import compiler, missing_toolchain
@@ -237,7 +238,11 @@ class Session:
         return manifest
 
     def _newest(self, folder: Path) -> Manifest | None:
+        """The newest good checkpoint, None where there is none at all. Raises CheckpointError where
+        all are damaged: to start over in their place is for the user to decide."""
         manifest, complaints = newest_good(folder)
+        if manifest is None and complaints:
+            raise CheckpointError(none_reads(folder, complaints))
         for complaint in complaints:
             self.say(f"passed over a checkpoint: {complaint}")
         return manifest

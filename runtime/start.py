@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -256,9 +257,9 @@ def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
     if not failed:
         return max(rank.process.returncode for rank in ranks)
     for rank in sorted(failed, key=lambda r: r.number):
-        messages = [line for line in rank.said() if line.startswith("error: ")]
-        if messages and rank.process.returncode in (2, HUNG):
-            print(messages[0], file=sys.stderr)
+        message = _message(rank.said())
+        if message and rank.process.returncode in (2, HUNG):
+            print(message, file=sys.stderr)
             return rank.process.returncode
     # A rank that was killed is the cause; one that raised may only have lost its peer.
     rank = min(failed, key=lambda r: r.process.returncode >= 0)
@@ -267,6 +268,13 @@ def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
     where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
     print(f"error: rank {rank.number} on {where}: {_death(rank)}", file=sys.stderr)
     return 1
+
+
+def _message(said: list[str]) -> str:
+    """The first "error: " line with the indented ones that go on behind it; "" without one."""
+    start = next((n for n, line in enumerate(said) if line.startswith("error: ")), len(said))
+    more = takewhile(lambda line: line.startswith("  "), said[start + 1 :])
+    return "\n".join([*said[start : start + 1], *more])
 
 
 def _death(rank: _Rank) -> str:

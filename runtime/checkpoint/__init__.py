@@ -1,7 +1,7 @@
 """Checkpoints that any plan resumes: boxes of logical tensors in safetensors, state in JSON."""
 
 from .load import load, load_weights
-from .manifest import CheckpointError, Manifest, State, newest_good, read_manifest
+from .manifest import CheckpointError, Manifest, State, newest_good, none_reads, read_manifest
 from .store import Checkpointer
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "load",
     "load_weights",
     "newest_good",
+    "none_reads",
     "read_manifest",
 ]

@@ -193,6 +193,17 @@ def newest_good(folder: Path) -> tuple[Manifest | None, list[str]]:
     return None, complaints
 
 
+def none_reads(folder: Path, complaints: list[str]) -> str:
+    """The message where a run's checkpoints are all damaged, a line each; newest first."""
+    lines = (f"  {complaint}" for complaint in complaints)
+    return (
+        f"none of the {len(complaints)} checkpoints in {folder} can be read; nothing was changed\n"
+        + "\n".join(lines)
+        + "\n  restore one of them, give --resume the path of another, or start from step 0: in "
+        "another --out, or here without --resume, which moves them aside first"
+    )
+
+
 def _seen_by_rank_0(folder: Path) -> list[Path]:
     """What rank 0 published, on all ranks: each by itself may look before it is there."""
     steps = [step_of(path) for path in complete(folder)]

@@ -105,6 +105,28 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     assert "step_00000002 after 2 steps" in said
 
 
+def test_auto_refuses_where_none_of_the_checkpoints_reads(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Starting at step 0 would put the days of a run aside without being asked."""
+    out = tmp_path / "run"
+    shutil.copytree(folder / "first", out)
+    old, new = (out / "checkpoints" / f"step_0000000{step}" for step in (2, 4))
+    (old / "rank_00001.safetensors").unlink()
+    (new / "manifest.json").write_text("{")
+    before = sorted(p.relative_to(out) for p in out.rglob("*") if "beats" not in p.parts)
+    run = ["run", str(folder / "zero3"), *RUN, "--steps", "4", "--resume", "auto"]
+    capfd.readouterr()
+    assert main([*run, "--out", str(out)]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: none of the 2 checkpoints in {out / 'checkpoints'} can be")
+    assert f"{new}: no readable manifest.json" in error and "rank 1" not in error
+    assert f"{old / 'rank_00001.safetensors'}: 0 bytes, the manifest says " in error
+    assert "another --out" in error and "without --resume" in error
+    after = sorted(p.relative_to(out) for p in out.rglob("*") if "beats" not in p.parts)
+    assert after == before, "nothing was moved"
+
+
 def test_a_manifest_in_which_a_digit_flipped_is_passed_over(folder: Path, tmp_path: Path) -> None:
     """It is JSON still, and its files are whole: only its own digest tells."""
     copy = tmp_path / "step_00000002"

@@ -317,7 +317,7 @@ class Attempts:
         self.out, self.ends, self.resumed = out, list(ends), []
 
     def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> tuple[int, bool]:
-        self.resumed.append(options["resume"])
+        self.resumed.append(options.get("resume"))
         code, saved = self.ends.pop(0)
         for step in saved:
             (self.out / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
@@ -337,6 +337,17 @@ def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
     assert start.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
     assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2
     assert "as it began" in said[0] and all("newest good" in text for text in said[1:])
+
+
+def test_a_restart_that_is_refused_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of what was saved reads, say: it will not the next time either."""
+    out = tmp_path / "run"
+    attempts = Attempts(out, (1, [4]), (2, []))
+    monkeypatch.setattr(start, "_start_once", attempts)
+    assert start.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None) == 2
+    assert attempts.resumed == [None, "auto"]
 
 
 def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path) -> None:
