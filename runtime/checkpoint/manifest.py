@@ -217,6 +217,15 @@ def _seen_by_rank_0(folder: Path) -> list[Path]:
     return [folder_of(folder, step) for step in steps]
 
 
+def on_any_rank(*flags: bool) -> tuple[bool, ...]:
+    """Of each flag, whether it is set on any rank; the same on all."""
+    if world() == 1:
+        return flags
+    both = torch.tensor(flags, dtype=torch.int32, device=mesh.device())
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    return tuple(map(bool, both.tolist()))
+
+
 def any_rank(problem: str) -> str:
     """The complaint of the first rank that has one, on all ranks; empty when none has."""
     if world() == 1:

@@ -39,6 +39,7 @@ from .manifest import (
     complete,
     digest_of,
     folder_of,
+    on_any_rank,
     rank,
     sha256,
     step_of,
@@ -78,8 +79,8 @@ class Checkpointer:
     def save(self, state: State) -> float:
         """Copy this rank's boxes to the host and write them in the background.
 
-        Returns the seconds that the step waited. Raises CheckpointError when an earlier write
-        failed (a full disk, say).
+        Returns the seconds that the step waited. Raises CheckpointError, on all ranks, when an
+        earlier write failed on one (a full disk, say).
         """
         started = time.perf_counter()
         self.wait()
@@ -209,16 +210,21 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def wait(self) -> None:
-        """Until the last save is on disk; raises CheckpointError if it failed."""
-        while self._writer is not None:
-            self._writer.join(timeout=1.0)
-            if self._writer.is_alive():
-                self.executor.beacon.mark("SAVE")
-            else:
-                self._writer = None
-        if self._failure is not None:
-            problem, self._failure = self._complaint(), None
-            raise CheckpointError(problem)
+        """Until the last save of every rank is on disk. To be called on all ranks.
+
+        Raises CheckpointError on all of them if one could not write: after a run's last step
+        nothing else would tell the others, and rank 0 would wait for that rank's file.
+        """
+        pending = True
+        while pending:
+            if self._writer is not None:
+                self._writer.join(timeout=1.0)
+            self.executor.beacon.mark("SAVE")
+            alive = self._writer is not None and self._writer.is_alive()
+            failed, pending = on_any_rank(self.failed, alive)
+            if failed:
+                self.fail_together()
+        self._writer = None
 
     @property
     def failed(self) -> bool:

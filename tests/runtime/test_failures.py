@@ -28,6 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two data-parallel ranks of the tiny preset."""
     folder = tmp_path_factory.mktemp("failures")
     sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2", "--pin", "dp=2"]
+    sizes += ["--pin", "zero=1"]  # both have something to write into a checkpoint
     assert main(["plan", "tiny", *sizes, "-o", str(folder / "plan.txt")]) == 0
     assert main(["compile", str(folder / "plan.txt"), "-o", str(folder / "program")]) == 0
     return folder / "program"
@@ -119,6 +120,33 @@ def test_a_write_that_fails_on_one_rank_ends_the_run_before_the_next_save(
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".part"]
 
 
+def _little_disk() -> None:
+    """As on a host whose disk is full: marks fit, a checkpoint does not."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+@pytest.mark.parametrize("steps", ["1", "2000"])
+def test_all_ranks_learn_that_the_last_write_failed_on_one(
+    steps: str, program: Path, tmp_path: Path
+) -> None:
+    """No step comes after it that would tell them: it is the run's last, or a signal asked for it.
+    Rank 0 waits for a file that rank 1 will never write."""
+    words = [sys.executable, "main.py", *RUN, "--steps", steps, "--out", str(tmp_path / "run")]
+    save = ["--save-every", "1"] if steps == "1" else []
+    ranks = _by_hand(program, [*words, *save], _little_disk)
+    try:
+        if not save:
+            _after_step(tmp_path / "run", 1)
+            ranks[0].send_signal(signal.SIGTERM)
+        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    for message in messages:
+        assert "could not be written by rank 1 on " in message and "File too large" in message
+
+
 def test_a_stopped_rank_is_named_within_the_bound(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
@@ -179,15 +207,8 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 1e9)
         Beacon(tmp_path / "run" / "beats", 1).mark("STEP")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     words = [sys.executable, "-c", HANGS.format(where=where), *RUN, "--hang-after", "0.4"]
-    words += ["--out", str(tmp_path / "run")]
-    ranks = []
-    for rank in ("0", "1"):
-        environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
-        ranks.append(subprocess.Popen(words, cwd=program, env=environment, stderr=subprocess.PIPE))
+    ranks = _by_hand(program, [*words, "--out", str(tmp_path / "run")])
     try:
         _one_ends(ranks, 3)
         time.sleep(0.5)
@@ -197,6 +218,25 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
     messages = b"".join(rank.communicate()[1] for rank in ranks if rank.wait() == 3).decode()
     assert "error: no progress for 4 s: rank 1 on " in messages and said in messages
     assert "rank 0" not in messages
+
+
+def _by_hand(
+    program: Path, words: list[str], before_rank_1: Callable[[], None] | None = None
+) -> list[subprocess.Popen]:
+    """Two ranks as torchrun starts them. before_rank_1: called in its process first."""
+    environment = {**os.environ}
+    environment.pop("PYTHONPATH", None)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    ranks = []
+    for rank, before in (("0", None), ("1", before_rank_1)):
+        environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+        ranks.append(
+            subprocess.Popen(
+                words, cwd=program, env=environment, stderr=subprocess.PIPE, preexec_fn=before
+            )
+        )
+    return ranks
 
 
 def _one_ends(processes: list[subprocess.Popen], code: int) -> None:
