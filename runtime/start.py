@@ -28,6 +28,12 @@ STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # After the first rank died the others have so long to say what they know of it.
 _GRACE_S = 2.0
 _LOOK_EVERY_S = 1.0
+# What a signal that nobody sent on purpose means most often.
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory?)",
+    signal.SIGBUS: " (a memory-mapped file, of data or weights, got shorter while it was read, or "
+    "its disk failed, or /dev/shm is full)",
+}
 
 
 @dataclass
@@ -281,9 +287,8 @@ def _death(rank: _Rank) -> str:
     code = rank.process.returncode
     if code >= 0:
         return f"exit code {code}; the run ended, go on with --resume auto"
-    name = signal.Signals(-code).name
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}; the run ended, go on with --resume auto"
+    hint = _HINTS.get(-code, "")
+    return f"killed by {signal.Signals(-code).name}{hint}; the run ended, go on with --resume auto"
 
 
 def num_ranks(layout: str) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .corpus import ArrayCorpus, SyntheticCorpus
 from .errors import DataError
+from .mapped import MappedTokens
 from .tokenizer import BYTES_SHA256
 
 HELD_OUT_ONE_IN = 20  # of the files, or of the bytes at the end of a single file
@@ -38,14 +39,10 @@ def _is_held_out(name: str) -> bool:
 
 def file_bytes(name: str, path: Path, held_out: bool) -> ArrayCorpus:
     """Raw bytes of one file; the last twentieth is held out."""
-    try:
-        size = path.stat().st_size
-        # An empty file cannot be mapped; the reader says how short it is.
-        tokens = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    cut = size - size // HELD_OUT_ONE_IN
-    return ArrayCorpus(name, tokens[cut:] if held_out else tokens[:cut], tokenizer=BYTES_SHA256)
+    tokens = MappedTokens(path, np.dtype(np.uint8))
+    cut = len(tokens) - len(tokens) // HELD_OUT_ONE_IN
+    chosen = tokens.part(slice(cut, None) if held_out else slice(cut))
+    return ArrayCorpus(name, chosen, tokenizer=BYTES_SHA256)
 
 
 def synthetic(name: str, held_out: bool) -> SyntheticCorpus:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import DataError
+from .mapped import MappedTokens
 from .permutation import hash_of
 
 BLOCK_BYTES, BLOCKS = 2**16, 64  # what a fingerprint reads
@@ -42,10 +43,10 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class ArrayCorpus:
-    """A stream held in one array, which may be mapped from a file."""
+    """A stream held in one array, or in a file that is mapped into memory."""
 
     name: str
-    tokens: np.ndarray
+    tokens: np.ndarray | MappedTokens
     vocab: int = 256
     tokenizer: str = ""
     known: str = ""  # the identity, where a manifest states it
@@ -63,7 +64,7 @@ class ArrayCorpus:
         return self.tokens[start:stop].astype(np.int64)
 
 
-def fingerprint(tokens: np.ndarray) -> str:
+def fingerprint(tokens: np.ndarray | MappedTokens) -> str:
     """SHA-256 over the size and 64 evenly spaced blocks: quick on files of any size."""
     digest = hashlib.sha256(f"{tokens.dtype.str} {len(tokens)}".encode())
     count = BLOCK_BYTES // tokens.dtype.itemsize

@@ -6,6 +6,7 @@ import numpy as np
 
 from .corpus import ArrayCorpus, JoinedCorpus
 from .manifest import Manifest, check_hashes, check_sizes, read_manifest
+from .mapped import MappedTokens
 from .progress import Progress
 
 CHEAP_BYTES = 2**26  # hashes of no more than this are checked whenever the folder is opened
@@ -24,7 +25,7 @@ def open_shards(folder: Path) -> JoinedCorpus:
     parts = tuple(
         ArrayCorpus(
             f"shards:{folder}/{shard.name}",
-            np.memmap(folder / f"{shard.name}.bin", dtype, "r"),
+            MappedTokens(folder / f"{shard.name}.bin", dtype),
             manifest.vocab_size,
             sha256,
             shard.sha256,

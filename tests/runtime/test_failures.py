@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright.cli import main
 from meshwright.runtime import start
+from meshwright.runtime.data.tokenize import Settings, tokenize
 from meshwright.runtime.health import Beacon, holding_up, read_beat
 
 CLI = [sys.executable, "-m", "meshwright.cli"]
@@ -145,6 +147,27 @@ def test_all_ranks_learn_that_the_last_write_failed_on_one(
     assert [rank.returncode for rank in ranks] == [2, 2]
     for message in messages:
         assert "could not be written by rank 1 on " in message and "File too large" in message
+
+
+def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    text, shards = tmp_path / "in.txt", tmp_path / "shards"
+    text.write_bytes(bytes(range(1, 200)) * 1000)
+    tokenize([str(text)], shards, Settings(shard_tokens=100_000))
+    process = started("--steps", "20000", "--data", f"shards:{shards}")
+    _after_step(tmp_path / "run", 1)
+    os.truncate(shards / "shard_00001.bin", 5000)
+    assert process.wait(TIMEOUT_S) == 2
+    message = process.stderr.read()
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert f"{shards}/shard_00001.bin has 5000 bytes, it had 99001 when the run began" in message
+
+
+def test_a_rank_killed_by_a_mapped_file_that_got_shorter_says_what_that_means() -> None:
+    for number, said in ((signal.SIGBUS, "a memory-mapped file"), (signal.SIGKILL, "memory?")):
+        rank = start._Rank(0, SimpleNamespace(returncode=-number), None)  # type: ignore[arg-type]
+        assert f"killed by {number.name} (" in start._death(rank) and said in start._death(rank)
 
 
 def test_a_stopped_rank_is_named_within_the_bound(

@@ -182,6 +182,25 @@ def test_a_truncated_shard_is_refused_with_both_sizes(copy: Path) -> None:
     assert "cannot read" in refusal(copy) and "shard_00001.bin" in refusal(copy)
 
 
+@pytest.mark.parametrize("kind", ["shards", "file"])
+def test_a_file_that_gets_shorter_while_it_is_read_is_named(copy: Path, kind: str) -> None:
+    """What is read here lies in the part that is left, in the file's first page: behind it this
+    process would be killed by SIGBUS."""
+    path = copy / "shard_00001.bin"
+    name = f"shards:{copy}" if kind == "shards" else f"file:{path}"
+    corpora = [open_corpus(name, "train")]
+    corpora += [open_corpus(name, "held-out")] if kind == "file" else []
+    assert all(len(corpus.read(0, 8)) for corpus in corpora)
+    with open(path, "r+b") as file:
+        file.truncate(60)
+    for corpus in corpora:
+        start = 100 if kind == "shards" else 0
+        with pytest.raises(DataError, match="shard_00001.bin has 60 bytes, it had 100 when"):
+            corpus.read(start, start + 4)
+    if kind == "shards":
+        assert len(corpora[0].read(0, 8)) == 8, "the other shards are whole"
+
+
 def test_a_changed_byte_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copy / "shard_00001.bin"
     data = bytearray(path.read_bytes())
