@@ -111,7 +111,7 @@ _MAIN = '''\
 
 from pathlib import Path
 
-from runtime.launch import main
+from runtime.entry import main
 
 if __name__ == "__main__":
     main(Path(__file__).parent)

@@ -1,10 +1,8 @@
-"""The entry of an emitted program: arguments, process group, exit codes."""
+"""A rank among others: process group, signals that ask for a stop, the end."""
 
-import argparse
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,64 +11,30 @@ import torch
 import torch.distributed as dist
 
 from . import mesh
-from .health import GROUPS, LAUNCH, RENDEZVOUS, Beacon, Watch, start_limit_s
-from .options import RunOptions, add_arguments, run_options
+from .entry import world
+from .health import GROUPS, RENDEZVOUS, Beacon
+from .options import RunOptions
 from .program import load_layout
 from .session import Session
+from .watch import start_limit_s
 
-# Rank 0 speaks for all when all fail alike: others wait so long before they speak for themselves.
-_AFTER_RANK_0_S = 1.0
 _AFTER_WATCH_S = 60.0
 _LONGEST_S = 30 * 86400.0
 
 
-def main(folder: Path) -> None:
-    """Train the program in `folder` with the command line's options; exit code 2 on bad input."""
-    parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
-    add_arguments(parser)
-    given = parser.parse_args()
-    # Streams share this many queues of the device, and one that waits holds up those in its queue.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+def launch(folder: Path, options: RunOptions, beacon: Beacon) -> int:
+    """Train the program in `folder` as one rank of those in the environment; the exit code."""
     stop = StopSignal()
-    try:
-        options = run_options(vars(given))
-        # Before the rendezvous, which would wait for ranks that nobody launches.
-        mesh.check_world(load_layout(folder).mesh, _world())
-        beacon = _watched(options)
-        timeout = _timeout(options.hang_after)
-        device = start_distributed(beacon, timeout)
-        code = run(folder, options, device, stop, beacon, timeout)
-    except (ValueError, OSError) as error:
-        _refuse(error)
-    finish(code)
-
-
-def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _watched(options: RunOptions) -> Beacon:
-    """This rank's beacon, marked, and a watch over it: from here on no rank hangs unseen."""
-    beats, rank = Path(options.out) / "beats", int(os.environ.get("RANK", "0"))
-    beacon = Beacon(beats, rank)
-    beacon.mark(LAUNCH)
-    Watch(beats, rank, _world(), beacon, options.hang_after)
-    return beacon
+    # Before the rendezvous, which would wait for ranks that nobody launches.
+    mesh.check_world(load_layout(folder).mesh, world())
+    timeout = _timeout(options.hang_after)
+    device = start_distributed(beacon, timeout)
+    return run(folder, options, device, stop, beacon, timeout)
 
 
 def _timeout(hang_after_s: float) -> timedelta:
     """Of torch's own waits, which name nobody: longer than any that the watch allows."""
     return timedelta(seconds=min(start_limit_s(hang_after_s) + _AFTER_WATCH_S, _LONGEST_S))
-
-
-def _refuse(error: ValueError | OSError) -> None:
-    """One line on stderr, exit code 2."""
-    rank = int(os.environ.get("RANK", "0"))
-    if rank:
-        time.sleep(_AFTER_RANK_0_S)
-    where = f"rank {rank}: " if rank else ""
-    print(f"error: {where}{error}", file=sys.stderr, flush=True)
-    os._exit(2)
 
 
 def finish(code: int) -> None:
@@ -97,7 +61,7 @@ def start_distributed(beacon: Beacon, timeout: timedelta) -> torch.device:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if _world() > 1:
+    if world() > 1:
         beacon.mark(RENDEZVOUS)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)

@@ -18,10 +18,11 @@ from typing import IO
 
 from .checkpoint.manifest import complete
 from .data import absolute
-from .health import HUNG, LAUNCHER, read_beat, stands_still, start_limit_s
+from .health import read_beat
 from .options import STOPPED, RunOptions, flag
 from .program import ProgramError
 from .run_folder import check_free
+from .watch import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -124,7 +125,8 @@ def _start_once(
             environment = _environment(n, count, port)
             forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
         forwarding.listen()
-        silent = partial(_silent_rank, beats, time.time(), start_limit_s(_hang_after_s(options)))
+        sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
+        silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = _wait(forwarding.ranks, silent)
         code = _say_hung(hung) if hung else _report(failed, forwarding.ranks, beats)
     if code == 2 and new:
@@ -243,12 +245,14 @@ def _wait(ranks: list[_Rank], silent: Callable[[list[_Rank]], str]) -> tuple[lis
     return failed, ""
 
 
-def _silent_rank(beats: Path, since_s: float, limit_s: float, ranks: list[_Rank]) -> str:
+def _silent_rank(sightings: Sightings, since_s: float, limit_s: float, ranks: list[_Rank]) -> str:
     """What to say of a rank that gave no sign of life for so long: its own watch stands, too, or
     never began, and there may be no other rank to notice."""
+    sightings.look()
     for rank in ranks:
-        beat = read_beat(beats, rank.number)
-        if time.time() - max(since_s, beat.last_s if beat else since_s) > limit_s:
+        seen = sightings.of.get(rank.number)
+        if time.monotonic() - (seen.seen_s if seen else since_s) > limit_s:
+            beat = seen.beat if seen else None
             return stands_still(limit_s, rank.number, beat, socket.gethostname())
     return ""
 

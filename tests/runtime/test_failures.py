@@ -1,7 +1,6 @@
 """Dead, hung and stopped ranks: the run ends in seconds, says who and where, and goes on."""
 
 import json
-import math
 import os
 import resource
 import signal
@@ -18,7 +17,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.runtime import start
 from meshwright.runtime.data.tokenize import Settings, tokenize
-from meshwright.runtime.health import Beacon, holding_up, read_beat
+from meshwright.runtime.health import Beacon
 
 CLI = [sys.executable, "-m", "meshwright.cli"]
 RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--schedule", "constant"]
@@ -187,7 +186,7 @@ def test_a_stopped_rank_is_named_within_the_bound(
 def test_a_rank_that_stops_while_it_starts_is_named_within_the_bound(
     started: Callable[..., subprocess.Popen],
 ) -> None:
-    """It stands before its first mark; the other waits for it in the rendezvous."""
+    """It stands at its first mark, or before; the other waits for it in the rendezvous."""
     process = started("--steps", "2000", "--hang-after", "0.8")
     while len(_children(process)) < 2:
         time.sleep(0.01)
@@ -198,21 +197,28 @@ def test_a_rank_that_stops_while_it_starts_is_named_within_the_bound(
     assert 7 < time.monotonic() - stopped < 15
     message = process.stderr.read()
     assert message.startswith("error: no progress for 8 s: rank 1 on ")
-    assert "has not come to its start" in message
+    assert "has not come to its start" in message or "action LAUNCH" in message
 
 
 # Stands where asked, as a file system or a network that does not answer would make it.
 HANGS = """
-import os, sys, time
+import ctypes, os, sys, time
 sys.argv[0] = "main.py"
 sys.path.insert(0, os.getcwd())
-from runtime import launch, session
+from pathlib import Path
+from runtime import entry, health
 def hang(*_, **__):
     time.sleep(600)
-if os.environ["RANK"] == "1":
+def blocks(*_, **__):
+    ctypes.PyDLL(None).sleep(600)  # and no other thread of Python's runs, as while a library loads
+class Finder:
+    def __init__(self, find):
+        self.find = find
+    def find_spec(self, name, *_):
+        return self.find() if name == "runtime.launch" else None
+if "{rank}" in ("both", os.environ["RANK"]):
     {where}
-from pathlib import Path
-launch.main(Path.cwd())
+entry.main(Path.cwd())
 """
 
 
@@ -220,18 +226,18 @@ launch.main(Path.cwd())
     ("where", "said"),
     [
         ("hang()", "has not come to its start"),
-        ("session.open_reader = hang", "step 0, stage 0, action DATA"),
+        (
+            "from runtime import session; session.open_reader = hang",
+            "at step 0, stage 0, action DATA",
+        ),
     ],
 )
 def test_ranks_without_our_launcher_see_who_does_not_start(
-    where: str, said: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, said: str, program: Path, tmp_path: Path
 ) -> None:
     """As torchrun starts them: each rank by itself, in a folder where marks of a run before lie."""
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", lambda: 1e9)
-        Beacon(tmp_path / "run" / "beats", 1).mark("STEP")
-    words = [sys.executable, "-c", HANGS.format(where=where), *RUN, "--hang-after", "0.4"]
-    ranks = _by_hand(program, [*words, "--out", str(tmp_path / "run")])
+    Beacon(tmp_path / "run" / "beats", 1).mark("STEP")
+    ranks = _hanging(program, tmp_path, "1", where, "0.6")
     try:
         _one_ends(ranks, 3)
         time.sleep(0.5)
@@ -239,8 +245,41 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
         for rank in ranks:
             rank.kill()
     messages = b"".join(rank.communicate()[1] for rank in ranks if rank.wait() == 3).decode()
-    assert "error: no progress for 4 s: rank 1 on " in messages and said in messages
+    assert "error: no progress for 6 s: rank 1 on " in messages and said in messages
     assert "rank 0" not in messages
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("health.Beacon._open = hang", 3, "rank {} on {} has not come to its start"),
+        ("sys.meta_path.insert(0, Finder(hang))", 3, "holds it up, at step 0, stage 0, action LAU"),
+        ("sys.meta_path.insert(0, Finder(blocks))", 1, "in find_spec"),
+    ],
+)
+def test_ranks_that_all_hang_while_they_start_end_by_themselves(
+    where: str, code: int, said: str, program: Path, tmp_path: Path
+) -> None:
+    """Nobody is left to see it: the run's folder, or that of torch, does not answer."""
+    began = time.monotonic()
+    ranks = _hanging(program, tmp_path, "both", where, "0.2")
+    try:
+        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert time.monotonic() - began > 2
+    assert [rank.returncode for rank in ranks] == [code, code]
+    for number, message in enumerate(messages):
+        assert said.format(number, socket.gethostname()) in message
+
+
+def _hanging(
+    program: Path, tmp_path: Path, rank: str, where: str, hang_after_s: str
+) -> list[subprocess.Popen]:
+    script = HANGS.format(rank=rank, where=where)
+    words = [sys.executable, "-c", script, *RUN, "--hang-after", hang_after_s]
+    return _by_hand(program, [*words, "--out", str(tmp_path / "run")])
 
 
 def _by_hand(
@@ -267,48 +306,6 @@ def _one_ends(processes: list[subprocess.Popen], code: int) -> None:
     while code not in [process.poll() for process in processes]:
         assert time.monotonic() < deadline, f"no process ended with {code}"
         time.sleep(0.05)
-
-
-def test_the_rank_least_far_in_the_start_holds_the_others_up(tmp_path: Path) -> None:
-    """Though its mark is the newest: it was started last."""
-    beacons = [Beacon(tmp_path, rank) for rank in range(3)]
-    began = time.time()
-
-    def named() -> tuple[int, str]:
-        found = holding_up(tmp_path, 3, began)
-        assert found is not None
-        return found[0], "" if found[1] is None else found[1].kind
-
-    for rank, kind in ((2, "RENDEZVOUS"), (0, "LAUNCH")):
-        beacons[rank].mark(kind)
-        beacons[rank].sign()
-    assert named() == (1, ""), "it has not come to its start"
-    beacons[1].mark("RENDEZVOUS")
-    beacons[1].sign()
-    assert named() == (0, "LAUNCH")
-    for rank, kind in ((1, "GROUPS"), (0, "LOAD"), (2, "DATA")):
-        beacons[rank].mark(kind)
-    assert named() == (1, "GROUPS")
-    beacons[1].mark("LOAD")
-    assert named() == (0, "LOAD"), "the oldest"
-    (tmp_path / "rank_00000").unlink()
-    assert named() == (2, "DATA"), "all are past the rendezvous: its marks are on another disk"
-
-
-def test_one_rank_alone_is_watched_by_its_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beacon = Beacon(tmp_path, 0)
-    beacon.mark("F", 0, 2)
-    began = time.time()
-    rank = start._Rank(0, None, None)  # type: ignore[arg-type]
-    assert start._silent_rank(tmp_path, began, 60.0, [rank]) == ""
-    monkeypatch.setattr(time, "time", lambda: began + 61)
-    said = start._silent_rank(tmp_path, began, 60.0, [rank])
-    assert "no progress for 60 s: rank 0 on " in said and "action F, micro-batch 2" in said
-    beacon.sign()
-    assert start._silent_rank(tmp_path, began, 60.0, [rank]) == ""
-    assert start._silent_rank(tmp_path, began, math.inf, [rank]) == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -477,32 +474,3 @@ def test_a_file_for_a_folder_is_refused(
     assert main(["run", str(program), *RUN, "--out", str(tmp_path / "taken")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --out") and "is a file" in error
-
-
-def test_beats_hold_the_last_mark(tmp_path: Path) -> None:
-    beacon = Beacon(tmp_path, 3)
-    beacon.step = 7
-    beacon.mark("SEND_B", 2, 5)
-    beat = read_beat(tmp_path, 3)
-    assert beat is not None and str(beat) == "step 7, stage 2, action SEND_B, micro-batch 5"
-    assert read_beat(tmp_path, 4) is None
-
-
-def test_the_rank_that_signs_no_longer_holds_the_others_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its mark may be the newest of all: it went on alone, then its process stopped."""
-    beacons = [Beacon(tmp_path, rank) for rank in range(3)]
-    beacons[2].mark("F")
-    beacons[2].sign()
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 2.2)
-    for rank in (0, 1):
-        beacons[rank].mark("B", 0, rank)
-        beacons[rank].sign()
-    beacons[2].mark("STEP")
-    found = holding_up(tmp_path, 3)
-    assert found is not None and found[0] == 2
-    beacons[2].sign()
-    found = holding_up(tmp_path, 3)
-    assert found is not None and found[0] == 0

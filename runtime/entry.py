@@ -1,0 +1,67 @@
+"""Where a rank's process begins: watched before it reads anything large, torch among it."""
+
+import argparse
+import faulthandler
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from .health import LAUNCH, Beacon
+from .options import RunOptions, add_arguments, run_options
+from .watch import Watch, start_limit_s
+
+# Rank 0 speaks for all when all fail alike: others wait so long before they speak for themselves.
+_AFTER_RANK_0_S = 1.0
+# After so many times the limit of the start a process is ended whose interpreter stands still.
+_BLOCKED_TIMES = 1.25
+
+
+def main(folder: Path) -> None:
+    """Train the program in `folder` with the command line's options; exit code 2 on bad input."""
+    parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
+    add_arguments(parser)
+    given = parser.parse_args()
+    # Streams share this many queues of the device, and one that waits holds up those in its queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    try:
+        options = run_options(vars(given))
+        beacon = watched(options)
+        from . import launch
+
+        faulthandler.cancel_dump_traceback_later()
+        code = launch.launch(folder, options, beacon)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    launch.finish(code)
+
+
+def world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def watched(options: RunOptions) -> Beacon:
+    """This rank's beacon, marked, and a watch over it: from here on no rank hangs unseen.
+
+    While a library is loaded no thread of Python's may run, so that a timer in C stands by, too: it
+    prints where each thread stands.
+    """
+    beats, rank = Path(options.out) / "beats", int(os.environ.get("RANK", "0"))
+    beacon = Beacon(beats, rank)
+    Watch(beats, rank, world(), beacon, options.hang_after)
+    limit_s = _BLOCKED_TIMES * start_limit_s(options.hang_after)
+    if math.isfinite(limit_s):
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+    beacon.mark(LAUNCH)
+    return beacon
+
+
+def _refuse(error: ValueError | OSError) -> None:
+    """One line on stderr, exit code 2."""
+    rank = int(os.environ.get("RANK", "0"))
+    if rank:
+        time.sleep(_AFTER_RANK_0_S)
+    where = f"rank {rank}: " if rank else ""
+    print(f"error: {where}{error}", file=sys.stderr, flush=True)
+    os._exit(2)
