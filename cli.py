@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +21,37 @@ if TYPE_CHECKING:  # the rooms load when a command needs them
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; 0 on success, 2 on bad input with one message and no traceback."""
+    """Run a command; 0 on success, 2 on bad input with one message and no
+    traceback, 130 and 143 when Ctrl-C or SIGTERM ended it."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return arguments.run(arguments) or 0
+        with _ended_by_sigterm():
+            return arguments.run(arguments) or 0
     except (ValueError, OSError) as error:
         if arguments.debug:
             raise
         print(f"error: {_one_message(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted; nothing was left half-written", file=sys.stderr)
-        return 130
+        return 143 if isinstance(interrupt, _Terminated) else 130
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does: it removes what is half-written."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _one_message(error: Exception) -> str:

@@ -10,12 +10,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
-
-from .whole_file import whole_file
 
 DTYPES = {
     "F64": torch.float64,
@@ -49,16 +47,18 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_tensors(path: Path, entries: Sequence[Entry]) -> None:
-    """Write entries as `path`, complete or not at all, with the metadata {"format": "pt"}.
+def write_tensors(
+    file: IO[bytes], entries: Sequence[Entry], wrote: Callable[[Entry], None] = lambda entry: None
+) -> None:
+    """Write entries into `file`, with the metadata {"format": "pt"}. wrote: called after each.
 
     A wide dtype goes before a narrow one, so that each is aligned; then by name.
     """
     ordered = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-    with whole_file(path) as file:
-        file.write(_header(ordered))
-        for entry in ordered:
-            file.write(_elements(entry))
+    file.write(_header(ordered))
+    for entry in ordered:
+        file.write(_elements(entry))
+        wrote(entry)
 
 
 def _header(entries: Sequence[Entry]) -> bytes:

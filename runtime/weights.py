@@ -8,6 +8,7 @@ tensor in memory at a time; a file ends where the next tensor would make it larg
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial, reduce
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from .boxes import Box, Index
 from .checkpoint.manifest import CheckpointError, Files, Manifest, Stored, read_manifest
+from .progress import Progress
 from .tensor_file import Entry, write_tensors
-from .whole_file import write_whole
+from .whole_file import whole_file, write_whole
 
 PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
@@ -64,7 +66,7 @@ def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> li
 
     Raises CheckpointError where the checkpoint lacks a parameter, or has one that no target takes.
     """
-    manifest = read_manifest(checkpoint)
+    manifest = read_manifest(checkpoint, shows=True)
     kept = {name for kind, name in manifest.boxes if kind == "param"}
     wanted = [part for _, parts, _ in targets for part in parts]
     if sorted(wanted) != sorted(kept):
@@ -75,7 +77,8 @@ def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> li
         )
     _make_empty(out)
     with Files(checkpoint) as files:
-        return _write_files([_exported(target, manifest, files) for target in targets], out)
+        entries = [_exported(target, manifest, files) for target in targets]
+        return _write_files("export", entries, out)
 
 
 def _exported(target: Target, manifest: Manifest, files: Files) -> Entry:
@@ -130,7 +133,7 @@ def import_weights(
             entry for target in targets for entry in _imported(target, stored, shapes, files)
         ]
         _make_empty(out)
-        return _write_files(entries, out)
+        return _write_files("import", entries, out)
 
 
 def _imported(
@@ -158,6 +161,8 @@ def _make_empty(out: Path) -> None:
     """A folder for weights. Raises CheckpointError where others lie in it: a reader takes a
     `model.safetensors` before any index, so that they would be read in place of the new ones."""
     out.mkdir(parents=True, exist_ok=True)
+    for part in out.glob(".model*.part"):  # of a command that was killed
+        part.unlink()
     others = sorted(path.name for path in out.glob("*.safetensors*"))
     if others:
         raise CheckpointError(
@@ -165,18 +170,35 @@ def _make_empty(out: Path) -> None:
         )
 
 
-def _write_files(entries: Sequence[Entry], out: Path) -> list[str]:
+def _write_files(what: str, entries: Sequence[Entry], out: Path) -> list[str]:
+    """All files, or none: each gets its name once the last is written."""
     groups = list(_groups(sorted(entries, key=lambda entry: entry.name)))
-    where: dict[str, str] = {}
-    for number, group in enumerate(groups, 1):
-        file = _file_name(number, len(groups))
-        write_tensors(out / file, group)
-        where.update((entry.name, file) for entry in group)
+    names = [_file_name(number, len(groups)) for number in range(1, len(groups) + 1)]
+    progress = _Written(what, entries)
+    with closing(progress), ExitStack() as files:
+        for name, group in zip(names, groups, strict=True):
+            write_tensors(files.enter_context(whole_file(out / name)), group, progress.wrote)
     if len(groups) > 1:
-        total = sum(entry.num_bytes for entry in entries)
-        index = {"metadata": {"total_size": total}, "weight_map": where}
+        where = {e.name: name for name, group in zip(names, groups, strict=True) for e in group}
+        index = {"metadata": {"total_size": progress.bar.total}, "weight_map": where}
         write_whole(out / "model.safetensors.index.json", json.dumps(index, indent=1))
-    return sorted(set(where.values()))
+    return names
+
+
+class _Written:
+    """A progress line of the tensors and bytes that are written."""
+
+    def __init__(self, what: str, entries: Sequence[Entry]) -> None:
+        self.bar = Progress(what, sum(entry.num_bytes for entry in entries))
+        self.count, self.tensors, self.bytes = len(entries), 0, 0
+
+    def wrote(self, entry: Entry) -> None:
+        self.tensors, self.bytes = self.tensors + 1, self.bytes + entry.num_bytes
+        note = f"{self.tensors} of {self.count} tensors, {self.bytes / 2**30:,.2f} GiB"
+        self.bar.at(self.bytes, note)
+
+    def close(self) -> None:
+        self.bar.clear()
 
 
 def _file_name(number: int, count: int) -> str:

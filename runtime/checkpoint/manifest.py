@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import mesh
 from ..boxes import Box
+from ..progress import Progress
 from ..tensor_file import DTYPES
 
 VERSION = "meshwright checkpoint v1"
@@ -101,14 +102,14 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The manifest, once the files it names have its sizes and digests.
+def read_manifest(path: Path, shows: bool = False) -> Manifest:
+    """The manifest, once the files it names have its sizes and digests. shows: with progress.
 
     Digests are divided among the ranks. Raises CheckpointError, on all ranks if on one.
     """
     problem, manifest = "", None
     try:
-        manifest = _read(path)
+        manifest = _read(path, shows)
     except CheckpointError as error:
         problem = str(error)
     except OSError as error:
@@ -119,7 +120,7 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _read(path: Path) -> Manifest:
+def _read(path: Path, shows: bool) -> Manifest:
     try:
         data = json.loads((path / "manifest.json").read_text())
         version = data["version"]
@@ -136,7 +137,7 @@ def _read(path: Path) -> Manifest:
         boxes = _boxes(data["ranks"])
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
-    _check_files(entries)
+    _check_files(entries, Progress("check", sum(size for _, size, _ in entries)) if shows else None)
     return Manifest(path, state, params, boxes)
 
 
@@ -172,14 +173,20 @@ def digest_of(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _check_files(entries: list[tuple[Path, int, str]]) -> None:
+def _check_files(entries: list[tuple[Path, int, str]], bar: Progress | None) -> None:
     for file, size, _ in entries:
         found = file.stat().st_size if file.exists() else 0
         if found != size:
             raise CheckpointError(f"{file}: {found} bytes, the manifest says {size}")
-    for file, _, digest in entries[rank() :: world()]:
+    done = 0
+    for file, size, digest in entries[rank() :: world()]:
         if sha256(file) != digest:
             raise CheckpointError(f"{file}: contents differ from the manifest's SHA-256")
+        done += size
+        if bar is not None:
+            bar.at(done, file.name)
+    if bar is not None:
+        bar.clear()
 
 
 def newest_good(folder: Path) -> tuple[Manifest | None, list[str]]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..progress import Progress
 from .corpus import ArrayCorpus, JoinedCorpus
 from .manifest import Manifest, check_hashes, check_sizes, read_manifest
 from .mapped import MappedTokens
-from .progress import Progress
 
 CHEAP_BYTES = 2**26  # hashes of no more than this are checked whenever the folder is opened
 

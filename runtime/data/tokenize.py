@@ -11,12 +11,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..progress import Progress
 from ..whole_file import write_whole
 from .errors import DataError
 from .inputs import Broken, Input, open_inputs
 from .ledger import Ledger, Position, check_same, check_shard
 from .manifest import FILE, Manifest, read_manifest
-from .progress import Progress
 from .tokenizer import Tokenizer, id_dtype, load_tokenizer
 from .workers import Chunk, Result, in_order
 from .writer import ShardWriter, no_room

@@ -67,6 +67,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def _begin(parent: int) -> None:
     """Leave Ctrl-C to the parent, and end when it was killed: nobody else would end this worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the parent takes it
 
     def watch() -> None:
         while os.getppid() == parent:

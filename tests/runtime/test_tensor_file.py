@@ -9,10 +9,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.runtime.tensor_file import DTYPES, Entry, write_tensors
+from meshwright.runtime.whole_file import whole_file
 
 
 def _entry(name: str, tensor: Tensor) -> Entry:
     return Entry(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+
+def _write(path: Path, entries: list[Entry]) -> None:
+    with whole_file(path) as file:
+        write_tensors(file, entries)
 
 
 def test_the_file_is_byte_for_byte_the_librarys(tmp_path: Path) -> None:
@@ -25,7 +31,7 @@ def test_the_file_is_byte_for_byte_the_librarys(tmp_path: Path) -> None:
         "a.empty": torch.empty(0, 4),
         "c.flags": torch.tensor([True, False, True]),
     }
-    write_tensors(tmp_path / "ours", [_entry(*item) for item in tensors.items()])
+    _write(tmp_path / "ours", [_entry(*item) for item in tensors.items()])
     save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
@@ -33,7 +39,7 @@ def test_the_file_is_byte_for_byte_the_librarys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_library_reads_every_dtype(name: str, tmp_path: Path) -> None:
     tensor = torch.tensor([[0.0, 1.0], [2.0, -3.0]]).to(DTYPES[name])
-    write_tensors(tmp_path / "file", [_entry("a", tensor[:1]), _entry("x", tensor)])
+    _write(tmp_path / "file", [_entry("a", tensor[:1]), _entry("x", tensor)])
     with safe_open(tmp_path / "file", framework="pt") as handle:
         assert handle.get_slice("x").get_dtype() == name
         found = handle.get_tensor("x")
@@ -49,5 +55,5 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
         Entry("b", torch.float32, (4,), fails),
     ]
     with pytest.raises(OSError, match="No space"):
-        write_tensors(tmp_path / "model.safetensors", entries)
+        _write(tmp_path / "model.safetensors", entries)
     assert not list(tmp_path.iterdir())

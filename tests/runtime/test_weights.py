@@ -1,7 +1,9 @@
 """Hugging Face weights in and out: equal logits, and nothing lost on the way."""
 
 import json
+import os
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from meshwright.cli import main
 from meshwright.models import load_model
 from meshwright.models.generate import Sampling, generate
+from meshwright.runtime import progress, weights
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(
@@ -115,6 +118,57 @@ def test_weights_are_not_written_among_others(
     assert main(["export", checkpoint, "--model", "tiny-llama", "-o", str(out)]) == 2
     assert "1 files of weights already" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == b"of another export"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_export_that_is_interrupted_leaves_nothing(
+    number: signal.Signals,
+    code: int,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In its third file of many; and what one leaves that was killed is no obstacle to the next."""
+    out, taken = tmp_path / "export", []
+    assemble = weights.assemble
+
+    def interrupted(*arguments: object) -> None:
+        taken.append(sorted(path.name for path in out.iterdir()))
+        if len(taken) == 3:
+            os.kill(os.getpid(), number)
+        assemble(*arguments)  # type: ignore[arg-type]
+
+    words = ["export", checkpoint, "--model", "tiny-llama", "-o", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "assemble", interrupted)
+        patch.setattr(weights, "FILE_BYTES", 1)
+        assert main(words) == code
+    assert len(taken) == 3 and all(name.endswith(".part") for name in taken[2])
+    assert not list(out.iterdir())
+    assert "nothing was left half-written" in capsys.readouterr().err
+    (out / ".model.safetensors.part").write_bytes(b"of an export that was killed")
+    assert main(words) == 0
+    assert not list(out.glob("*.part")) and load_file(out / "model.safetensors")
+
+
+def test_export_and_import_show_progress(
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_IN_LOG_S", 0.0)
+    stock, ours = str(tmp_path / "stock"), str(tmp_path / "ours")
+    assert main(["export", checkpoint, "--model", "tiny-llama", "-o", stock]) == 0
+    check, *export = capsys.readouterr().err.splitlines()
+    assert check.startswith("check [########################] 100.0%  rank_00000.safetensors")
+    assert main(["import", stock, "--model", "tiny-llama", "-o", ours]) == 0
+    imported = capsys.readouterr().err.splitlines()
+    for what, lines in (("export", export), ("import", imported)):
+        count = len(lines)
+        assert count > 10 and all(line.startswith(f"{what} [") for line in lines)
+        assert f"{count} of {count} tensors, 0.00 GiB" in lines[-1] and "100.0%" in lines[-1]
 
 
 def _buffers(module: torch.nn.Module) -> set[str]:

@@ -81,7 +81,7 @@ def _checkpoint(folder: Path) -> Manifest:
 def test_export(transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parameters of two ranks' boxes make one stock tensor."""
     manifest = _checkpoint(tmp_path)
-    monkeypatch.setattr(weights, "read_manifest", lambda path: manifest)
+    monkeypatch.setattr(weights, "read_manifest", lambda path, shows: manifest)
     targets = [(f"w{n}", (f"p{2 * n}", f"p{2 * n + 1}"), transposed) for n in range(COUNT)]
     work = partial(weights.export_weights, tmp_path, targets, tmp_path / "out")
     assert _peak_bytes(work) < LIMIT_BYTES
@@ -98,7 +98,7 @@ def test_a_parameter_that_lacks_a_box_is_not_exported(
 ) -> None:
     manifest = _checkpoint(tmp_path)
     manifest.boxes["param", "p3"].pop()
-    monkeypatch.setattr(weights, "read_manifest", lambda path: manifest)
+    monkeypatch.setattr(weights, "read_manifest", lambda path, shows: manifest)
     targets = [(f"w{n}", (f"p{n}",), False) for n in range(2 * COUNT)]
     with pytest.raises(CheckpointError, match="524288 of the 1048576 elements of p3"):
         weights.export_weights(tmp_path, targets, tmp_path / "out")

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from meshwright.runtime.data import progress
-from meshwright.runtime.data.progress import Progress
+from meshwright.runtime import progress
+from meshwright.runtime.progress import Progress
 
 
 class Terminal(io.StringIO):
