@@ -1,14 +1,14 @@
 """Faults at random moments, each followed by a resumed run that must equal an undisturbed one.
 
-    python benchmarks/faults.py [--count 60] [--seed 0] [--workdir DIR]
+    python benchmarks/faults.py [--count 60] [--seed 0] [--only WORDS] [--workdir DIR]
 
 Two data-parallel CPU ranks train a tiny model for STEPS steps with a checkpoint every SAVE_EVERY. A
 fault is SIGKILL or SIGSTOP of a random rank in forward, backward, optimizer step, checkpoint write
-or data read, a disk that is full (a limit on file size stands for it), or flipped bytes in the
-newest checkpoint. Then the run goes on with `--resume auto`; its losses must be the undisturbed
-run's, bit for bit, each step once. Prints one row a fault, then a table by kind in Markdown:
-seconds from the fault to the end of the run (detect), and from the restart to its first step
-(resume).
+or data read, SIGKILL of the launcher, whose ranks must end, too, a disk that is full (a limit on
+file size stands for it), or flipped bits in the newest checkpoint or in its manifest. Then the run
+goes on with `--resume auto`; its losses must be the undisturbed run's, bit for bit, each step once.
+Prints one row a fault, then a table by kind in Markdown: seconds from the fault to the end of the
+run and of all its ranks (detect), and from the restart to its first step (resume).
 """
 
 import argparse
@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.runtime.checkpoint.manifest import complete
 from meshwright.runtime.health import read_beat
 
 STEPS, SAVE_EVERY, HANG_S = 48, 4, 3.0
@@ -37,7 +38,14 @@ KINDS = tuple(
     f"{name} in {phase}"
     for phase in (*PHASES, "checkpoint write")
     for name in ("SIGKILL", "SIGSTOP")
-) + ("disk full", "flipped bytes in the newest checkpoint")
+) + (
+    "SIGKILL of the launcher",
+    "disk full",
+    "flipped bytes in the newest checkpoint",
+    "flipped byte in the newest checkpoint's manifest",
+)
+# By when a run must have ended, all its ranks with it.
+END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds of fault whose name holds these words")
     parser.add_argument("--workdir", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +72,8 @@ def main() -> None:
         program = _program(work)
         reference = _losses(_finished(program, work / "reference"))
         rng = random.Random(arguments.seed)
-        kinds = [KINDS[n % len(KINDS)] for n in range(arguments.count)]
+        chosen = [kind for kind in KINDS if arguments.only in kind]
+        kinds = [chosen[n % len(chosen)] for n in range(arguments.count)]
         outcomes = []
         for number, kind in enumerate(kinds):
             outcome = fault(kind, program, work / f"fault_{number:03d}", rng, reference)
@@ -107,6 +117,9 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
+Struck = tuple[float, list[int]]  # the moment, and the processes of the ranks
+
+
 def fault(
     kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
 ) -> Outcome:
@@ -118,9 +131,10 @@ def fault(
         if struck is not None:
             break
         shutil.rmtree(run)
-    detect_s = time.monotonic() - struck
+    orphans = _outlive(struck[1])
+    detect_s = time.monotonic() - struck[0]
     if kind.startswith("flipped"):
-        _flip(run, rng)
+        _flip(run, rng, "manifest.json" if kind.endswith("manifest") else "*.safetensors")
     started = time.monotonic()
     again = subprocess.Popen(
         _command(program, run, 60.0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -131,9 +145,13 @@ def fault(
             break
     resume_s = time.monotonic() - started
     rest = again.communicate(timeout=300)[0].splitlines()
-    equal = again.returncode == 0 and _losses(run) == reference
+    equal = again.returncode == 0 and _losses(run) == reference and not orphans
     if not equal:
-        said.append(f"{said[-1]}; resumed: exit {again.returncode}, {rest[-1]}")
+        end = rest[-1] if rest else "no word"
+        said.append(
+            f"{said[-1] if said else ''}; {len(orphans)} ranks ran on; resumed: exit "
+            f"{again.returncode}, {end}"
+        )
     return Outcome(kind, process.returncode, detect_s, resume_s, equal, said[-1] if said else "")
 
 
@@ -147,28 +165,34 @@ def _started(program: Path, run: Path, full: bool) -> subprocess.Popen:
     )
 
 
-def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random) -> float | None:
-    """Do to the run what the kind says, when it is where the kind says; the moment, or None."""
+def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random) -> Struck | None:
+    """Do to the run what the kind says, when it is where the kind says; None if it ended before."""
     step, rank = rng.randrange(SAVE_EVERY + 1, STEPS // 2), rng.randrange(WORLD)
     number = signal.SIGSTOP if kind.startswith("SIGSTOP") else signal.SIGKILL
-    phase = PHASES.get(kind.partition(" in ")[2])
-
-    def writes() -> bool:
-        return bool(list((run / "checkpoints").glob("*.part")))
-
-    def stands() -> bool:
-        beat = read_beat(run / "beats", rank)
-        return beat is not None and beat.kind == phase
-
     if kind == "disk full":
-        return time.monotonic() if _when(writes, process) else None
+        seen = _when(lambda: _writes(run), process)
+        return (time.monotonic(), _rank_pids(process)) if seen else None
     if not _when(lambda: len(_losses(run)) > step, process):
         return None
-    pid = _rank_pid(process, rank)
-    if not _when(writes if phase is None else stands, process):
+    pids = _rank_pids(process)
+    if len(pids) < WORLD or not _when(lambda: _stands(kind, run, rank), process):
         return None
-    os.kill(pid, number)
-    return time.monotonic()
+    os.kill(process.pid if kind.endswith("launcher") else pids[rank], number)
+    return time.monotonic(), pids
+
+
+def _writes(run: Path) -> bool:
+    return bool(list((run / "checkpoints").glob("*.part")))
+
+
+def _stands(kind: str, run: Path, rank: int) -> bool:
+    """Whether the run is where the kind says."""
+    if kind.endswith("launcher"):
+        return True
+    if kind.startswith("flipped"):  # the one before the newest is what the run goes on from
+        return len(complete(run / "checkpoints")) > 1
+    phase, beat = PHASES.get(kind.partition(" in ")[2]), read_beat(run / "beats", rank)
+    return _writes(run) if phase is None else beat is not None and beat.kind == phase
 
 
 def _when(true: Callable[[], bool], process: subprocess.Popen) -> bool:
@@ -179,12 +203,35 @@ def _when(true: Callable[[], bool], process: subprocess.Popen) -> bool:
     return True
 
 
-def _rank_pid(launcher: subprocess.Popen, rank: int) -> int:
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    for pid in children:
-        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return int(pid)
-    raise RuntimeError(f"rank {rank} is not among the {len(children)} processes of the launcher")
+def _rank_pids(launcher: subprocess.Popen) -> list[int]:
+    """In order of rank; none where the run has ended."""
+    found = {}
+    try:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        for pid in children:
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found[next(int(w[5:]) for w in words if w.startswith(b"RANK="))] = int(pid)
+    except (OSError, StopIteration):
+        return []
+    return [found[rank] for rank in sorted(found)]
+
+
+def _outlive(pids: list[int]) -> list[int]:
+    """Those of the ranks that run on for END_S after their launcher ended; they are killed."""
+    deadline = time.monotonic() + END_S
+    while (running := list(filter(_runs, pids))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    return running
+
+
+def _runs(pid: int) -> bool:
+    """An ended process that nobody waits for keeps its number, but no command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def _little_disk() -> None:
@@ -192,11 +239,11 @@ def _little_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 
 
-def _flip(run: Path, rng: random.Random) -> None:
-    newest = max(p for p in (run / "checkpoints").glob("step_*") if p.suffix != ".part")
-    file = rng.choice(sorted(newest.glob("*.safetensors")))
+def _flip(run: Path, rng: random.Random, files: str) -> None:
+    """A bit of a byte of one of the newest checkpoint's `files`; of three bytes of a large one."""
+    file = rng.choice(sorted(complete(run / "checkpoints")[-1].glob(files)))
     data = bytearray(file.read_bytes())
-    for _ in range(3):
+    for _ in range(1 if file.suffix == ".json" else 3):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     file.write_bytes(data)
 

@@ -137,7 +137,7 @@ def _read(path: Path, shows: bool) -> Manifest:
         boxes = _boxes(data["ranks"])
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
-    _check_files(entries, Progress("check", sum(size for _, size, _ in entries)) if shows else None)
+    _check_files(entries, shows)
     return Manifest(path, state, params, boxes)
 
 
@@ -173,11 +173,12 @@ def digest_of(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _check_files(entries: list[tuple[Path, int, str]], bar: Progress | None) -> None:
+def _check_files(entries: list[tuple[Path, int, str]], shows: bool) -> None:
     for file, size, _ in entries:
         found = file.stat().st_size if file.exists() else 0
         if found != size:
             raise CheckpointError(f"{file}: {found} bytes, the manifest says {size}")
+    bar = Progress("check", sum(size for _, size, _ in entries)) if shows else None
     done = 0
     for file, size, digest in entries[rank() :: world()]:
         if sha256(file) != digest:

@@ -332,12 +332,16 @@ def test_a_signal_while_ranks_start_is_not_lost(
     assert sorted(_losses(tmp_path / "run")) == [0], "the step under way"
 
 
+@pytest.mark.parametrize("moment", ["start", "step"])
 def test_no_rank_outlives_a_killed_launcher(
-    started: Callable[..., subprocess.Popen], tmp_path: Path
+    moment: str, started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
     """It would go on writing where the run that is started again writes."""
     process = started("--steps", "20000")
-    _after_step(tmp_path / "run", 1)
+    if moment == "step":
+        _after_step(tmp_path / "run", 1)
+    while len(_children(process)) < 2:
+        time.sleep(0.01)
     ranks = _ranks(process)
     process.kill()
     deadline = time.monotonic() + 10
