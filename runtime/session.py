@@ -1,6 +1,7 @@
 """One training run of one rank: batches in, steps, evaluation, checkpoints, the log."""
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from .checkpoint import (
     none_reads,
     read_manifest,
 )
+from .checkpoint.manifest import any_rank, rank, text_of_rank_0
 from .compiling import compiler, missing_toolchain
 from .data import (
     Corpus,
@@ -77,6 +79,7 @@ class Session:
             seed=options.seed,
             vocab=layout.vocab_size,
         )
+        self._check_same_data()
         self.step_ms: list[float] = []
         self.judge = Judge(options.spike)
         self.skipped = 0  # batches that rollbacks passed over
@@ -87,6 +90,15 @@ class Session:
         learning_rate(0, **self._lr_options())  # refuse bad options before the weights are made
         self.beacon.mark("START")
         self.executor = self._executor(folder)
+
+    def _check_same_data(self) -> None:
+        """Each rank opened what lies on its own host. Raises DataError, on all ranks."""
+        own, first = self.reader.identity, text_of_rank_0(self.reader.identity)
+        where = f"rank {rank()} on {socket.gethostname()}"
+        problem = f"{where} reads {self.reader.name} of identity {own[:12]}, rank 0 of {first[:12]}"
+        problem = any_rank(problem if own != first else "")
+        if problem:
+            raise DataError(f"{problem}; give all hosts the same data")
 
     def _executor(self, folder: Path) -> Executor:
         options = self.options
@@ -279,7 +291,7 @@ class Session:
         if state.data_identity != self.reader.identity:
             raise CheckpointError(
                 f"{path} was made with data {state.data} ({state.data_identity[:12]}), this run "
-                f"has {self.options.data} ({self.reader.identity[:12]}): give the same data, or "
+                f"has {self.reader.name} ({self.reader.identity[:12]}): give the same data, or "
                 "start a run of its own without --resume"
             )
 
@@ -304,7 +316,7 @@ class Session:
             samples=(step + self.skipped) * self.global_batch,
             seq=self.layout.seq,
             seed=self.options.seed,
-            data=self.options.data,
+            data=self.reader.name,
             data_identity=self.reader.identity,
             data_position=self.reader.state(step + self.skipped),
             model=self.layout.model,

@@ -243,6 +243,11 @@ def any_rank(problem: str) -> str:
     return _text_of(int(source), problem) if int(source) < world() else ""
 
 
+def text_of_rank_0(text: str) -> str:
+    """What rank 0 gave, on all ranks."""
+    return text if world() == 1 else _text_of(0, text)
+
+
 def _text_of(source: int, text: str) -> str:
     """A text of one rank, on all ranks, cut to what is sent."""
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")

@@ -1,6 +1,9 @@
 """Hugging Face `datasets` as a source of documents: the one file that imports the library."""
 
+import hashlib
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +14,15 @@ from .inputs import Broken, Piece, document
 
 CHUNK_ROWS = 1000
 SPLIT = "train"
+END_BYTES = 2**16  # at either end of a local file, for its identity
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a stream is made of, as JSON, the same wherever it lies; commit: of the hub, or ""."""
+
+    what: list
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,29 @@ def _rows(name: str, split: str) -> Any:
     return load(name, split)
 
 
-def load(name: str, split: str, streaming: bool = False) -> Any:
-    """A Dataset, or an IterableDataset when streaming. A folder that save_to_disk wrote, too."""
+def load(name: str, split: str) -> Any:
+    """A split as a Dataset. Raises DataError."""
+    with _loading(name, split) as datasets:
+        saved = _saved(datasets, name, split)
+        return datasets.load_dataset(name, split=split) if saved is None else saved
+
+
+def stream(name: str, split: str, config: str = "", revision: str = "") -> tuple[Any, Origin]:
+    """A split as an IterableDataset, and what it is made of.
+
+    config, revision: as load_dataset takes them, "" for its own choice. Raises DataError.
+    """
+    with _loading(name, split) as datasets:
+        saved = _saved(datasets, name, split)
+        if saved is not None:
+            return saved.to_iterable_dataset(), Origin([saved._fingerprint])
+        builder = datasets.load_dataset_builder(name, config or None, revision=revision or None)
+        return builder.as_streaming_dataset(split=split), _origin(name, split, builder)
+
+
+@contextmanager
+def _loading(name: str, split: str) -> Iterator[Any]:
+    """The library; what it raises becomes a DataError."""
     try:
         import datasets
     except ImportError:
@@ -67,17 +100,39 @@ def load(name: str, split: str, streaming: bool = False) -> Any:
             "or export it to jsonl"
         ) from None
     try:
-        if _saved(Path(name)):
-            rows = datasets.load_from_disk(name)
-            rows = rows[split] if isinstance(rows, dict) else rows
-            return rows.to_iterable_dataset() if streaming else rows
-        return datasets.load_dataset(name, split=split, streaming=streaming)
-    except (
-        Exception
-    ) as error:  # of the network, the file formats, or the hub: all the user's to see
+        yield datasets
+    except Exception as error:  # of the network, the file formats, or the hub: all the user's
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"cannot load dataset {name}, split {split}: {first}") from None
 
 
-def _saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+def _saved(datasets: Any, name: str, split: str) -> Any:
+    """What save_to_disk wrote, None for a folder or a name of another kind."""
+    if not any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+        return None
+    rows = datasets.load_from_disk(name)
+    return rows[split] if isinstance(rows, dict) else rows
+
+
+def _origin(name: str, split: str, builder: Any) -> Origin:
+    """By the files in their order: the hub's carry the commit in their address, others on the net
+    have an entity tag, and of those of this machine a glance says whether they changed."""
+    files = (getattr(builder.config, "data_files", None) or {}).get(split, [])
+    tags = getattr(files, "origin_metadata", [])
+    what: list = [_glance(Path(file)) or str(file) for file in files]
+    if any(isinstance(part, str) for part in what):
+        what += map(list, tags)
+    commits = sorted({c for file in files for c in re.findall(r"@([0-9a-f]{40})/", str(file))})
+    return Origin([builder.config.name, *(what or [name, builder.hash])], " ".join(commits))
+
+
+def _glance(file: Path) -> list | None:
+    """Name, size, and a hash of both ends of a file of this machine; None for another."""
+    if not file.is_file():
+        return None
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        ends = opened.read(END_BYTES)
+        opened.seek(max(0, size - END_BYTES))
+        ends += opened.read(END_BYTES)
+    return [file.name, size, hashlib.sha256(ends).hexdigest()]

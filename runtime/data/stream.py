@@ -5,8 +5,17 @@ data-parallel rank reads the whole stream and keeps its rows: the sequence of sa
 same under every plan, at the price of tokenizing on each rank. Tokenize to shards for a shuffle,
 for random access, or where the tokenizer is slower than the training.
 
+Note: why no rank reads a part only. A sample begins where the ids before it end, so its place is
+known to those alone who tokenized all documents before it. The library's own division (`shard`,
+`split_dataset_by_node`) gives each rank a stream of its own: the samples of a step then depend on
+the number of ranks, and its state on one rank says nothing of another's place. A fixed number of
+streams, some to each rank, would mend that, but not the epochs: steps draw from all streams alike,
+so that a short one begins again, and its documents come twice, before a long one has come once.
+
 The position is (epoch, document, ids of it that are used, the library's own state before it); it
-goes into the checkpoint, so a resume reads nothing twice that the library can step over.
+goes into the checkpoint, so a resume reads nothing twice that the library can step over. What the
+stream is made of (hub.Origin) goes into the data's identity: a resume on files that changed, or at
+another commit of the hub, is refused.
 """
 
 import hashlib
@@ -30,10 +39,13 @@ KEPT = 64  # steps whose positions are known, more than any prefetch runs ahead
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """dataset: a name on the hub or a folder. eos, tokenizer, field, on_bad: as of tokenize."""
+    """dataset: a name on the hub or a folder. config, revision: of the hub's dataset, "" for what
+    it chooses. eos, tokenizer, field, on_bad: as of tokenize."""
 
     dataset: str
     split: str = hub.SPLIT
+    config: str = ""
+    revision: str = ""
     field: str = "text"
     tokenizer: str = "bytes"
     eos: str = ""
@@ -57,10 +69,13 @@ class DocumentStream:
     load_state_dict where they are, else skip.
     """
 
-    def __init__(self, options: StreamOptions, rows: Any, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, options: StreamOptions, rows: Any, origin: hub.Origin, tokenizer: Tokenizer
+    ) -> None:
         self.options, self.rows, self.tokenizer = options, rows, tokenizer
-        self.name = f"hf-stream:{options.dataset}:{options.split}"
-        what = [options.dataset, options.split, options.field, tokenizer.sha256, tokenizer.end]
+        commit = f" at commit {origin.commit}" if origin.commit else ""
+        self.name = f"hf-stream:{options.dataset}:{options.split}{commit}"
+        what = [origin.what, options.split, options.field, tokenizer.sha256, tokenizer.end]
         self.identity = hashlib.sha256(json.dumps(what).encode()).hexdigest()
         self.skipped = 0
         self._first = self._source()
@@ -208,7 +223,8 @@ def open_stream(rest: str) -> DocumentStream:
     """
     options = _read(Path(rest)) if rest.endswith(".toml") else StreamOptions(*hub.parse(rest))
     tokenizer = load_tokenizer(options.tokenizer, options.eos)
-    return DocumentStream(options, hub.load(options.dataset, options.split, True), tokenizer)
+    rows, origin = hub.stream(options.dataset, options.split, options.config, options.revision)
+    return DocumentStream(options, rows, origin, tokenizer)
 
 
 def _read(path: Path) -> StreamOptions:

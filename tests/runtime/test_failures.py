@@ -274,6 +274,28 @@ def test_ranks_that_all_hang_while_they_start_end_by_themselves(
         assert said.format(number, socket.gethostname()) in message
 
 
+# What a host would read on whose disk lies an older copy.
+OTHER = """
+from runtime import session
+opened = session.open_reader
+session.open_reader = lambda name, **more: opened("random:256", **more)
+"""
+
+
+def test_ranks_that_see_different_data_end_before_the_first_step(
+    program: Path, tmp_path: Path
+) -> None:
+    ranks = _hanging(program, tmp_path, "1", f"exec({OTHER!r})", "60")
+    try:
+        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert all("rank 1 on " in text and "reads random:256 of " in text for text in messages)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def _hanging(
     program: Path, tmp_path: Path, rank: str, where: str, hang_after_s: str
 ) -> list[subprocess.Popen]:

@@ -8,11 +8,13 @@ library itself is installed.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from meshwright.runtime.data import DataError, Prefetcher, open_reader
+from meshwright.runtime.data.hub import Origin, _origin
 from meshwright.runtime.data.stream import DocumentStream, StreamOptions, StreamReader
 from meshwright.runtime.data.tokenize import Settings, tokenize
 from meshwright.runtime.data.tokenizer import ByteTokenizer
@@ -65,7 +67,7 @@ KINDS = [Plain, Stateful]
 
 def stream(kind: type, rows: list | None = None, **options: str) -> DocumentStream:
     source = kind([{"text": text} for text in TEXTS] if rows is None else rows)
-    return DocumentStream(StreamOptions("fake", **options), source, ByteTokenizer())
+    return DocumentStream(StreamOptions("fake", **options), source, Origin([]), ByteTokenizer())
 
 
 def reader(kind: type) -> StreamReader:
@@ -222,3 +224,54 @@ def test_the_librarys_stream_resumes(dataset: Path) -> None:
         resumed = opened()
         resumed.restore(step, json.loads(json.dumps(whole.state(step))))
         assert resumed.rows(step, 0, 4).tokens.tolist() == batches[step].tolist()
+
+
+def test_a_streams_identity_is_what_it_is_made_of(dataset: Path, tmp_path: Path) -> None:
+    """Not where it lies; and a file that changed is another stream, of the same name and size."""
+
+    def identity(folder: Path, *more: str) -> str:
+        file = tmp_path / "stream.toml"
+        file.write_text("\n".join([f'dataset = "{folder}"', *more]))
+        return open_reader(f"hf-stream:{file}", global_batch=1, seq=4, seed=0).identity
+
+    first = identity(dataset)
+    assert identity(dataset) == first != identity(dataset, 'field = "body"')
+    dataset.rename(dataset.parent / "moved")
+    moved = dataset.parent / "moved"
+    assert identity(moved) == first
+    for folder, part in ((moved, "1.jsonl"), (moved, "2.jsonl")):
+        before, text = identity(folder), (folder / part).read_text()
+        (folder / part).write_text(text.replace("document", "DOCUMENT"))
+        assert identity(folder) != before
+    import datasets
+
+    for name, file in (("one", "*"), ("two", "1*")):
+        rows = datasets.load_dataset(str(moved), data_files=f"{file}.jsonl", split="train")
+        rows.save_to_disk(tmp_path / name)
+    one, two = (identity(tmp_path / name) for name in ("one", "two"))
+    assert len({first, one, two}) == 3 and identity(tmp_path / "one") == one
+
+
+class Files(list):
+    """As the library's list of a split's files."""
+
+    def __init__(self, files: list[str], tags: list[tuple[str, ...]]) -> None:
+        super().__init__(files)
+        self.origin_metadata = tags
+
+
+def test_a_stream_of_the_hub_is_known_by_its_commit() -> None:
+    def origin(files: list[str], *tags: str, config: str = "en") -> Origin:
+        table = {"train": Files(files, [(tag,) for tag in tags])}
+        settings = SimpleNamespace(name=config, data_files=table)
+        return _origin("x/y", "train", SimpleNamespace(config=settings, hash="h"))
+
+    commits = [letter * 40 for letter in "ab"]
+    files = [[f"hf://datasets/x/y@{c}/en/{n}.json.gz" for n in range(2)] for c in commits]
+    first = origin(files[0])
+    assert first.commit == commits[0] and first == origin(files[0])
+    others = [origin(files[1]), origin(files[0], config="de"), origin(files[0][::-1])]
+    assert all(first.what != other.what for other in others)
+    web = [origin(["https://host/0.jsonl"], tag) for tag in ("one", "two")]
+    assert web[0].what != web[1].what and web[0].commit == ""
+    assert origin([]).what == ["en", "x/y", "h"]
