@@ -92,7 +92,9 @@ class StepLog:
     def evaluation(self, step: int, *, eval_loss: float, tokens: int) -> dict[str, float | int]:
         """Log a held-out loss after `step` steps over `tokens` labels; returns the row."""
         row: dict[str, float | int] = {"step": step, "eval_loss": eval_loss, "tokens": tokens}
-        self._write(row, f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels")
+        text = f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels"
+        # A tracker has one series for a name, and the step's tokens are another thing.
+        self._write(row, text, untracked="tokens")
         return row
 
     def trim(self, step: int) -> None:
@@ -125,7 +127,7 @@ class StepLog:
             return None
         return tokens_per_s * self.flops_per_token / self.peak_flops
 
-    def _write(self, row: dict, text: str | None) -> None:
+    def _write(self, row: dict, text: str | None, untracked: str = "") -> None:
         if self._file is None:
             return
         # JSON has no NaN: strict readers stop at one. The text line still says nan.
@@ -133,7 +135,7 @@ class StepLog:
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
         if self.tracker is not None:
-            known = {name: value for name, value in finite.items() if value is not None}
+            known = {k: v for k, v in finite.items() if v is not None and k != untracked}
             self.tracker.row(int(known.pop("step")), known)
         if self.stream is not None and text is not None:
             print(text, file=self.stream, flush=True)

@@ -9,7 +9,8 @@ from .checkpoint.manifest import complete, step_of
 from .metrics import keep_before
 from .program import ProgramError
 
-RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json")
+TRACKED = ("tensorboard", "wandb", "wandb.id")
+RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json", *TRACKED)
 JOB_FILES = ("plan.txt", "plan.txt.report.txt", "program", "job.toml")
 
 

@@ -156,7 +156,7 @@ class Session:
         first = self._resume(out)
         if peak:
             self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
-        with self._log(out, peak and peak * mesh.world()) as log:
+        with self._log(out, peak and peak * mesh.world(), first) as log:
             self.beacon.first_step = first
             step = first
             while step < self.options.steps:
@@ -186,9 +186,10 @@ class Session:
         if self.logs:
             (out / "fidelity.json").write_text(json.dumps(found, indent=1) + "\n")
 
-    def _log(self, out: Path, peak: float | None) -> StepLog:
+    def _log(self, out: Path, peak: float | None, first: int) -> StepLog:
         """metrics.jsonl and printed lines on rank 0, nothing elsewhere."""
-        tracker = open_tracker(self.options.track, out, asdict(self.options)) if self.logs else None
+        track = self.options.track if self.logs else "none"
+        tracker = open_tracker(track, out, asdict(self.options), first)
         return StepLog(
             out / "metrics.jsonl" if self.logs else None,
             flops_per_token=self.layout.flops_per_token,

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Protocol
 
+from .whole_file import write_whole
+
 TRACKERS = ("none", "tensorboard", "wandb")
 
 
@@ -18,14 +20,15 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_tracker(name: str, out: Path, config: dict[str, Any]) -> Tracker | None:
+def open_tracker(name: str, out: Path, config: dict[str, Any], first: int) -> Tracker | None:
     """The tracker called `name` for the run in `out`; None for "none".
 
+    first: the step that comes next; what a resumed run had logged from it on is replaced.
     Raises TrackerError where its library is missing.
     """
     if name == "none":
         return None
-    return _TensorBoard(out) if name == "tensorboard" else _Wandb(out, config)
+    return _TensorBoard(out, first) if name == "tensorboard" else _Wandb(out, config)
 
 
 def _missing(name: str) -> str:
@@ -35,12 +38,12 @@ def _missing(name: str) -> str:
 class _TensorBoard:
     """Event files in OUT/tensorboard."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, first: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise TrackerError(_missing("tensorboard")) from None
-        self.writer = SummaryWriter(out / "tensorboard")
+        self.writer = SummaryWriter(out / "tensorboard", purge_step=first)
 
     def row(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -51,17 +54,25 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run named after OUT; project and key come from wandb's own settings."""
+    """A run named after OUT, which a resumed run goes on with: OUT/wandb.id keeps its id.
+
+    Project and key come from wandb's own settings. The step is a value like others, and the axis of
+    all: wandb's own step never goes back, as a run does that resumes or rolls back.
+    """
 
     def __init__(self, out: Path, config: dict[str, Any]) -> None:
         try:
             import wandb
         except ImportError:
             raise TrackerError(_missing("wandb")) from None
-        self.run = wandb.init(dir=out, name=out.name, config=config, resume="allow")
+        kept = out / "wandb.id"
+        known = kept.read_text().strip() if kept.exists() else None
+        self.run = wandb.init(dir=out, name=out.name, id=known, config=config, resume="allow")
+        write_whole(kept, self.run.id + "\n")
+        self.run.define_metric("*", step_metric="train_step")
 
     def row(self, step: int, values: dict[str, float]) -> None:
-        self.run.log(values, step=step)
+        self.run.log({"train_step": step, **values})
 
     def close(self) -> None:
         self.run.finish()

@@ -1,11 +1,14 @@
 """Pictures and trackers of runs."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime import run_folder
 from meshwright.runtime.metrics import StepLog
 from meshwright.runtime.trackers import TrackerError, open_tracker
 
@@ -66,21 +69,65 @@ def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
         log.evaluation(3, eval_loss=0.5, tokens=2)
     (step, row), evaluation = kept.rows
     assert step == 3 and row["lr"] == 0.1 and "loss" not in row and "mfu" not in row
-    assert evaluation == (3, {"eval_loss": 0.5, "tokens": 2}) and kept.closed
+    assert evaluation == (3, {"eval_loss": 0.5}) and kept.closed
 
 
 def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
+    """A resumed run's rows stand in place of those that were logged past its checkpoint."""
     pytest.importorskip("tensorboard")
-    tracker = open_tracker("tensorboard", tmp_path, {})
-    assert tracker is not None
-    tracker.row(1, {"loss": 2.0})
-    tracker.close()
-    assert list((tmp_path / "tensorboard").glob("events.*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, loss in ((0, 2.0), (2, 1.0)):
+        tracker = open_tracker("tensorboard", tmp_path, {}, first)
+        assert tracker is not None
+        for step in range(first, first + 4):
+            tracker.row(step, {"loss": loss})
+        tracker.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    found = [(event.step, event.value) for event in read.Scalars("loss")]
+    assert found == [(0, 2.0), (1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+
+
+class Wandb(ModuleType):
+    """Stands for the library: one run a call of init, with an id of its own unless one is given."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.ids: list[str | None] = []
+        self.rows: list[dict] = []
+
+    def init(self, *, id: str | None, resume: str, **_: object) -> SimpleNamespace:
+        self.ids.append(id)
+        assert resume == "allow"
+        return SimpleNamespace(
+            id=id or f"run{len(self.ids)}",
+            log=self.rows.append,
+            finish=lambda: None,
+            define_metric=lambda name, step_metric: None,
+        )
+
+
+def test_a_resumed_run_goes_on_with_its_run_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a new one in the same folder does not. Steps may come again: wandb's own may not."""
+    library = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    for first in (0, 2, 0):
+        if first == 0:
+            run_folder.begin(tmp_path)
+        tracker = open_tracker("wandb", tmp_path, {}, first)
+        assert tracker is not None
+        tracker.row(first, {"loss": 1.0})
+        tracker.close()
+    assert library.ids == [None, "run1", None]
+    assert library.rows == [{"train_step": step, "loss": 1.0} for step in (0, 2, 0)]
 
 
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(TrackerError, match="pip install wandb"):
-        open_tracker("wandb", tmp_path, {})
+        open_tracker("wandb", tmp_path, {}, 0)
