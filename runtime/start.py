@@ -119,13 +119,13 @@ def _start_once(
     port = _port(port) if count > 1 else 0
     beats, new = out_folder / "beats", not out_folder.exists()
     shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
+    sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
     with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
         out = subprocess.DEVNULL if quiet else None
         for n in range(count):
             environment = _environment(n, count, port)
             forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
         forwarding.listen()
-        sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
         silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = _wait(forwarding.ranks, silent)
         code = _say_hung(hung) if hung else _report(failed, forwarding.ranks, beats)
