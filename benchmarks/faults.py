@@ -7,8 +7,9 @@ fault is SIGKILL or SIGSTOP of a random rank in forward, backward, optimizer ste
 or data read, SIGKILL of the launcher, whose ranks must end, too, a disk that is full (a limit on
 file size stands for it), or flipped bits in the newest checkpoint or in its manifest. Then the run
 goes on with `--resume auto`; its losses must be the undisturbed run's, bit for bit, each step once.
-Prints one row a fault, then a table by kind in Markdown: seconds from the fault to the end of the
-run and of all its ranks (detect), and from the restart to its first step (resume).
+Prints one row a fault, then a table by kind in Markdown: messages that named the rank (named),
+seconds from the fault to the end of the run and of all its ranks (detect), and from the restart to
+its first step (resume).
 """
 
 import argparse
@@ -50,13 +51,17 @@ END_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """detect_s: from the fault to the run's end; resume_s: from the restart to its first step."""
+    """detect_s: from the fault to the run's end; resume_s: from the restart to its first step.
+
+    named: whether the message named the rank that was struck, None where none was.
+    """
 
     kind: str
     code: int
     detect_s: float
     resume_s: float
     equal: bool
+    named: bool | None
     said: str
 
 
@@ -81,11 +86,12 @@ def main() -> None:
             print(
                 f"{number + 1:3d}/{len(kinds)} {kind}: exit {outcome.code} after "
                 f"{outcome.detect_s:.1f} s, resumed in {outcome.resume_s:.1f} s, "
-                f"{'equal' if outcome.equal else 'NOT EQUAL'}; {outcome.said}",
+                f"{'equal' if outcome.equal else 'NOT EQUAL'}"
+                f"{', ANOTHER RANK NAMED' if outcome.named is False else ''}; {outcome.said}",
                 flush=True,
             )
     print(_table(outcomes))
-    sys.exit(not all(o.equal for o in outcomes))
+    sys.exit(not all(o.equal and o.named is not False for o in outcomes))
 
 
 def _program(work: Path) -> Path:
@@ -117,7 +123,7 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
-Struck = tuple[float, list[int]]  # the moment, and the processes of the ranks
+Struck = tuple[float, list[int], int | None]  # the moment, the ranks' processes, the rank struck
 
 
 def fault(
@@ -131,8 +137,10 @@ def fault(
         if struck is not None:
             break
         shutil.rmtree(run)
-    orphans = _outlive(struck[1])
-    detect_s = time.monotonic() - struck[0]
+    moment, pids, rank = struck
+    orphans = _outlive(pids)
+    detect_s = time.monotonic() - moment
+    named = None if rank is None else any(f"rank {rank} on " in line for line in said)
     if kind.startswith("flipped"):
         _flip(run, rng, "manifest.json" if kind.endswith("manifest") else "*.safetensors")
     started = time.monotonic()
@@ -152,7 +160,8 @@ def fault(
             f"{said[-1] if said else ''}; {len(orphans)} ranks ran on; resumed: exit "
             f"{again.returncode}, {end}"
         )
-    return Outcome(kind, process.returncode, detect_s, resume_s, equal, said[-1] if said else "")
+    last = said[-1] if said else ""
+    return Outcome(kind, process.returncode, detect_s, resume_s, equal, named, last)
 
 
 def _started(program: Path, run: Path, full: bool) -> subprocess.Popen:
@@ -171,14 +180,15 @@ def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random)
     number = signal.SIGSTOP if kind.startswith("SIGSTOP") else signal.SIGKILL
     if kind == "disk full":
         seen = _when(lambda: _writes(run), process)
-        return (time.monotonic(), _rank_pids(process)) if seen else None
+        return (time.monotonic(), _rank_pids(process), None) if seen else None
     if not _when(lambda: len(_losses(run)) > step, process):
         return None
     pids = _rank_pids(process)
     if len(pids) < WORLD or not _when(lambda: _stands(kind, run, rank), process):
         return None
-    os.kill(process.pid if kind.endswith("launcher") else pids[rank], number)
-    return time.monotonic(), pids
+    launcher = kind.endswith("launcher")
+    os.kill(process.pid if launcher else pids[rank], number)
+    return time.monotonic(), pids, None if launcher else rank
 
 
 def _writes(run: Path) -> bool:
@@ -248,15 +258,24 @@ def _flip(run: Path, rng: random.Random, files: str) -> None:
     file.write_bytes(data)
 
 
+def _named(outcomes: list[Outcome]) -> str:
+    known = [outcome.named for outcome in outcomes if outcome.named is not None]
+    return str(sum(known)) if known else ""
+
+
 def _table(outcomes: list[Outcome]) -> str:
-    lines = ["| fault | times | equal | detect s, worst | detect s, median | resume s, median |"]
-    lines.append("|---|---|---|---|---|---|")
+    columns = (
+        "fault | times | equal | named | detect s, worst | detect s, median | resume s, median"
+    )
+    lines = [f"| {columns} |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for kind in KINDS:
         mine = [o for o in outcomes if o.kind == kind]
         if mine:
             detect = [o.detect_s for o in mine]
             lines.append(
-                f"| {kind} | {len(mine)} | {sum(o.equal for o in mine)} | {max(detect):.1f} | "
+                f"| {kind} | {len(mine)} | {sum(o.equal for o in mine)} | {_named(mine)} | "
+                f"{max(detect):.1f} | "
                 f"{statistics.median(detect):.1f} | "
                 f"{statistics.median(o.resume_s for o in mine):.1f} |"
             )
