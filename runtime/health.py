@@ -20,7 +20,7 @@ LAUNCH, RENDEZVOUS, GROUPS = "LAUNCH", "RENDEZVOUS", "GROUPS"
 START = (LAUNCH, RENDEZVOUS, GROUPS)
 
 _SIGN = struct.Struct("<d")  # when the watch signed last
-_MARK = struct.Struct("<dqqq16s16s64s")  # time, step, stage, microbatch, kind, clock, host
+_MARK = struct.Struct("<dqqq16s48s16s")  # time, step, stage, microbatch, kind, host, clock
 _SIZE = _SIGN.size + _MARK.size
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -48,8 +48,8 @@ class Beat:
     stage: int
     microbatch: int
     kind: str
-    clock: bytes
     host: str
+    clock: bytes
 
     def __str__(self) -> str:
         micro = f", micro-batch {self.microbatch}" if self.microbatch >= 0 else ""
@@ -63,7 +63,7 @@ class Beacon:
         self.folder, self.rank, self.step = folder, rank, 0
         self.first_step: float = math.inf  # of this process; known once training begins
         self._map: mmap.mmap | None = None
-        self._host = socket.gethostname().encode()[:64]
+        self._host = socket.gethostname().encode()[:48]
 
     def _open(self, folder: Path) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Beacon:
             return
         self._map = self._map or self._open(self.folder)
         values = (time.monotonic(), self.step, stage, microbatch, kind.encode()[:16])
-        _MARK.pack_into(self._map, _SIGN.size, *values, CLOCK, self._host)
+        _MARK.pack_into(self._map, _SIGN.size, *values, self._host, CLOCK)
 
     def sign(self) -> None:
         """The process lives."""
@@ -105,6 +105,6 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
 
 def _beat(data: bytes | mmap.mmap) -> Beat:
     (signed,) = _SIGN.unpack_from(data)
-    when, step, stage, microbatch, kind, clock, host = _MARK.unpack_from(data, _SIGN.size)
-    name, where = (text.rstrip(b"\0").decode() for text in (kind, host))
-    return Beat(signed, when, step, stage, microbatch, name, clock, where)
+    when, step, stage, microbatch, kind, host, clock = _MARK.unpack_from(data, _SIGN.size)
+    name, where = (text.rstrip(b"\0").decode(errors="replace") for text in (kind, host))
+    return Beat(signed, when, step, stage, microbatch, name, where, clock)

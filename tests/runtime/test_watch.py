@@ -123,6 +123,22 @@ def test_the_rank_that_signs_no_longer_holds_the_others_up(
     assert _named(sightings) == (0, "B")
 
 
+def test_ranks_of_one_machine_are_told_apart_by_milliseconds(
+    tmp_path: Path, advance: Advance
+) -> None:
+    """Rank 1 stood first, though rank 0 signed after its mark and rank 1 did not yet."""
+    beacons, sightings = (
+        [Beacon(tmp_path, rank) for rank in range(2)],
+        Sightings(tmp_path, range(2)),
+    )
+    for rank, kind in ((1, "F"), (0, "B")):
+        beacons[rank].mark(kind)
+        advance(0.001)
+    advance(0.9)
+    beacons[0].sign()
+    assert _named(sightings) == (1, "F")
+
+
 @pytest.mark.parametrize("ahead_s", [-900.0, 0.0, 900.0])
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_the_clocks_of_hosts_may_differ(
