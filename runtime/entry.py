@@ -15,7 +15,7 @@ from .watch import Watch, start_limit_s
 # Rank 0 speaks for all when all fail alike: others wait so long before they speak for themselves.
 _AFTER_RANK_0_S = 1.0
 # After so many times the limit of the start a process is ended whose interpreter stands still.
-_BLOCKED_TIMES = 1.25
+_BLOCKED_TIMES = 1.5
 
 
 def main(folder: Path) -> None:
