@@ -93,6 +93,7 @@ class Session:
 
     def _check_same_data(self) -> None:
         """Each rank opened what lies on its own host. Raises DataError, on all ranks."""
+        self.beacon.mark("AGREE")  # a rank that still opens it is what the others wait for
         own, first = self.reader.identity, text_of_rank_0(self.reader.identity)
         where = f"rank {rank()} on {socket.gethostname()}"
         problem = f"{where} reads {self.reader.name} of identity {own[:12]}, rank 0 of {first[:12]}"

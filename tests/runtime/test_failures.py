@@ -222,22 +222,30 @@ entry.main(Path.cwd())
 """
 
 
+# Hangs where it marks that it reads data, and so after all ranks met.
+AT_DATA = """
+mark = health.Beacon.mark
+def hangs(self, kind, *more):
+    mark(self, kind, *more)
+    if kind == "DATA":
+        hang()
+health.Beacon.mark = hangs
+"""
+
+
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "start_s", "said"),
     [
-        ("hang()", "has not come to its start"),
-        (
-            "from runtime import session; session.open_reader = hang",
-            "at step 0, stage 0, action DATA",
-        ),
+        ("hang()", 5, "has not come to its start"),
+        (f"exec({AT_DATA!r})", 10, "at step 0, stage 0, action DATA"),
     ],
 )
 def test_ranks_without_our_launcher_see_who_does_not_start(
-    where: str, said: str, program: Path, tmp_path: Path
+    where: str, start_s: int, said: str, program: Path, tmp_path: Path
 ) -> None:
     """As torchrun starts them: each rank by itself, in a folder where marks of a run before lie."""
     Beacon(tmp_path / "run" / "beats", 1).mark("STEP")
-    ranks = _hanging(program, tmp_path, "1", where, "0.6")
+    ranks = _hanging(program, tmp_path, "1", where, str(start_s / 10))
     try:
         _one_ends(ranks, 3)
         time.sleep(0.5)
@@ -245,7 +253,7 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
         for rank in ranks:
             rank.kill()
     messages = b"".join(rank.communicate()[1] for rank in ranks if rank.wait() == 3).decode()
-    assert "error: no progress for 6 s: rank 1 on " in messages and said in messages
+    assert f"error: no progress for {start_s} s: rank 1 on " in messages and said in messages
     assert "rank 0" not in messages
 
 
