@@ -61,7 +61,7 @@ def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -
         waits_of(c.schedule, c.pp, c.num_microbatches, c.chunks),
         ranks,
         spared,
-        parts.sends_us(ranks, evaluator.any_order),
+        evaluator.bound_sends_us(c, ranks),
         OVERLAP_PRICE,
         limit_bytes,
         _fixed_bytes(evaluator, c, parts, ranks),

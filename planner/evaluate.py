@@ -133,6 +133,7 @@ class Evaluator:
     holdings: dict[tuple, list[Holding]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
     relaxed: dict[tuple, Relaxed] = field(default_factory=dict)
+    longer_tails: dict[tuple, float] = field(default_factory=dict)
 
     @cached_property
     def precision(self) -> Precision:
@@ -142,9 +143,40 @@ class Evaluator:
 
     @property
     def any_order(self) -> bool:
-        """Whether bounds hold for either outer axis: reductions over dp take no longer with pp
-        outermost, sends are counted as the shorter ones."""
+        """Whether either outer axis may be chosen: bounds with pp outermost hold for both then."""
         return self.pins.outer is None and self.cluster.nodes > 1
+
+    def bound_sends_us(self, c: Candidate, ranks: Sequence[int]) -> tuple[float, ...]:
+        """What a bound may count for the sends between stages; ranks: of the stages.
+
+        Reductions over dp take no longer with pp outermost. Sends may, so that the shorter ones
+        are counted, unless the longer refresh makes up for all of them: no path has more sends
+        than a rank's actions and the stages on the way there and back, and where refreshing makes
+        every bucket's part of the tail longer by a share, it does so with any rank's tail.
+        """
+        parts = self.parts_of(c)
+        own = parts.sends_us(ranks)
+        if not self.any_order or (other := c.reordered()) is None:
+            return own
+        least = parts.sends_us(ranks, any_order=True)
+        passes = 3 if c.schedule in SPLIT else 2
+        sends = passes * c.chunks * c.num_microbatches + 4 * c.num_stages
+        spared = sends * max(a - b for a, b in zip(own, least, strict=True))
+        return own if self._longer_tail_us(c, other) >= spared else least
+
+    def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
+        """By how much the tail is longer at least with the other outer axis."""
+        key = (c.pp, c.dp, c.tp, c.zero, c.outer)
+        if key not in self.longer_tails:
+            here, there = (
+                UnitTable({}, c.zero, Links(self.cluster, x.mesh), self.precision)
+                for x in (c, other)
+            )
+            buckets = self.layout(c).buckets
+            tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
+            share = min((there.refresh_us(b) - here.refresh_us(b)) / us for us, b in tails)
+            self.longer_tails[key] = share * sum(us for us, _ in tails) / c.pp
+        return self.longer_tails[key]
 
     def sharding(self, tp: int) -> ShardedModel:
         """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""
@@ -335,7 +367,7 @@ class Evaluator:
         reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
         room = None if limit_bytes is None else self.room(c, parts, menus, limit_bytes)
 
-        send_us = min(parts.sends_us(range(c.pp), self.any_order))
+        send_us = min(self.bound_sends_us(c, range(c.pp)))
 
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
