@@ -24,7 +24,7 @@ NEAR = 0.12
 # axis outermost.
 REORDERED = 0.02
 # Candidates bounded again in the end at most, and the gap at which no more are.
-MAX_HELD, SMALL_GAP = 12, 0.03
+MAX_HELD, SMALL_GAP = 12, 0.04
 # Of the default price of a byte, other ones that the best plan's placements are solved at.
 PRICE_SHARES = (0.0, 0.25, 4.0)
 
@@ -163,7 +163,7 @@ class Incumbent:
 
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
-        most = self.default_us or self.best_us
+        most = self.best_us
         for _ in range(MAX_HELD):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
             if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
