@@ -35,6 +35,7 @@ Times are in units of the mean stage, bytes in units of the limit.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from meshwright.ir.schedule import Action, Schedule
 
@@ -275,7 +276,9 @@ class _Builder:
         p = self.pipeline
         for rank, actions in enumerate(p.schedule):
             stages = self._stages(rank)
-            for held, waiting, passing in _fullest(p, actions):
+            last, elsewhere = p.passing_bytes
+            for held, waiting, ends in _fullest(actions, p.num_stages, last >= elsewhere):
+                passing = last if ends else elsewhere
                 terms = [
                     (v, -(k.stored_bytes + held.get(s, 0) * k.kept[n]
                           + waiting.get(s, 0) * k.handed[n]) / self.limit)
@@ -289,30 +292,32 @@ class _Builder:
 Counts = dict[int, int]  # micro-batches by stage
 
 
-def _fullest(p: Pipeline, actions: tuple[Action, ...]) -> list[tuple[Counts, Counts, float]]:
-    """Moments of a rank that no other has all of: between F and B or I, between I and W, and the
-    bytes that the running function has alive."""
-    found: list[tuple[tuple[tuple, tuple], float]] = []
-    for moment in _moments(p, actions):
+@cache
+def _fullest(
+    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
+) -> list[tuple[Counts, Counts, bool]]:
+    """Moments of a rank that no other has all of: between F and B or I, between I and W, and
+    whether the running function is the last stage's; most_at_last: whether that has most alive."""
+    found: list[tuple[tuple[tuple, tuple], bool]] = []
+    for moment in _moments(actions, num_stages, most_at_last):
         if not any(_within(moment, other) for other in found):
             found = [other for other in found if not _within(other, moment)]
             found.append(moment)
-    return [(dict(held), dict(waiting), passing) for (held, waiting), passing in found]
+    return [(dict(held), dict(waiting), more == most_at_last) for (held, waiting), more in found]
 
 
 def _moments(
-    p: Pipeline, actions: tuple[Action, ...]
-) -> Iterator[tuple[tuple[tuple, tuple], float]]:
+    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
+) -> Iterator[tuple[tuple[tuple, tuple], bool]]:
     held: Counts = {}
     waiting: Counts = {}
-    last, elsewhere = p.passing_bytes
     for a in actions:
         if a.kind == "F":
             held[a.stage] = held.get(a.stage, 0) + 1
             waiting.setdefault(a.stage, 0)
         elif a.kind in ("B", "I"):
-            passing = last if a.stage == p.num_stages - 1 else elsewhere
-            yield (tuple(sorted(held.items())), tuple(sorted(waiting.items()))), passing
+            more = (a.stage == num_stages - 1) == most_at_last
+            yield (tuple(sorted(held.items())), tuple(sorted(waiting.items()))), more
             held[a.stage] -= 1
             waiting[a.stage] += a.kind == "I"
         elif a.kind == "W":
@@ -321,10 +326,10 @@ def _moments(
 
 def _within(one: tuple, other: tuple) -> bool:
     """Whether a moment has no more than another of anything."""
-    (counts, passing), (others, more) = one, other
+    (counts, most), (others, other_most) = one, other
     pairs = [
         (count, dict(there).get(stage, 0))
         for here, there in zip(counts, others, strict=True)
         for stage, count in here
     ]
-    return passing <= more and all(count <= most for count, most in pairs)
+    return most <= other_most and all(count <= there for count, there in pairs)
