@@ -224,6 +224,7 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     positive: dict[str, float] = {
         "devices_per_node": cluster.devices_per_node,
         "nodes": cluster.nodes,
+        "host_link_bytes_per_s": cluster.host_link_bytes_per_s,
         "device.memory_bytes": device.memory_bytes,
         "device.hbm_bytes_per_s": device.hbm_bytes_per_s,
         "device.efficiency": device.efficiency,

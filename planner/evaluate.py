@@ -104,7 +104,9 @@ class Parts:
         least = min(menu[0].work.exit_bytes for menu in self.menus[:-1])
         links = self.table.links
         transfer = links.least_transfer_us if any_order else links.transfer_us
-        return tuple(transfer(least, *ends) for ends in zip(ranks, ranks[1:], strict=False))
+        hops = list(zip(ranks, ranks[1:], strict=False))
+        us = {hop: transfer(least, *hop) for hop in set(hops)}  # chunks pass the same ranks again
+        return tuple(us[hop] for hop in hops)
 
 
 def piece_at(piece: str, level: int) -> str:
@@ -222,7 +224,7 @@ class Evaluator:
             return kept, table.of(*given)
 
         found = undominated(map(level, sets), split)
-        if self.pins.offload != "on":
+        if not self.pins.offloads:
             return found
         given = low.graph, low.placements
         away = [k for one in found for k in offloads(*given, one, table.costs)]

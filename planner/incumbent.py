@@ -156,11 +156,13 @@ class Incumbent:
             other = reordered(self.evaluator, fitted)
             if other is None or other.timeline.step_us > (1 + REORDERED) * self.best_us:
                 continue
-            c = other.candidate
+            c, ways = other.candidate, [other]
             self._offer(other, str(c))
-            for found in (fit(self.evaluator, c, self.limit), other):
-                if found is not None:
-                    self._offer(descended(self.evaluator, found, self.limit), f"{c}, cut anew")
+            if c not in self.cut_anew:  # as one cut twice has one fit
+                self.cut_anew.add(c)
+                ways += [found] if (found := fit(self.evaluator, c, self.limit)) else []
+            for found in ways:
+                self._offer(descended(self.evaluator, found, self.limit), f"{c}, cut anew")
 
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""

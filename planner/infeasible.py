@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 from meshwright.ir.errors import PlanError
 
@@ -27,7 +28,6 @@ MEMORY_PINS = (
     "precision", "reduce_dtype", "optimizer",
 )  # fmt: skip
 SHORTEST_SEQ = 64
-OFFLOAD = "on"
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Refusal:
             f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
         )
         ways = list(self.changes())
-        ways += [f"--pin offload={OFFLOAD}"] if self.fits_offloading() else []
+        ways += ["--pin offload=on"] if self.fits_offloading() else []
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.evaluator.seq}"] if short else []
         ways.append(f"about {need / self.limit_bytes:.1f} times the memory of a device")
@@ -97,7 +97,7 @@ class Refusal:
         """The longest of half the sequence, a quarter of it and so on that fits."""
         seq = self.evaluator.seq // 2
         while seq >= SHORTEST_SEQ:
-            shorter = replace(self.evaluator, seq=seq, tables={}, priced={}, parts={}, pipelines={})
+            shorter = replace(self.evaluator, seq=seq, tables={}, **_emptied())
             if self.fitting(shorter):
                 return seq
             seq //= 2
@@ -105,10 +105,10 @@ class Refusal:
 
     def fits_offloading(self) -> bool:
         """Whether something fits with activations in the host's memory."""
-        if self.evaluator.pins.offload == OFFLOAD:
+        if self.evaluator.pins.offloads:
             return False
-        pins = replace(self.evaluator.pins, offload=OFFLOAD)
-        other = replace(self.evaluator, pins=pins, priced={}, parts={}, pipelines={}, relaxed={})
+        pins = replace(self.evaluator.pins, offload="on")
+        other = replace(self.evaluator, pins=pins, **_emptied())
         return bool(Refusal(other, self.limit_bytes).fitting(other))
 
     def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
@@ -116,7 +116,7 @@ class Refusal:
         pins = replace(self.evaluator.pins, **dict.fromkeys(names))
         if not {"precision", "reduce_dtype", "optimizer"} & set(names):
             return replace(self.evaluator, pins=pins)
-        return replace(self.evaluator, pins=pins, parts={}, pipelines={})
+        return replace(self.evaluator, pins=pins, **_emptied())
 
     def fitting(self, evaluator: Evaluator) -> list[Candidate]:
         """The frugal candidates that fit; none when the pins contradict each other."""
@@ -129,6 +129,11 @@ class Refusal:
             stores = evaluator.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(evaluator, c, self.limit_bytes)
         return self.known[key]
+
+
+def _emptied() -> dict[str, Any]:
+    """What an evaluator keeps of units: their levels, sums and bounds."""
+    return {n: {} for n in ("priced", "parts", "pipelines", "relaxed", "longer_tails")}
 
 
 def frugal(evaluator: Evaluator) -> list[Candidate]:

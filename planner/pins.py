@@ -52,6 +52,10 @@ class Pins:
     offload: str | None = None
     outer: str | None = None
 
+    @property
+    def offloads(self) -> bool:
+        return self.offload == "on"
+
 
 def parse_pins(texts: list[str]) -> Pins:
     """Pins from `KEY=VALUE` texts; raises PlanError naming the nearest key or the bad value."""

@@ -55,6 +55,11 @@ def test_a_bad_name_says_the_way_out(spec: str, words: str) -> None:
     [
         ("cluster v1", "cluster v2", "first line must be"),
         ("memory_bytes = 8589934592", "memory_bytes = 0", "device.memory_bytes is 0"),
+        (
+            "host_link_bytes_per_s = 10000000000.0",
+            "host_link_bytes_per_s = 0",
+            "host_link_bytes_per_s is 0",
+        ),
         ("launch_us = 5.0\n", "", "'launch_us' is missing"),
         ("span = 4", "span = [", "not TOML"),
         ("launch_us = 5.0", 'launch_us = "soon"', "wrong form"),
