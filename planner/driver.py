@@ -61,7 +61,7 @@ def make_plan(
         shard_matmul_weights=bool(pins.shard_weights),
         progress=progress,
     )
-    if pins.offloads and saved is None:
+    if pins.offload == "on" and saved is None:
         raise PlanError(
             f"offload={pins.offload}: which values wait in the host's memory is for the search to "
             "say; plan with it (search = true in a job file), or leave the pin out"

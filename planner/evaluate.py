@@ -51,7 +51,7 @@ from .relaxed import Relaxed
 from .schedules import PLAIN, SPLIT, fullest_moments
 from .shortest import Passes, shortest_pipeline, shortest_start
 from .simulator import OVERLAP_PRICE
-from .space import Candidate
+from .space import Candidate, may_offload
 from .step import Holding, Precision, UnitTable, bucket_bytes, holdings, precision_of
 from .work import WorkTable
 
@@ -144,6 +144,10 @@ class Evaluator:
         return precision_of(dtype, precision, reduced, choose_optimizer(pins))
 
     @property
+    def offloads(self) -> bool:
+        return may_offload(self.cluster, self.pins)
+
+    @property
     def any_order(self) -> bool:
         """Whether either outer axis may be chosen: bounds with pp outermost hold for both then."""
         return self.pins.outer is None and self.cluster.nodes > 1
@@ -224,7 +228,7 @@ class Evaluator:
             return kept, table.of(*given)
 
         found = undominated(map(level, sets), split)
-        if not self.pins.offloads:
+        if not self.offloads:
             return found
         given = low.graph, low.placements
         away = [k for one in found for k in offloads(*given, one, table.costs)]

@@ -171,7 +171,7 @@ def _fitting(
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     for placed in options:
         model = step_of(evaluator, c, *placed)
-        if evaluator.pins.offloads and not _host_holds(evaluator, model):
+        if evaluator.offloads and not _host_holds(evaluator, model):
             continue
         peaks = model_peaks(model, c.dp, evaluator.precision, evaluator.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
@@ -211,7 +211,7 @@ def least_peak_bytes(evaluator: Evaluator, c: Candidate) -> float:
 def _cutters(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
     """One; where units may offload, another one whose units do not, as choices count no copies
     that compute waits for."""
-    offloads = (False, True) if evaluator.pins.offloads else (False,)
+    offloads = (False, True) if evaluator.offloads else (False,)
     return [_Cutter(evaluator, c, limit_bytes, stays) for stays in offloads]
 
 

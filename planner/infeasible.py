@@ -105,7 +105,7 @@ class Refusal:
 
     def fits_offloading(self) -> bool:
         """Whether something fits with activations in the host's memory."""
-        if self.evaluator.pins.offloads:
+        if self.evaluator.offloads:
             return False
         pins = replace(self.evaluator.pins, offload="on")
         other = replace(self.evaluator, pins=pins, **_emptied())

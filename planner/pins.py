@@ -31,8 +31,9 @@ class Pins:
     plan's dtype) or master (gradients summed, moments and master weights in float32).
     reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
-    offload: on lets the search keep activations in the host's memory. outer: which of pp and dp has
-    its neighbours the farthest apart (None: pp, and over several nodes the search's choice).
+    offload: whether the search may keep activations in the host's memory (None: where it chooses
+    what is kept, on devices with a memory of their own). outer: which of pp and dp has its
+    neighbours the farthest apart (None: pp, and over several nodes the search's choice).
     """
 
     pp: int | None = None
@@ -51,10 +52,6 @@ class Pins:
     optimizer: str | None = None
     offload: str | None = None
     outer: str | None = None
-
-    @property
-    def offloads(self) -> bool:
-        return self.offload == "on"
 
 
 def parse_pins(texts: list[str]) -> Pins:

@@ -88,7 +88,7 @@ def search_plan(
         global_batch=global_batch,
         pins=fixed_pins(best, pins),
         sharded=found.evaluator.sharding(best.candidate.tp),
-        saved=best.saved if best.candidate.recompute == CHOSEN or pins.offloads else None,
+        saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
     )
     prediction = predict(plan, cluster)
     limits = ("bound_us", found.bound_us), ("gap", found.gap)

@@ -109,6 +109,14 @@ def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
     return (0, 1, 2, 3) if dp > 1 else (0,)
 
 
+def may_offload(cluster: Cluster, pins: Pins) -> bool:
+    """Whether values may wait in the host's memory: where the search chooses what is kept, and
+    devices have a memory of their own. A pin decides otherwise."""
+    if pins.offload is not None:
+        return pins.offload == "on"
+    return pins.recompute is None and cluster.device.name != CPU.device.name
+
+
 def unproven(cluster: Cluster) -> tuple[str, ...]:
     """Schedules that a search leaves out on a cluster."""
     return () if cluster.device.name == CPU.device.name else UNPROVEN_ON_GPUS

@@ -47,7 +47,7 @@ OFFLOADING, TWO_NODES = (7,), (8,)
 
 
 def free_pins(number: int) -> Pins:
-    return Pins(price=1e-6, offload="on" if number in OFFLOADING else None)
+    return Pins(price=1e-6, offload="on" if number in OFFLOADING else "off")
 
 
 @dataclass(frozen=True)
