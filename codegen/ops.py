@@ -13,9 +13,15 @@ Emit = Callable[[Op, list[str], Locals], str]
 _END = 2**63 - 1
 
 
-def op_text(op: Op, local: Locals) -> str:
-    """The right-hand side for an op; unknown ops call torch.ops by their full name."""
+def op_text(op: Op, local: Locals, grad: str = "") -> str:
+    """The right-hand side for an op; unknown ops call torch.ops by their full name.
+
+    grad: the gradient that an op of ADDING adds to.
+    """
     names = [identifier(n) if n else "None" for n in op.inputs]
+    if grad:
+        text = _TABLE[op.target](op, [grad, *names], local)
+        return text.replace("kernels.", "kernels.add_", 1)
     emit = _TABLE.get(op.target)
     return emit(op, names, local) if emit else _generic(op, names, local)
 

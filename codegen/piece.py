@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
+from meshwright.ir.optable import added_where_made
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.split import split_backward
 
@@ -128,15 +129,27 @@ class PieceText:
         if names:
             writer.wrapped("(", names, f",) = {source}")
 
-    def _op(self, writer: Writer, op: Op, last: str, backward: bool = False) -> str:
-        """One op, after a comment where its origin differs from `last`; returns the origin."""
+    def _op(
+        self,
+        writer: Writer,
+        op: Op,
+        last: str,
+        backward: bool = False,
+        grad: str = "",
+        added: str = "",
+    ) -> str:
+        """One op, after a comment where its origin differs from `last`; returns the origin.
+
+        grad: where its output `added` is added.
+        """
         again = backward and op.output.name in self.recomputed
         source = op.source or ("gradients" if backward else "")
         note = f"recompute: {source}" if again else source
         if note and note != last:
             writer.line(f"# {note}")
-        targets = [identifier(v.name) if v.name in self.read else "_" for v in op.outputs]
-        writer.call(f"{', '.join(targets)} = {op_text(op, self.local)}")
+        made = [v.name for v in op.outputs if v.name != added]
+        targets = ", ".join(identifier(n) if n in self.read else "_" for n in made)
+        writer.call(f"{targets} = " * bool(made) + op_text(op, self.local, grad))
         return note or last
 
     def _backward(self, writer: Writer) -> None:
@@ -199,16 +212,27 @@ class PieceText:
             writer.line(self._accumulate(name, pending.pop(name)))
         last = ""
         for op in ops:
-            last = self._op(writer, op, last, backward=True)
+            added = next((v.name for v in op.outputs if self._adds(v.name, pending)), "")
+            grad = pending.pop(added, "")
+            last = self._op(writer, op, last, backward=True, grad=grad, added=added)
             for value in op.outputs:
                 if value.name in pending:
                     writer.line(self._accumulate(value.name, pending.pop(value.name)))
         assert not [n for n in pending if n], pending
 
-    def _accumulate(self, name: str, grad: str) -> str:
+    def _adds(self, name: str, pending: dict[str, str]) -> bool:
+        """Whether the op that makes this value adds it to its gradient as well."""
+        fits = name in pending and added_where_made(self.graph, name)
+        return fits and not self._is_shared_out(name)
+
+    def _is_shared_out(self, name: str) -> bool:
+        """Whether every tp rank holds the whole of a gradient that its bucket sums over tp."""
         index = self.graph.outputs[2:].index(name)
         whole = self.local.placement(name).partial_op("tp") is None
-        if whole and self._summed_over_tp(index):
+        return whole and self._summed_over_tp(index)
+
+    def _accumulate(self, name: str, grad: str) -> str:
+        if self._is_shared_out(name):
             return f"{grad}.add_({identifier(name)}, alpha=1 / {self.plan.mesh.size('tp')})"
         return f"{grad}.add_({identifier(name)})"
 

@@ -409,7 +409,17 @@ SEMANTIC = tuple(sorted(t.removeprefix("mw.") for t in RULES if t.startswith("mw
 # Costs that do not depend on a device.
 
 MATMULS = frozenset("mw.linear mw.linear_input_grad mw.linear_weight_grad mm bmm".split())
+# Ops whose kernel can add a weight's gradient to its buffer, with that output's position.
+ADDING = {"mw.linear_weight_grad": 0, "mw.linear_cross_entropy_backward": 1}
 FREE = VIEWS | PERMUTES | frozenset({"expand", "slice.Tensor"})
+
+
+def added_where_made(graph: Graph, name: str) -> bool:
+    """Whether the op that makes a parameter's gradient can add it, as nothing else reads it."""
+    op = graph.producer.get(name)
+    if op is None or op.target not in ADDING or op.outputs[ADDING[op.target]].name != name:
+        return False
+    return not graph.users[name] and graph.outputs.count(name) == 1
 
 
 def flops(op: Op, graph: Graph) -> Size:

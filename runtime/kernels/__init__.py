@@ -1,14 +1,21 @@
 """Kernels behind the op table's semantic ops: plain functions, one name each.
 
-A test holds this list equal to the op table's.
+A test holds this list equal to the op table's, and to those of its ops that have a kernel which
+adds a weight's gradient to its buffer: by the name of the op after `add_`.
 """
 
 from .attention import attention, attention_backward
-from .cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
+from .cross_entropy import (
+    add_linear_cross_entropy_backward,
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
+)
 from .embedding import embedding, embedding_weight_grad
-from .linear import linear, linear_input_grad, linear_weight_grad
+from .linear import add_linear_weight_grad, linear, linear_input_grad, linear_weight_grad
 
 __all__ = [
+    "add_linear_cross_entropy_backward",
+    "add_linear_weight_grad",
     "attention",
     "attention_backward",
     "embedding",

@@ -7,6 +7,8 @@ the first vocabulary id that this rank's rows of w hold. Legend: T tokens, I fea
 import torch
 from torch import Tensor
 
+from .linear import add_linear_weight_grad
+
 CHUNK_ELEMENTS = 2048 * 131072  # logits of one chunk: 0.5 GiB in bf16
 
 
@@ -57,17 +59,33 @@ def linear_cross_entropy_backward(
     start: int,
 ) -> tuple[Tensor, Tensor]:
     """(dx [..., I], dw [V, I]); dx is partial over the vocabulary shards."""
+    dw = torch.zeros_like(w)
+    given = dlse, dpicked, x, w, labels, lse
+    return add_linear_cross_entropy_backward(dw, *given, softcap=softcap, start=start), dw
+
+
+def add_linear_cross_entropy_backward(
+    grad: Tensor,
+    dlse: Tensor,
+    dpicked: Tensor,
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    *,
+    softcap: float,
+    start: int,
+) -> Tensor:
+    """dx of linear_cross_entropy_backward; adds its dw to grad [V, I]."""
     x_TI = x.reshape(-1, x.shape[-1])
     size = _chunk(x_TI.shape[0], w.shape[0])
     flat = (t.reshape(-1).split(size) for t in (dlse, dpicked, labels, lse))
-    dx, dw = [], None
+    dx = []
     for x_part, dl, dp, label, norm in zip(x_TI.split(size), *flat, strict=True):
         dlogits = _dlogits(x_part, w, dl, dp, label, norm, softcap, start)
         dx.append(dlogits @ w)
-        # In place: one chunk's product lives nowhere beside the sum, which orders the chunks too.
-        dw = dlogits.t() @ x_part if dw is None else dw.addmm_(dlogits.t(), x_part)
-    assert dw is not None
-    return torch.cat(dx).view(x.shape), dw
+        add_linear_weight_grad(grad, dlogits, x_part)
+    return torch.cat(dx).view(x.shape)
 
 
 def _dlogits(

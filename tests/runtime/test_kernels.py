@@ -151,6 +151,26 @@ def test_linear_and_its_gradients_are_those_of_autograd() -> None:
     torch.testing.assert_close(kernels.linear_weight_grad(dy, x), dw, **EXACT)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_weight_gradient_is_added_where_it_stands(compiled: bool, wide: bool) -> None:
+    """Into a view of a flat bucket, of the type of its operands or of a wider one."""
+    dtype = torch.float32 if wide else torch.float64
+    dy, x = _randn(2, 3, 4).to(dtype), _randn(2, 3, 5).to(dtype)
+    flat = _randn(3 + 4 * 5)
+    before, grad = flat.clone(), flat[3:].view(4, 5)
+
+    def add(grad: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        kernels.add_linear_weight_grad(grad, dy, x)
+        return dy + 1
+
+    run = torch.compile(add, fullgraph=True, dynamic=False) if compiled else add
+    torch.testing.assert_close(run(grad, dy, x), dy + 1)
+    want = before[3:].view(4, 5) + kernels.linear_weight_grad(dy, x).double()
+    torch.testing.assert_close(grad, want, **(LOOSE[dtype] if wide else EXACT))
+    assert torch.equal(flat[:3], before[:3])
+
+
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_embedding_shards_sum_to_the_whole(shards: int) -> None:
     w, ids, dy = _randn(8, 3), torch.randint(8, (2, 6)), _randn(2, 6, 3)

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 4e285db1b6e79c48."""
+"""What every rank of golden-gemma2 shares; plan 4e11cfd13e65ce13."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -163,8 +163,7 @@ def attention_backward(params, saved, dy, grads):
     mul_8 = div * mul_7
     add_2 = mul_4 + mul_8
     linear_input_grad = kernels.linear_input_grad(add_2, attention_o_w)
-    d_attention_o_w = kernels.linear_weight_grad(add_2, attention_flatten)
-    grad_attention_o_w.add_(d_attention_o_w)
+    kernels.add_linear_weight_grad(grad_attention_o_w, add_2, attention_flatten)
     view_2 = linear_input_grad.reshape(B, S, 4, 4)
     transpose = view_2.transpose(1, 2)
     attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
@@ -193,19 +192,16 @@ def attention_backward(params, saved, dy, grads):
     transpose_2 = attention_backward_dv.transpose(1, 2)
     view_3 = transpose_2.reshape(B, S, 8)
     linear_input_grad_2 = kernels.linear_input_grad(view_3, attention_v_w)
-    d_attention_v_w = kernels.linear_weight_grad(view_3, attention_norm_mul_2)
-    grad_attention_v_w.add_(d_attention_v_w)
+    kernels.add_linear_weight_grad(grad_attention_v_w, view_3, attention_norm_mul_2)
     transpose_3 = add_4.transpose(1, 2)
     view_4 = transpose_3.reshape(B, S, 8)
     linear_input_grad_3 = kernels.linear_input_grad(view_4, attention_k_w)
-    d_attention_k_w = kernels.linear_weight_grad(view_4, attention_norm_mul_2)
-    grad_attention_k_w.add_(d_attention_k_w)
+    kernels.add_linear_weight_grad(grad_attention_k_w, view_4, attention_norm_mul_2)
     add_7 = linear_input_grad_2 + linear_input_grad_3
     transpose_4 = add_6.transpose(1, 2)
     view_5 = transpose_4.reshape(B, S, 16)
     linear_input_grad_4 = kernels.linear_input_grad(view_5, attention_q_w)
-    d_attention_q_w = kernels.linear_weight_grad(view_5, attention_norm_mul_2)
-    grad_attention_q_w.add_(d_attention_q_w)
+    kernels.add_linear_weight_grad(grad_attention_q_w, view_5, attention_norm_mul_2)
     add_8 = add_7 + linear_input_grad_4
     mul_13 = add_8 * attention_norm_mul
     mul_14 = add_8 * attention_norm_add
@@ -298,17 +294,14 @@ def ffn_backward(params, saved, dy, grads):
     mul_8 = div * mul_7
     add = mul_4 + mul_8
     linear_input_grad = kernels.linear_input_grad(add, ffn_down_w)
-    d_ffn_down_w = kernels.linear_weight_grad(add, ffn_mul)
-    grad_ffn_down_w.add_(d_ffn_down_w)
+    kernels.add_linear_weight_grad(grad_ffn_down_w, add, ffn_mul)
     mul_9 = linear_input_grad * ffn_gelu
     mul_10 = linear_input_grad * ffn_up_linear
     linear_input_grad_2 = kernels.linear_input_grad(mul_9, ffn_up_w)
-    d_ffn_up_w = kernels.linear_weight_grad(mul_9, ffn_norm_mul_2)
-    grad_ffn_up_w.add_(d_ffn_up_w)
+    kernels.add_linear_weight_grad(grad_ffn_up_w, mul_9, ffn_norm_mul_2)
     gelu_backward = torch.ops.aten.gelu_backward(mul_10, ffn_gate_linear, approximate='tanh')
     linear_input_grad_3 = kernels.linear_input_grad(gelu_backward, ffn_gate_w)
-    d_ffn_gate_w = kernels.linear_weight_grad(gelu_backward, ffn_norm_mul_2)
-    grad_ffn_gate_w.add_(d_ffn_gate_w)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, gelu_backward, ffn_norm_mul_2)
     add_3 = linear_input_grad_2 + linear_input_grad_3
     mul_11 = add_3 * ffn_norm_mul
     mul_12 = add_3 * ffn_norm_add
@@ -378,10 +371,9 @@ def head_backward(params, saved, dy, grads):
     scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
     where = torch.where(loss_valid, expand, scalar_tensor)
     neg = -where
-    linear_cross_entropy_backward_dx, d_embed_w = kernels.linear_cross_entropy_backward(
-        where, neg, norm_mul_2, embed_w, labels, loss_lse, softcap=30.0, start=0,
+    linear_cross_entropy_backward_dx = kernels.add_linear_cross_entropy_backward(
+        grad_embed_w, where, neg, norm_mul_2, embed_w, labels, loss_lse, softcap=30.0, start=0,
     )
-    grad_embed_w.add_(d_embed_w)
     mul = linear_cross_entropy_backward_dx * norm_mul
     mul_2 = linear_cross_entropy_backward_dx * norm_add
     sum = mul.sum([0, 1], keepdim=True)

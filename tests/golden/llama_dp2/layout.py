@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan e61020338cc55c4c."""
+"""What every rank of golden-llama shares; plan 488ee30045b269b4."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan e2b149f86b83d82b."""
+"""What every rank of golden-llama shares; plan db2862af1e4806da."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

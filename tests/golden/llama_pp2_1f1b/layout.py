@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 73b6cdeee3072877."""
+"""What every rank of golden-llama shares; plan 8c1a0e0077653061."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -77,10 +77,9 @@ def head_backward(params, saved, dy, grads):
     norm_mul = x * norm_rsqrt
     norm_mul_2 = norm_w * norm_mul
     # gradients
-    linear_cross_entropy_backward_dx, d_lm_head_w = kernels.linear_cross_entropy_backward(
-        where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
+    linear_cross_entropy_backward_dx = kernels.add_linear_cross_entropy_backward(
+        grad_lm_head_w, where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
     )
-    grad_lm_head_w.add_(d_lm_head_w)
     mul = linear_cross_entropy_backward_dx * norm_w
     mul_2 = linear_cross_entropy_backward_dx * norm_mul
     sum = mul_2.sum([0, 1], keepdim=True)

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 0e98052c2a127a09."""
+"""What every rank of golden-llama shares; plan 84d834368d986f3d."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

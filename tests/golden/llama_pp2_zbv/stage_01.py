@@ -204,14 +204,10 @@ def attention_weight_grad(handed, grads):
     ) = grads
     grad_attention_norm_w.add_(d_attention_norm_w)
     # gradients
-    d_attention_o_w = kernels.linear_weight_grad(dy, attention_flatten)
-    grad_attention_o_w.add_(d_attention_o_w)
-    d_attention_v_w = kernels.linear_weight_grad(view_2, attention_norm_mul_2)
-    grad_attention_v_w.add_(d_attention_v_w)
-    d_attention_k_w = kernels.linear_weight_grad(view_3, attention_norm_mul_2)
-    grad_attention_k_w.add_(d_attention_k_w)
-    d_attention_q_w = kernels.linear_weight_grad(view_4, attention_norm_mul_2)
-    grad_attention_q_w.add_(d_attention_q_w)
+    kernels.add_linear_weight_grad(grad_attention_o_w, dy, attention_flatten)
+    kernels.add_linear_weight_grad(grad_attention_v_w, view_2, attention_norm_mul_2)
+    kernels.add_linear_weight_grad(grad_attention_k_w, view_3, attention_norm_mul_2)
+    kernels.add_linear_weight_grad(grad_attention_q_w, view_4, attention_norm_mul_2)
 
 
 PIECES = {

@@ -100,12 +100,9 @@ def ffn_weight_grad(handed, grads):
     (grad_ffn_norm_w, grad_ffn_gate_w, grad_ffn_up_w, grad_ffn_down_w,) = grads
     grad_ffn_norm_w.add_(d_ffn_norm_w)
     # gradients
-    d_ffn_down_w = kernels.linear_weight_grad(dy, ffn_mul)
-    grad_ffn_down_w.add_(d_ffn_down_w)
-    d_ffn_up_w = kernels.linear_weight_grad(mul, ffn_norm_mul_2)
-    grad_ffn_up_w.add_(d_ffn_up_w)
-    d_ffn_gate_w = kernels.linear_weight_grad(silu_backward, ffn_norm_mul_2)
-    grad_ffn_gate_w.add_(d_ffn_gate_w)
+    kernels.add_linear_weight_grad(grad_ffn_down_w, dy, ffn_mul)
+    kernels.add_linear_weight_grad(grad_ffn_up_w, mul, ffn_norm_mul_2)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, silu_backward, ffn_norm_mul_2)
 
 
 PIECES = {

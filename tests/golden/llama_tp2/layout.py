@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 78f911ef0f1d31bc."""
+"""What every rank of golden-llama shares; plan b31027d53f24e0d1."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan a72e1f408c4b9606."""
+"""What every rank of golden-llama shares; plan 7b34d3d6c0e23565."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -157,8 +157,7 @@ def attention_backward(params, saved, dy, grads):
     attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
     attention_flatten = attention_transpose_4.reshape(B, S, 16)
     # gradients
-    d_attention_o_w = kernels.linear_weight_grad(dy, attention_flatten)
-    grad_attention_o_w.add_(d_attention_o_w)
+    kernels.add_linear_weight_grad(grad_attention_o_w, dy, attention_flatten)
     view = linear_input_grad.reshape(B, S, 4, 4)
     transpose = view.transpose(1, 2)
     attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
@@ -187,19 +186,16 @@ def attention_backward(params, saved, dy, grads):
     transpose_2 = attention_backward_dv.transpose(1, 2)
     view_2 = transpose_2.reshape(B, S, 8)
     linear_input_grad_2 = kernels.linear_input_grad(view_2, attention_v_w)
-    d_attention_v_w = kernels.linear_weight_grad(view_2, attention_norm_mul_2)
-    grad_attention_v_w.add_(d_attention_v_w)
+    kernels.add_linear_weight_grad(grad_attention_v_w, view_2, attention_norm_mul_2)
     transpose_3 = add_3.transpose(1, 2)
     view_3 = transpose_3.reshape(B, S, 8)
     linear_input_grad_3 = kernels.linear_input_grad(view_3, attention_k_w)
-    d_attention_k_w = kernels.linear_weight_grad(view_3, attention_norm_mul_2)
-    grad_attention_k_w.add_(d_attention_k_w)
+    kernels.add_linear_weight_grad(grad_attention_k_w, view_3, attention_norm_mul_2)
     add_6 = linear_input_grad_2 + linear_input_grad_3
     transpose_4 = add_5.transpose(1, 2)
     view_4 = transpose_4.reshape(B, S, 16)
     linear_input_grad_4 = kernels.linear_input_grad(view_4, attention_q_w)
-    d_attention_q_w = kernels.linear_weight_grad(view_4, attention_norm_mul_2)
-    grad_attention_q_w.add_(d_attention_q_w)
+    kernels.add_linear_weight_grad(grad_attention_q_w, view_4, attention_norm_mul_2)
     add_7 = add_6 + linear_input_grad_4
     mul_5 = add_7 * attention_norm_w
     mul_6 = add_7 * attention_norm_mul
@@ -266,17 +262,14 @@ def ffn_backward(params, saved, dy, grads):
     ffn_up_linear = kernels.linear(ffn_norm_mul_2, ffn_up_w)
     ffn_mul = ffn_silu * ffn_up_linear
     # gradients
-    d_ffn_down_w = kernels.linear_weight_grad(dy, ffn_mul)
-    grad_ffn_down_w.add_(d_ffn_down_w)
+    kernels.add_linear_weight_grad(grad_ffn_down_w, dy, ffn_mul)
     mul = linear_input_grad * ffn_silu
     mul_2 = linear_input_grad * ffn_up_linear
     linear_input_grad_2 = kernels.linear_input_grad(mul, ffn_up_w)
-    d_ffn_up_w = kernels.linear_weight_grad(mul, ffn_norm_mul_2)
-    grad_ffn_up_w.add_(d_ffn_up_w)
+    kernels.add_linear_weight_grad(grad_ffn_up_w, mul, ffn_norm_mul_2)
     silu_backward = torch.ops.aten.silu_backward(mul_2, ffn_gate_linear)
     linear_input_grad_3 = kernels.linear_input_grad(silu_backward, ffn_gate_w)
-    d_ffn_gate_w = kernels.linear_weight_grad(silu_backward, ffn_norm_mul_2)
-    grad_ffn_gate_w.add_(d_ffn_gate_w)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, silu_backward, ffn_norm_mul_2)
     add = linear_input_grad_2 + linear_input_grad_3
     mul_3 = add * ffn_norm_w
     mul_4 = add * ffn_norm_mul
@@ -355,10 +348,9 @@ def head_backward(params, saved, dy, grads):
     scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
     where = torch.where(loss_valid, expand, scalar_tensor)
     neg = -where
-    linear_cross_entropy_backward_dx, d_lm_head_w = kernels.linear_cross_entropy_backward(
-        where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
+    linear_cross_entropy_backward_dx = kernels.add_linear_cross_entropy_backward(
+        grad_lm_head_w, where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
     )
-    grad_lm_head_w.add_(d_lm_head_w)
     mul = linear_cross_entropy_backward_dx * norm_w
     mul_2 = linear_cross_entropy_backward_dx * norm_mul
     sum = mul_2.sum([0, 1], keepdim=True)
