@@ -10,7 +10,7 @@ from dataclasses import replace
 from .evaluate import Evaluator, Parts
 from .passes import Pace
 from .paths import LAST, waits_of
-from .relaxed import INF, Kind, Pipeline, Relaxed, Times, relax
+from .relaxed import INF, QUICK, Effort, Kind, Pipeline, Relaxed, Times, relax
 from .schedules import SPLIT, listed, stage_ranks
 from .shortest import Passes
 from .simulator import OVERLAP_PRICE
@@ -20,9 +20,6 @@ from .work import Phase
 
 # Longer schedules are not relaxed: with so many micro-batches their bubbles are small.
 MAX_ACTIONS = 40000
-# Rounds without gain that the relaxation is given: of any candidate, and of those that hold up the
-# gap in the end, at about a second each.
-PATIENCE, LAST_PATIENCE = 4, 12
 
 
 def tightened(
@@ -30,23 +27,25 @@ def tightened(
     c: Candidate,
     limit_bytes: float | None,
     enough_us: float = INF,
-    patience: int = PATIENCE,
+    effort: Effort = QUICK,
 ) -> Relaxed:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
-    tightened beyond `enough_us`, nor where it stands still for `patience` rounds."""
-    key = (c, limit_bytes, patience)
+    tightened beyond `enough_us`."""
+    key = (c, limit_bytes, effort)
     if key not in evaluator.relaxed:
-        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, patience)
+        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
     return evaluator.relaxed[key]
 
 
 def _tightened(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, patience: int
+    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
 ) -> Relaxed:
     if 2 * c.num_stages * c.num_microbatches > MAX_ACTIONS or c.pp == 1:
         return Relaxed(0.0)
     sync_us = evaluator.parts_of(c).table.links.world_us()
-    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, patience)
+    waits = (c.schedule, c.pp, c.num_microbatches, c.chunks)
+    paths = evaluator.paths.setdefault(waits, [])
+    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, effort, paths)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 

@@ -11,7 +11,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from meshwright.ir.errors import PlanError
@@ -36,6 +36,7 @@ class Device:
     matmul_flops_per_s: (dtype, rate) per element type, already at the efficiency below where that
     is 1. efficiency: the share of those rates that large matmuls reach; 1 when they were measured.
     attention_flops_per_s: (forward, backward) of the fused kernel; None: the matmul rate.
+    attention_readings: the same by head size and positions, where they were measured.
     sources: by field; a rate of one element type may have its own, by the name of the type.
     """
 
@@ -46,12 +47,42 @@ class Device:
     launch_us: float
     efficiency: float = 1.0
     attention_flops_per_s: tuple[float, float] | None = None
+    attention_readings: tuple["AttentionReading", ...] = ()
     sources: Sources = ()
 
     def matmul_rate(self, dtype: str) -> float:
         """Flops per second reached in `dtype`; a type without a rate runs at the slowest one."""
         rates = dict(self.matmul_flops_per_s)
         return self.efficiency * rates.get(dtype, min(rates.values()))
+
+    def attention_rate(self, head_dim: int, positions: float) -> tuple[float, float] | None:
+        """(forward, backward) flops per second: of the nearest head size read, between its readings
+        linear in positions, beyond them the last one's."""
+        if not self.attention_readings:
+            return self.attention_flops_per_s
+        near = min((abs(r.head_dim - head_dim), -r.head_dim) for r in self.attention_readings)
+        found = sorted(
+            (r.positions, r.forward, r.backward)
+            for r in self.attention_readings
+            if r.head_dim == -near[1]
+        )
+        after = next((k for k, r in enumerate(found) if r[0] >= positions), len(found))
+        if after in (0, len(found)):
+            return found[min(after, len(found) - 1)][1:]
+        (x0, *low), (x1, *high) = found[after - 1], found[after]
+        share = (positions - x0) / (x1 - x0)
+        forward, backward = (a + share * (b - a) for a, b in zip(low, high, strict=True))
+        return forward, backward
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionReading:
+    """Flops per second of fused causal attention, for heads of one size, at one length."""
+
+    head_dim: int
+    positions: int
+    forward: float
+    backward: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +155,9 @@ def format_cluster(cluster: Cluster) -> str:
     lines += _pairs(device, "name hbm_bytes_per_s memory_bytes launch_us efficiency")
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
+    if device.attention_readings:
+        rows = [list(astuple(r)) for r in device.attention_readings]
+        lines += ["# head size, positions, forward, backward", f"attention_readings = {rows}"]
     lines += ["", "[device.matmul_flops_per_s]"]
     lines += [f"{dtype} = {rate!r}" for dtype, rate in device.matmul_flops_per_s]
     lines += _source_lines("device.sources", device.sources)
@@ -195,6 +229,10 @@ def _device_of(table: dict) -> Device:
         float(table["launch_us"]),
         float(table.get("efficiency", 1.0)),
         None if attention is None else (float(attention[0]), float(attention[1])),
+        tuple(
+            AttentionReading(int(head_dim), int(positions), float(forward), float(backward))
+            for head_dim, positions, forward, backward in table.get("attention_readings", ())
+        ),
         _sources_of(table),
     )
 
@@ -230,6 +268,9 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         "device.efficiency": device.efficiency,
         "device.matmul_flops_per_s": min(rates.values(), default=0),
         "levels": len(cluster.levels),
+        "device.attention_readings": min(
+            (min(astuple(r)) for r in device.attention_readings), default=1
+        ),
         **{f"levels.{v.name}.bytes_per_s": v.bytes_per_s for v in cluster.levels},
         **{f"levels.{v.name}.span": v.span for v in cluster.levels},
     }

@@ -25,6 +25,8 @@ from .recompute import forward_ops
 FUSED = POINTWISE | frozenset("sum sum.dim_IntList mean mean.dim amax cat slice_backward".split())
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
+# Where attention ops read the queries [B, H, S, D].
+_QUERIES = {"mw.attention": 0, "mw.attention_backward": 1}
 
 
 def number(size: Size, sizes: dict[str, int]) -> float:
@@ -48,12 +50,16 @@ def compiled(size: sympy.Expr) -> Callable[..., float | np.ndarray]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs on `group` neighbouring ranks of one axis, at given B (rows of a rank) and S."""
+    """Costs on `group` neighbouring ranks of one axis, at given B (rows of a rank) and S.
+
+    wide_grads: gradients are summed in another dtype than they are made in.
+    """
 
     cluster: Cluster
     group: int
     sizes: dict[str, int]
     axis: str = "tp"
+    wide_grads: bool = False
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
     _moves: dict[tuple, float | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -114,18 +120,20 @@ class Costs:
             self.local_bytes(v, p) for v, p in zip(work.results, outs, strict=True) if v is not None
         )
         share = self.group if any(p.shard_dim(self.axis) is not None for p in ins + outs) else 1
-        busy = number(work.flops, self.sizes) / share / self._rate(op, work.dtype)
+        busy = number(work.flops, self.sizes) / share / self._rate(op, work)
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
 
-    def _rate(self, op: Op, dtype: str) -> float:
+    def _rate(self, op: Op, work: "OpWork") -> float:
+        dtype = work.dtype
         device = self.cluster.device
-        if device.attention_flops_per_s is not None and ITEM_BYTES[dtype] == 2:
-            if op.target == "mw.attention":
-                return device.attention_flops_per_s[0]
-            if op.target == "mw.attention_backward":
-                return device.attention_flops_per_s[1]
+        if op.target in _QUERIES and ITEM_BYTES[dtype] == 2:
+            query = work.operands[_QUERIES[op.target]]
+            assert query is not None
+            *_, positions, head_dim = (number(size, self.sizes) for size in query.shape)
+            if (rates := device.attention_rate(int(head_dim), positions)) is not None:
+                return rates[op.target == "mw.attention_backward"]
         return device.matmul_rate(dtype)
 
 
@@ -202,10 +210,31 @@ class GraphWork:
     @cached_property
     def of(self) -> dict[str, OpWork]:
         """Work by the name of the op's first output."""
-        seen: set[tuple[str, bool]] = set()
+        seen: set[tuple[str, bool, str]] = set()
         return {op.output.name: self._work(op, seen) for op in self.graph.ops}
 
-    def _work(self, op: Op, seen: set[tuple[str, bool]]) -> OpWork:
+    @cached_property
+    def _apart(self) -> dict[str, str]:
+        """The sum over leading dims, by its name, that each op works for which only that sum reads.
+
+        It is a kernel of its own beside sums over the last dim (a norm's backward has both), and
+        reads what it needs anew.
+        """
+        found: dict[str, str] = {}
+        for op in self.graph.ops:
+            if op.target != "sum.dim_IntList":
+                continue
+            rank = len(self.graph.values[op.inputs[0]].shape)
+            dims = {int(d) % rank for d in op.attr("dim") or range(rank)}
+            if rank - 1 in dims:
+                continue
+            found[op.output.name] = op.output.name
+            source = self.graph.producer.get(op.inputs[0])
+            if source and source.target in FUSED and len(self.graph.users[op.inputs[0]]) == 1:
+                found[source.output.name] = op.output.name
+        return found
+
+    def _work(self, op: Op, seen: set[tuple[str, bool, str]]) -> OpWork:
         values = [self.graph.values[n] for n in op.inputs if n]
         floats = [v.dtype for v in values if v.dtype in FLOATS] or [op.output.dtype]
         dtype = min(floats, key=lambda name: ITEM_BYTES[name])
@@ -215,9 +244,10 @@ class GraphWork:
         results = tuple(v if self._leaves(v.name, op) else None for v in op.outputs)
         return OpWork(0, dtype, operands, results)
 
-    def _first_read(self, name: str, op: Op, seen: set[tuple[str, bool]]) -> bool:
+    def _first_read(self, name: str, op: Op, seen: set[tuple[str, bool, str]]) -> bool:
         """Whether a fused op is the first of its phase to read a value made outside the chain."""
-        key = (name, self.is_backward(op))
+        apart = self._apart.get(op.output.name, "")
+        key = (name, self.is_backward(op), apart)
         if key in seen:
             return False
         seen.add(key)
@@ -225,6 +255,8 @@ class GraphWork:
         while source is not None and source.target in FREE:
             source = self.graph.producer.get(source.inputs[0])
         fused = source is not None and source.target in FUSED | SOURCES
+        if apart and source is not None and source.target not in SOURCES:
+            return self._apart.get(source.output.name, "") != apart
         return not fused or (source is not None and self.is_backward(source) != key[1])
 
     def _leaves(self, name: str, op: Op) -> bool:

@@ -7,7 +7,6 @@ from meshwright.ir.plan import Plan
 from .cluster import Cluster, Device
 from .memory import RESERVED_SHARE
 from .simulator import OVERLAP_PRICE
-from .space import unproven
 
 
 def coverage(plan: Plan, cluster: Cluster) -> list[str]:
@@ -18,7 +17,6 @@ def coverage(plan: Plan, cluster: Cluster) -> list[str]:
             *_device(plan, cluster.device),
             *_links(cluster),
             *_node(cluster),
-            *_schedules(plan, cluster),
             *_rest(plan),
         )
     ]
@@ -37,7 +35,8 @@ def _device(plan: Plan, device: Device) -> Iterator[str]:
     if device.attention_flops_per_s is None:
         yield f"assumed: attention on {device.name} runs at its matmul rate"
     else:
-        rate = sources.get("attention_flops_per_s")
+        read = "attention_readings" if device.attention_readings else "attention_flops_per_s"
+        rate = sources.get(read)
         yield _said(f"attention on {device.name}, forward and backward", rate)
     yield _said("memory bandwidth", sources.get("hbm_bytes_per_s"))
     yield _said(f"memory, {device.memory_bytes / 2**30:.1f} GiB", sources.get("memory_bytes"))
@@ -70,14 +69,6 @@ def _said(what: str, source: str | None) -> str:
         return f"given: {what}, by the cluster's file"
     how, _, where = source.partition(": ")
     return f"{how}: {what}" + (f": {where}" if where else "")
-
-
-def _schedules(plan: Plan, cluster: Cluster) -> Iterator[str]:
-    for name in unproven(cluster):
-        if plan.schedule_name == name:
-            yield f"not proven: {name} did not finish a step on four H200s; it passes on CPUs"
-        elif plan.mesh.size("pp") > 1:
-            yield f"left out: {name}, not proven on GPUs; the pin schedule={name} tries it"
 
 
 def _rest(plan: Plan) -> Iterator[str]:

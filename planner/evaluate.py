@@ -45,6 +45,7 @@ from .levels import (
 from .links import Links
 from .memory import Storage
 from .passes import Pace, full_pace, plain_pace, slack_us
+from .paths import Path
 from .pins import Pins
 from .recompute import Kept, saved_values
 from .relaxed import Relaxed
@@ -135,6 +136,7 @@ class Evaluator:
     holdings: dict[tuple, list[Holding]] = field(default_factory=dict)
     pipelines: dict[tuple, float] = field(default_factory=dict)
     relaxed: dict[tuple, Relaxed] = field(default_factory=dict)
+    paths: dict[tuple, list[Path]] = field(default_factory=dict)
     longer_tails: dict[tuple, float] = field(default_factory=dict)
 
     @cached_property
@@ -235,7 +237,8 @@ class Evaluator:
         return with_staying(undominated([*found, *map(level, away)], split), found, split)
 
     def costs(self, tp: int, micro_batch: int) -> Costs:
-        return Costs(self.cluster, tp, {"B": micro_batch, "S": self.seq})
+        sizes, wide = {"B": micro_batch, "S": self.seq}, self.precision.wide_grads
+        return Costs(self.cluster, tp, sizes, wide_grads=wide)
 
     def _proposed(self, tp: int, name: str) -> tuple[Kept, ...]:
         """At one row a micro-batch; bytes and times all grow with the rows."""

@@ -29,7 +29,7 @@ from .memory import Filling, host_bytes, model_peaks, usable_host_bytes
 from .passes import Pace
 from .pins import Pins
 from .recompute import Kept
-from .schedules import PLAIN, SPLIT, listed, most_held, stage_ranks
+from .schedules import PLAIN, SPLIT, listed, stage_ranks, stages_held
 from .sharing import shared_picks
 from .simulator import Timeline, simulate
 from .space import Candidate
@@ -338,12 +338,11 @@ class _Cutter:
         """Whether units still fit a stage within its share of a rank."""
         c = self.c
         share = (self.limit - self.context) / c.chunks
-        schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)
-        ranks = stage_ranks(c.schedule, c.pp, c.chunks)
+        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
 
         def room(stage: int) -> Callable[[int], float]:
             filled = Filling(c.schedule in SPLIT)
-            counts = most_held(schedule[ranks[stage]], stage)
+            counts = held[stage]
 
             def longer(index: int) -> float:
                 filled.add(self.parts.menus[index][picks[index]])

@@ -6,7 +6,7 @@ emitted program does. Their costs and live values are then read off like those o
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from meshwright.ir.graph import Graph, Input, Op
 from meshwright.ir.optable import FREE
@@ -67,6 +67,52 @@ class PhaseWork(GraphWork):
         while (op := self.graph.producer.get(name)) is not None and op.target in FREE:
             name = op.inputs[0]
         return name
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The functions of a piece with what is the same at all sizes: what their ops do, and which
+    storages they share. again: ops of the backward that compute forward values."""
+
+    joint: Graph
+    functions: Functions
+    forward: PhaseWork
+    backward: PhaseWork
+    again: tuple[Op, ...]
+
+    @cached_property
+    def halves(self) -> tuple[PhaseWork, PhaseWork] | None:
+        """The backward's I and W; None where it is not split."""
+        halves = self.functions.halves(self.joint)
+        return halves and (PhaseWork(halves[0]), PhaseWork(halves[1]))
+
+
+class _Same:
+    """A key by identity, which keeps its object."""
+
+    def __init__(self, item: object) -> None:
+        self.item = item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.item is other.item
+
+
+def phases_of(graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...]) -> Phases:
+    """Of a lowered joint graph under its saved values; made once."""
+    return _phases_of(_Same(graph), _Same(placements), saved)
+
+
+@lru_cache(maxsize=1024)
+def _phases_of(graph: _Same, placements: _Same, saved: tuple[str, ...]) -> Phases:
+    joint: Graph = graph.item  # type: ignore[assignment]
+    functions = functions_of(joint, placements.item, saved)  # type: ignore[arg-type]
+    made = {v.name for op in functions.forward.ops for v in op.outputs}
+    again = tuple(op for op in functions.backward.ops if op.output.name in made)
+    phases = PhaseWork(functions.forward), PhaseWork(functions.backward)
+    return Phases(joint, functions, *phases, again)
 
 
 def functions_of(

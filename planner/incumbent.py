@@ -3,15 +3,16 @@
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; the best one's placements are solved again at other prices of a byte, its cuts polished;
-last, what holds up the gap is bounded with more patience.
+last, what holds up the gap is bounded with more effort.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from .bounds import LAST_PATIENCE, tightened
+from .bounds import tightened
 from .evaluate import Evaluator
 from .fitting import Fitted, descended, fit, never_fits, polished, reordered
+from .relaxed import THOROUGH
 from .space import Candidate
 
 INF = float("inf")
@@ -171,7 +172,7 @@ class Incumbent:
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
             if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
                 break
-            found = tightened(self.evaluator, c, self.limit, most, LAST_PATIENCE).step_us
+            found = tightened(self.evaluator, c, self.limit, most, THOROUGH).step_us
             if found <= self.bounds[c]:
                 break
             self.bounds[c] = found

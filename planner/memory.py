@@ -244,9 +244,10 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
 
 def host_bytes(model: StepModel, rank: int) -> float:
     """What a rank offloads at most, if its stages are fullest at once."""
-    filled_by = stages_filled(model, rank)
-    held = {s: most_held(model.schedule[rank], s)[0] for s in filled_by}
-    return sum(held[s] * filling.away_bytes for s, filling in filled_by.items())
+    homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
+    away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
+    actions = model.schedule[rank]
+    return sum(most_held(actions, s)[0] * size for s, size in away.items() if size)
 
 
 def model_peaks(

@@ -6,7 +6,7 @@ only: half of that is dense. The bandwidth of NVLink and PCIe counts both direct
 it is one. "GB" of device memory are 2**30 bytes there.
 """
 
-from .cluster import Cluster, Curve, Device, LinkLevel, Sources
+from .cluster import AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
 
 GIB = 2**30
 # NCCL on the H200 host: us at the sizes below, by (collective, ranks).
@@ -41,6 +41,15 @@ _NDR: Sources = (
 )  # fmt: skip
 
 
+# cuDNN on an H200 between matmuls, as in a step (2026-11-21).
+_CUDNN_HOPPER = (
+    AttentionReading(64, 4096, 340e12, 307e12),
+    AttentionReading(128, 2048, 388e12, 297e12),
+    AttentionReading(128, 4096, 480e12, 393e12),
+    AttentionReading(128, 8192, 543e12, 427e12),
+)
+
+
 def _nccl_h200() -> tuple[Curve, ...]:
     return tuple(
         Curve(name, group, tuple(zip(_NCCL_BYTES, map(float, us), strict=True)))
@@ -66,6 +75,7 @@ H200 = Cluster(
         memory_bytes=143771 * 2**20,
         launch_us=3.0,
         attention_flops_per_s=(590e12, 448e12),
+        attention_readings=_CUDNN_HOPPER,
         sources=(
             ("bf16", "measured: median of a Llama's matmuls at M=16384, 614 to 777 Tflop/s"),
             ("f16", "assumed: as bf16"),
@@ -76,6 +86,8 @@ H200 = Cluster(
             ("memory_bytes", "measured: as nvidia-smi shows it"),
             _LAUNCH,
             ("attention_flops_per_s", "measured: cuDNN, 4 rows of 4096, causal work counted"),
+            ("attention_readings", "measured: cuDNN between matmuls, as in a step, 8192 to 16384 "
+                                   "tokens, 32 heads of queries and 8 of keys; alone 1.25 of it"),
         ),
     ),
     (
@@ -109,6 +121,7 @@ H100 = Cluster(
         launch_us=3.0,
         efficiency=0.67,
         attention_flops_per_s=(590e12, 448e12),
+        attention_readings=_CUDNN_HOPPER,
         sources=(
             ("matmul_flops_per_s", "data sheet: NVIDIA H100 Tensor Core GPU architecture, table of "
                                    "peak rates of the SXM5, dense; f32 outside of tensor cores"),
@@ -118,6 +131,7 @@ H100 = Cluster(
             ("memory_bytes", "data sheet: 80 GB (NVIDIA H100 datasheet)"),
             _LAUNCH,
             ("attention_flops_per_s", "assumed: as measured on H200, the same chip"),
+            ("attention_readings", "assumed: as measured on H200, the same chip"),
         ),
     ),
     (

@@ -96,7 +96,7 @@ class Waits:
             first = {self.nodes[i][0]: i for i in reversed(actions) if self.nodes[i][1] == "F"}
             backward = (begins, LAST)
             last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
-            for start in first.values():
+            for start in sorted(first.values())[:1]:
                 for stop in sorted({*last.values(), actions[-1]}):
                     if start <= stop:
                         yield self._along(actions, start, stop), self.nodes[stop]

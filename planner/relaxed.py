@@ -46,13 +46,22 @@ from .solver import Problem
 INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
-# Paths are added until the longest is no more than this share longer than the bound, or the bound
-# grows by less than that in so many rounds as the caller has patience for.
-CLOSE = 2e-3
 # How far from the best point so far towards a solution the second path of a round is taken.
 STEP = 0.3
 
 Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Paths are added until the longest is no more than the share `close` longer than the bound, or
+    the bound grows by less than that in so many rounds."""
+
+    rounds: int
+    close: float
+
+
+QUICK, THOROUGH = Effort(4, 2e-3), Effort(20, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -121,9 +130,18 @@ class Relaxed:
     stage_us: tuple[float, ...] = ()
 
 
-def relax(pipeline: Pipeline, enough_us: float = INF, patience: int = 4) -> Relaxed:
-    """Stops at a bound of `enough_us`, or where it stands still for `patience` rounds."""
-    return _Builder(pipeline, enough_us, patience).solve()
+def relax(
+    pipeline: Pipeline,
+    enough_us: float = INF,
+    effort: Effort = QUICK,
+    paths: list[Path] | None = None,
+) -> Relaxed:
+    """Stops at a bound of `enough_us`, or when the effort is made.
+
+    paths: that mattered to pipelines of the same waits, to begin with; those that matter to this
+    one are added.
+    """
+    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths).solve()
 
 
 Terms = list[tuple[int, float]]
@@ -133,7 +151,8 @@ Terms = list[tuple[int, float]]
 class _Builder:
     pipeline: Pipeline
     enough_us: float
-    patience: int
+    effort: Effort
+    paths: list[Path]
     problem: Problem = field(default_factory=Problem)
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     durations: dict[Node, int] = field(default_factory=dict)
@@ -153,6 +172,8 @@ class _Builder:
         self._ranks(self._new("tail", 1.0))
         for path, node in self.pipeline.waits.plain(self.pipeline.backward):
             self._follow(path, node)
+        for path in self.paths:
+            self.problem.at_least(*self._path_row(path, []))
         if self.pipeline.limit_bytes is not None:
             self._memory()
         return self._refined(solver.LinearProgram(self.problem))
@@ -161,9 +182,10 @@ class _Builder:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
         and the best one so far, which keeps solutions from swinging."""
         pipeline, found = self.pipeline, Relaxed(0.0)
+        rounds, near = self.effort.rounds, 1 + self.effort.close
         best: tuple[float, dict[Node, float]] = INF, {}
         bounds: list[float] = []
-        while len(bounds) <= self.patience or bounds[-1] > (1 + CLOSE) * bounds[-1 - self.patience]:
+        while len(bounds) <= rounds or bounds[-1] > near * bounds[-1 - rounds]:
             solution = program.solve()
             if solution is None:
                 return Relaxed(INF)
@@ -179,7 +201,9 @@ class _Builder:
                 longest, path = pipeline.waits.longest(point, pipeline.send_us)
                 best = min(best, (longest, point), key=lambda b: b[0])
                 program.at_least(*self._path_row(path, [])[1:])
-            if best[0] <= (1 + CLOSE) * solution.values[self.end] * self.unit_us:
+                if path not in self.paths:
+                    self.paths.append(path)
+            if best[0] <= near * solution.values[self.end] * self.unit_us:
                 return found
         return found
 

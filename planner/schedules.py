@@ -141,6 +141,13 @@ def most_held(actions: tuple[Action, ...], stage: int) -> tuple[int, int]:
 
 
 @cache
+def stages_held(name: str, pp: int, num_microbatches: int, chunks: int) -> list[tuple[int, int]]:
+    """most_held of every stage."""
+    schedule, ranks = listed(name, pp, num_microbatches, chunks), stage_ranks(name, pp, chunks)
+    return [most_held(schedule[rank], stage) for stage, rank in enumerate(ranks)]
+
+
+@cache
 def fullest_moments(
     name: str, pp: int, num_microbatches: int, chunks: int
 ) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,8 @@ from .cost import Costs, number
 from .explain import gib
 from .functions import PhaseWork, functions_of
 from .lower import TARGET
-from .work import op_us, piece_work
+from .step import work_table
+from .work import op_us
 
 
 def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
@@ -22,8 +23,9 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
     name: of a piece, or of an instance. Raises PlanError naming the nearest.
     """
     piece = _piece(plan, name)
-    costs = Costs(cluster, plan.mesh.size("tp"), plan.sizes)
-    work = piece_work(piece.graph, piece.placements, piece.saved, costs, offloaded=piece.offloaded)
+    table = work_table(plan, cluster)
+    costs = table.costs
+    work = table.of(piece.graph, piece.placements, piece.saved, offloaded=piece.offloaded)
     uses = sum(i.piece == piece.name for i in plan.instances)
     lines = [
         f"segment {piece.name}, {uses} instances; {plan.micro_batch} x {plan.seq} tokens a "

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from .choose import INF, Picks, choose_along
 from .evaluate import Evaluator
-from .memory import filled, walk
-from .schedules import SPLIT, listed, most_held, stage_ranks
+from .memory import Filling, filled, walk
+from .schedules import SPLIT, listed, stage_ranks, stages_held
 from .space import Candidate
 from .step import Unit
 
@@ -53,7 +53,7 @@ def _rank_picks(
     largest = max(parts.menus[i][0].bucket_bytes for i in indices)
     room = limit_bytes - evaluator.context_bytes(c)
     room -= evaluator.storage_bytes(c, stored, largest)
-    held = {s: most_held(actions, s) for s in stages}
+    held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
     counts = {i: held[s] for s, units in stages.items() for i in units}
     staying = set(indices) if stays else {units[-1] for units in stages.values()}
     points = [
@@ -66,12 +66,19 @@ def _rank_picks(
         for i in indices
     ]
 
+    known: dict[tuple[int, Picks], Filling] = {}
+
+    def filling(stage: int, picks: Picks) -> Filling:
+        if (stage, picks) not in known:
+            units = zip(stages[stage], picks, strict=True)
+            known[stage, picks] = filled((parts.menus[i][level] for i, level in units), split)
+        return known[stage, picks]
+
     def fits(picks: Picks) -> bool:
-        level = dict(zip(indices, picks, strict=True))
-        fillings = {
-            s: filled((parts.menus[i][level[i]] for i in units), split)
-            for s, units in stages.items()
-        }
+        fillings, end = {}, 0
+        for stage, units in stages.items():  # in the order of `indices`
+            start, end = end, end + len(units)
+            fillings[stage] = filling(stage, picks[start:end])
         return walk(actions, fillings).total_bytes <= room
 
     found = choose_along(points, fits)

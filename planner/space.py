@@ -19,9 +19,6 @@ from .schedules import GENERATORS, chunks_of, runs
 MAX_MICRO_BATCH = 32
 # Stages of fewer units on average are too uneven: a layer is two, of different times.
 MIN_UNITS_A_STAGE = 4
-# On four H200s ZBV stood still in its first step (2026-11-21). What held it up is rehearsed now,
-# but only two cards have run it since (benchmarks/README.md); on GPUs it is taken by pin alone.
-UNPROVEN_ON_GPUS = ("zbv",)
 
 
 @dataclass(frozen=True, order=True)
@@ -68,13 +65,12 @@ def candidates(
     cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters."""
-    left_out = unproven(cluster)
     for pp, dp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // dp
         for micro_batch in _micro_batches(rows, pins):
             for zero in _zeros(dp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
-                for schedule, chunks in _schedules(pp, m, pins, num_instances, left_out):
+                for schedule, chunks in _schedules(pp, m, pins, num_instances):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
                     yield Candidate(*given, pins.outer or OUTER[0])
 
@@ -117,16 +113,9 @@ def may_offload(cluster: Cluster, pins: Pins) -> bool:
     return pins.recompute is None and cluster.device.name != CPU.device.name
 
 
-def unproven(cluster: Cluster) -> tuple[str, ...]:
-    """Schedules that a search leaves out on a cluster."""
-    return () if cluster.device.name == CPU.device.name else UNPROVEN_ON_GPUS
-
-
-def _schedules(
-    pp: int, m: int, pins: Pins, num_instances: int, left_out: tuple[str, ...]
-) -> list[tuple[str, int]]:
+def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
     """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
-    names = tuple(n for n in GENERATORS if n not in left_out) if pp > 1 else GENERATORS[:1]
+    names = GENERATORS if pp > 1 else GENERATORS[:1]
     if pins.schedule is not None:
         names = (pins.schedule,)
     wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
@@ -136,7 +125,7 @@ def _schedules(
             continue
         for chunks in _chunks(name, pp, pins, wanted):
             fine = pins.schedule is None and chunks * pp * MIN_UNITS_A_STAGE > num_instances
-            if name == "interleaved" and fine and wanted is None:
+            if chunks > 1 and fine and wanted is None:
                 continue
             if pp * chunks <= num_instances and wanted in (None, pp * chunks):
                 found.append((name, chunks))

@@ -53,6 +53,11 @@ class Precision:
     moved: int
 
     @property
+    def wide_grads(self) -> bool:
+        """Whether gradients are summed in another type than parameters have."""
+        return self.grad != self.param
+
+    @property
     def copies(self) -> bool:
         """Whether gradients are copied to travel."""
         return self.carried != self.grad
@@ -131,7 +136,8 @@ class StepModel:
 
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
-    return WorkTable(Costs(cluster, plan.mesh.size("tp"), plan.sizes))
+    wide = precision_of_plan(plan).wide_grads
+    return WorkTable(Costs(cluster, plan.mesh.size("tp"), plan.sizes, wide_grads=wide))
 
 
 def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
@@ -233,7 +239,8 @@ class UnitTable:
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
         wider = self.precision.grad / self.precision.param
-        accumulate = (1 + 2 * wider) * whole / hbm  # read both, write the sum
+        # Read both, write the sum; where matmuls add, their flops hide that they read.
+        accumulate = (1 + 2 * wider) * (whole - work.added_bytes) / hbm
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
             accumulate += wider * (ready + 3 * ready / dp) / hbm
         gather = 0.0

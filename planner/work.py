@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.optable import MATMULS
+from meshwright.ir.optable import MATMULS, added_where_made
 from meshwright.ir.placement import Placement
 
 from .cost import Costs
-from .functions import Functions, PhaseWork, functions_of
+from .functions import Functions, Phases, PhaseWork, phases_of
 from .lower import TARGET
 
 _LOSS = ("mw.linear_cross_entropy", "mw.linear_cross_entropy_backward")
@@ -63,7 +63,7 @@ class PieceWork:
 
     again_us: the part of the backward that computes forward values again. split: of the schedules
     that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
-    each way.
+    each way. added_bytes: of weights whose gradients are added by the matmuls that make them.
     """
 
     forward: Phase
@@ -75,6 +75,7 @@ class PieceWork:
     split: SplitWork | None = None
     away_bytes: float = 0.0
     away_us: float = 0.0
+    added_bytes: float = 0.0
 
 
 @dataclass
@@ -94,7 +95,11 @@ class WorkTable:
     ) -> PieceWork:
         key = (id(graph), saved, split, offloaded)
         if key not in self.known:
-            work = piece_work(graph, placements, saved, self.costs, split, offloaded)
+            if offloaded:
+                staying = self.of(graph, placements, saved, split)
+                work = offloading(staying, graph, placements, saved, offloaded, self.costs)
+            else:
+                work = piece_work(graph, placements, saved, self.costs, split)
             self.known[key] = (graph, work)
         return self.known[key][1]
 
@@ -105,35 +110,44 @@ def piece_work(
     saved: tuple[str, ...],
     costs: Costs,
     split: bool = False,
-    offloaded: tuple[str, ...] = (),
 ) -> PieceWork:
-    """Times and bytes of a lowered joint graph under its saved values, some of them offloaded."""
-    functions = functions_of(graph, placements, saved)
-    forward, backward = PhaseWork(functions.forward), PhaseWork(functions.backward)
-    made = {v.name for op in functions.forward.ops for v in op.outputs}
+    """Times and bytes of a lowered joint graph under its saved values."""
+    phases = phases_of(graph, placements, saved)
+    functions, forward, backward = phases.functions, phases.forward, phases.backward
+    added = _added(graph, costs)
 
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
 
     x = [i.value.name for i in graph.inputs_of("activation")]
-    again = [op for op in functions.backward.ops if op.output.name in made]
-    whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size))
-    away = [name for name in functions.kept if name in offloaded]
-    found = PieceWork(
+    whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size, added))
+    return PieceWork(
         _phase(forward, placements, costs, _forward_peak(forward, size)),
         whole,
-        _kept_bytes(functions, forward, size, away),
+        _kept_bytes(phases, size, ()),
         sum(size(n) for n in x),
         size(graph.outputs[0]),
-        sum(op_us(op, backward, placements, costs) for op in again),
-        _split_work(graph, functions, costs, size, whole) if split else None,
+        sum(op_us(op, backward, placements, costs) for op in phases.again),
+        _split_work(phases, costs, size, whole) if split else None,
+        added_bytes=sum(map(size, added)),
     )
-    return _offloading(found, [size(name) for name in away], costs) if away else found
 
 
-def _offloading(work: PieceWork, sizes: list[float], costs: Costs) -> PieceWork:
-    """With values of these sizes in the host's memory. A copy reads or writes the device's memory
-    once, beside the compute that it hides behind."""
+def offloading(
+    work: PieceWork,
+    graph: Graph,
+    placements: dict[str, Placement],
+    saved: tuple[str, ...],
+    offloaded: tuple[str, ...],
+    costs: Costs,
+) -> PieceWork:
+    """`work` with some of the saved values in the host's memory. A copy reads or writes the
+    device's memory once, beside the compute that it hides behind."""
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    sizes = [size(name) for name in offloaded]
     cluster, total = costs.cluster, sum(sizes)
     slowed = total / cluster.device.hbm_bytes_per_s * 1e6
     start, split = replace(work.backward, copies_us=slowed), work.split
@@ -144,6 +158,7 @@ def _offloading(work: PieceWork, sizes: list[float], costs: Costs) -> PieceWork:
         forward=replace(work.forward, copies_us=slowed),
         backward=start,
         split=split,
+        kept_bytes=_kept_bytes(phases_of(graph, placements, saved), size, offloaded),
         away_bytes=total,
         away_us=len(sizes) * cluster.device.launch_us + total / cluster.host_link_bytes_per_s * 1e6,
     )
@@ -154,8 +169,8 @@ def offloadable(
 ) -> list[tuple[float, str]]:
     """(bytes, name) of kept values that can wait in the host's memory, the largest first: those
     that alone have the memory that they fill."""
-    functions = functions_of(graph, placements, saved)
-    forward = PhaseWork(functions.forward)
+    phases = phases_of(graph, placements, saved)
+    functions, forward = phases.functions, phases.forward
     homes = {name: forward.storage(name) for name in functions.kept}
     shared = Counter(homes.values())
     given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
@@ -171,28 +186,33 @@ def offloadable(
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
-def _split_work(
-    graph: Graph, functions: Functions, costs: Costs, size: "Sizes", whole: Phase
-) -> SplitWork:
+def _split_work(phases: Phases, costs: Costs, size: "Sizes", whole: Phase) -> SplitWork:
     """The two halves; all in I where the backward is not split."""
-    halves = functions.halves(graph)
-    if halves is None:
+    if phases.halves is None:
         return SplitWork(whole, NOTHING, 0.0, False)
-    first, second = map(PhaseWork, halves)
+    first, second = phases.halves
+    graph, placements = phases.joint, phases.functions.placements
     dx = graph.outputs[1]
     handed = [n for n in first.graph.outputs if n != dx or n in _inputs(second.graph)]
     dy = sum(size(n) for n in _inputs(first.graph, "grad"))
     peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
     grads = frozenset(second.graph.outputs)
-    late = _peak(second, size, held=set(), dropped=grads)
+    late = _peak(second, size, held=set(), dropped=grads, unwritten=_added(graph, costs))
     given = _inputs(first.graph, "param", "data", "context")
     storages = {first.storage(name) for name in handed} - given
     return SplitWork(
-        _phase(first, functions.placements, costs, peak),
-        _phase(second, functions.placements, costs, late),
+        _phase(first, placements, costs, peak),
+        _phase(second, placements, costs, late),
         sum(size(name) for name in storages),
         True,
     )
+
+
+def _added(graph: Graph, costs: Costs) -> frozenset[str]:
+    """Gradients that are never written by themselves: the matmuls that make them add them."""
+    if costs.wide_grads:
+        return frozenset()
+    return frozenset(n for n in graph.outputs[2:] if n and added_where_made(graph, n))
 
 
 def _inputs(graph: Graph, *kinds: str) -> set[str]:
@@ -231,19 +251,27 @@ def _forward_peak(work: PhaseWork, size: Sizes) -> float:
     return _peak(work, size, held=set(work.graph.outputs), dropped=frozenset())
 
 
-def _backward_peak(functions: Functions, work: PhaseWork, size: Sizes) -> float:
+def _backward_peak(
+    functions: Functions, work: PhaseWork, size: Sizes, added: frozenset[str]
+) -> float:
     """The same for the backward, with the incoming gradient; dx lives on, gradients are added
-    into their bucket as soon as they are made."""
+    into their bucket as soon as they are made, or where they are."""
     dx = [n for n in functions.backward.outputs if n not in functions.gradients]
     dy = sum(
         size(i.value.name)
         for i in functions.backward.inputs
         if i.kind == "grad" and i.value.name not in functions.kept
     )
-    return dy + _peak(work, size, held=set(dx), dropped=functions.gradients)
+    return dy + _peak(work, size, held=set(dx), dropped=functions.gradients, unwritten=added)
 
 
-def _peak(work: PhaseWork, size: Sizes, held: set[str], dropped: frozenset[str]) -> float:
+def _peak(
+    work: PhaseWork,
+    size: Sizes,
+    held: set[str],
+    dropped: frozenset[str],
+    unwritten: frozenset[str] = frozenset(),
+) -> float:
     """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
     ends: dict[str, int] = {}
     for index, op in enumerate(work.graph.ops):
@@ -256,7 +284,7 @@ def _peak(work: PhaseWork, size: Sizes, held: set[str], dropped: frozenset[str])
     for index, op in enumerate(work.graph.ops):
         made = 0.0
         for value in op.outputs:
-            if value.name not in work.materialised:
+            if value.name not in work.materialised or value.name in unwritten:
                 continue
             bytes_ = size(value.name)
             made += bytes_
@@ -269,7 +297,7 @@ def _peak(work: PhaseWork, size: Sizes, held: set[str], dropped: frozenset[str])
 
 
 def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
-    """Memory that a kernel takes for itself: a chunk of logits and, backward, a second dw."""
+    """Memory that a kernel takes for itself: a chunk of logits."""
     if op.target not in _LOSS:
         return 0.0
     backward = op.target == _LOSS[1]
@@ -279,15 +307,13 @@ def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
     item = ITEM_BYTES[graph.values[x].dtype]
     assert isinstance(features, int)
     tokens, rows = (size(name) / item / features for name in (x, w))
-    logits = min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
-    return logits + (size(w) if backward else 0.0)
+    return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
 
 
-def _kept_bytes(
-    functions: Functions, forward: PhaseWork, size: Sizes, away: Sequence[str]
-) -> float:
+def _kept_bytes(phases: Phases, size: Sizes, away: Sequence[str]) -> float:
     """Bytes handed to backward on the device, each storage once; parameters and given values are
     not counted."""
+    functions, forward = phases.functions, phases.forward
     given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
     storages = {forward.storage(name) for name in functions.kept if name not in away} - given
     return sum(size(name) for name in storages)

@@ -1,12 +1,13 @@
 """Clusters: the text that parses back, names, counts, collective times."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from meshwright.planner.catalogue import CATALOGUE
 from meshwright.planner.cluster import (
     KNOWN_BY,
+    AttentionReading,
     ClusterError,
     Sources,
     collective_us,
@@ -124,3 +125,19 @@ def test_two_mi300x_have_one_link_between_them() -> None:
     }
     assert bus[2] == pytest.approx(47.7, rel=0.1)
     assert bus[8] == pytest.approx(312.9, rel=0.01)
+
+
+def test_attention_runs_at_the_readings_of_its_head_size_and_length() -> None:
+    read = AttentionReading
+    device = replace(
+        parse_cluster("h200:1").device,
+        attention_readings=(read(64, 4096, 1.0, 2.0), read(128, 2048, 3.0, 5.0),
+                            read(128, 4096, 5.0, 9.0)),
+    )  # fmt: skip
+    assert device.attention_rate(64, 99) == (1.0, 2.0)
+    assert device.attention_rate(80, 9999) == (1.0, 2.0)
+    assert device.attention_rate(96, 1024) == (3.0, 5.0)  # as near to 64; the larger head's
+    assert device.attention_rate(128, 3072) == (4.0, 7.0)
+    assert device.attention_rate(256, 8192) == (5.0, 9.0)
+    without = replace(device, attention_readings=())
+    assert without.attention_rate(64, 1) == without.attention_flops_per_s

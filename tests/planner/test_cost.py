@@ -1,12 +1,21 @@
 """Counts compiled to numpy: what substitution gives, for numbers and for arrays of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from families import traced
 
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Value
 from meshwright.ir.optable import flops
-from meshwright.ir.sizes import SYMBOLS
-from meshwright.planner.cost import compiled, number
+from meshwright.ir.sizes import SYMBOLS, num_elements
+from meshwright.ir.text import parse_graph
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.cost import GraphWork, compiled, number
+from meshwright.planner.driver import make_plan
+from meshwright.planner.pins import Pins
+from meshwright.planner.step import step_model
 
 
 def test_compiled_counts_equal_substitution_at_every_size() -> None:
@@ -21,3 +30,52 @@ def test_compiled_counts_equal_substitution_at_every_size() -> None:
             exact = count.subs({SYMBOLS["B"]: int(b), SYMBOLS["S"]: int(s)})
             assert value == pytest.approx(float(exact), rel=1e-12)
             assert number(count, {"B": int(b), "S": int(s)}) == float(exact)
+
+
+def test_a_sum_over_rows_reads_anew_what_the_chain_beside_it_has_read() -> None:
+    """A norm's backward: the weight's gradient sums over rows, the input's over the last dim."""
+    shape = "bf16[B, S, 8]"
+    graph = parse_graph(
+        "\n".join(
+            (
+                "graph norm",
+                f'%x : {shape} = input activation "x"',
+                '%w : bf16[8] = input param "w"',
+                f'%dy : {shape} = input grad "dy"',
+                f"%y : {shape} = mul.Tensor(%x, %w)",
+                f"%a : {shape} = mul.Tensor(%dy, %x)",
+                "%dw : bf16[1, 1, 8] = sum.dim_IntList(%a, dim=[0, 1], keepdim=True)",
+                "%dw2 : bf16[8] = view(%dw, size=[8])",
+                f"%dx : {shape} = mul.Tensor(%dy, %w)",
+                "return %y, %dx, %dw2",
+            )
+        )
+    )
+    work = GraphWork(graph).of
+    moved = {
+        name: [v.name for v in (*w.operands, *w.results) if v is not None]
+        for name, w in work.items()
+    }
+    assert moved["a"] == ["dy", "x"]
+    assert moved["dw"] == ["dw"]
+    assert moved["dx"] == ["dy", "w", "dx"]  # dy once more
+
+
+def test_a_weight_that_its_matmul_adds_costs_no_pass_of_its_own() -> None:
+    plan = make_plan(
+        traced("tiny"), parse_cluster("cpu:1"), seq=64, global_batch=2, pins=Pins(zero=0)
+    )
+    model = step_model(plan, parse_cluster("cpu:1"))
+    ffn = next(u for u in model.stages[0] if u.name.endswith("ffn"))
+    piece = plan.piece(next(i.piece for i in plan.instances if i.name == ffn.name))
+    params = [i.value for i in piece.graph.inputs_of("param")]
+    weights = sum(_bytes(v) for v in params if len(v.shape) == 2)
+    assert ffn.work.added_bytes == weights > 0
+    hbm = parse_cluster("cpu:1").device.hbm_bytes_per_s / 1e6
+    assert ffn.accumulate_us == pytest.approx(3 * (ffn.bucket_bytes - weights) / hbm)
+    wide = replace(plan, dtype="bf16", precision="master")
+    assert all(u.work.added_bytes == 0 for u in step_model(wide, parse_cluster("cpu:1")).stages[0])
+
+
+def _bytes(value: Value) -> float:
+    return number(num_elements(value.shape), {}) * ITEM_BYTES[value.dtype]

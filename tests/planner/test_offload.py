@@ -26,7 +26,7 @@ from meshwright.planner.search import search_plan
 from meshwright.planner.simulator import simulate
 from meshwright.planner.space import Candidate
 from meshwright.planner.step import StepModel, Unit
-from meshwright.planner.work import offloadable, piece_work
+from meshwright.planner.work import offloadable, offloading
 
 SIZES = {"seq": 256, "global_batch": 4}
 
@@ -162,9 +162,9 @@ def test_levels_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() 
         low = evaluator.sharding(1).lowered[name]
         for level in found:
             pairs = offloadable(low.graph, low.placements, level[0].saved, costs)
-            given = low.graph, low.placements, level[0].saved, costs
+            given = low.graph, low.placements, level[0].saved
             for kept in offloads(low.graph, low.placements, level, costs):
-                work = piece_work(*given, offloaded=kept.offloaded)
+                work = offloading(level[1], *given, kept.offloaded, costs)
                 assert work.away_us <= min(level[1].forward.us, level[1].backward.us)
                 assert work.kept_bytes == level[1].kept_bytes - work.away_bytes
                 assert work.forward.us > level[1].forward.us
