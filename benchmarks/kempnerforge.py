@@ -13,6 +13,7 @@ is stored). Nothing is fitted: every cost is the planner's own for the work name
 - The head is outside of the recomputed blocks (apply_ac), keeps its logits and gathers them whole
   on every tp rank (output_layouts=Replicate); scripts/train.py takes PyTorch's loss of them, not
   compiled.
+- Autograd adds gradients in kernels of their own, in every micro-batch but the first.
 - Row 8 ran without torch.compile: every op reads and writes memory on its own.
 """
 
@@ -43,8 +44,13 @@ def step_us(plan: Plan, cluster: Cluster, compiled: bool = True) -> float:
     pieces = {p.name: p for p in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
 
+    # Read both, write the sum.
+    adding = 3 * (1 - 1 / plan.num_microbatches) / cluster.device.hbm_bytes_per_s * 1e6
+
     def changed(unit: Unit) -> Unit:
-        return replace(unit, work=_work(unit.work, works[unit.name], costs, compiled))
+        accumulate = unit.accumulate_us + adding * unit.work.added_bytes
+        work = _work(unit.work, works[unit.name], costs, compiled)
+        return replace(unit, work=work, accumulate_us=accumulate)
 
     stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
     return simulate(replace(model, stages=stages, reduces_every_microbatch=False)).step_us

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Attr, Op
-from meshwright.ir.optable import VIEWS
+from meshwright.ir.optable import ADDING, VIEWS
 
 from .local import Locals, identifier
 
@@ -20,6 +20,7 @@ def op_text(op: Op, local: Locals, grad: str = "") -> str:
     """
     names = [identifier(n) if n else "None" for n in op.inputs]
     if grad:
+        assert op.target in ADDING, op.target
         text = _TABLE[op.target](op, [grad, *names], local)
         return text.replace("kernels.", "kernels.add_", 1)
     emit = _TABLE.get(op.target)

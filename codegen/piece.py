@@ -213,7 +213,7 @@ class PieceText:
         last = ""
         for op in ops:
             added = next((v.name for v in op.outputs if self._adds(v.name, pending)), "")
-            grad = pending.pop(added, "")
+            grad = pending.pop(added) if added else ""
             last = self._op(writer, op, last, backward=True, grad=grad, added=added)
             for value in op.outputs:
                 if value.name in pending:

@@ -277,6 +277,13 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     for name, value in positive.items():
         if value <= 0:
             raise ClusterError(f"{where}: {name} is {value}, must be above 0")
+    read = [(r.head_dim, r.positions) for r in device.attention_readings]
+    if twice := [pair for pair in read if read.count(pair) > 1]:
+        head_dim, positions = twice[0]
+        raise ClusterError(
+            f"{where}: {len(twice)} attention_readings of heads of {head_dim} at {positions} "
+            "positions; give one"
+        )
     for level in cluster.levels:
         for curve in level.curves:
             _check_curve(curve, where)

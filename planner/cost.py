@@ -215,7 +215,7 @@ class GraphWork:
 
     @cached_property
     def _apart(self) -> dict[str, str]:
-        """The sum over leading dims, by its name, that each op works for which only that sum reads.
+        """The sum over other dims than the last, by its name, for ops that only that sum reads.
 
         It is a kernel of its own beside sums over the last dim (a norm's backward has both), and
         reads what it needs anew.

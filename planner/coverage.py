@@ -32,7 +32,7 @@ def _device(plan: Plan, device: Device) -> Iterator[str]:
     if device.efficiency != 1.0:
         what = f"large matmuls on {device.name} reach {device.efficiency:.0%} of that"
         yield _said(what, sources.get("efficiency"))
-    if device.attention_flops_per_s is None:
+    if not device.attention_readings and device.attention_flops_per_s is None:
         yield f"assumed: attention on {device.name} runs at its matmul rate"
     else:
         read = "attention_readings" if device.attention_readings else "attention_flops_per_s"

@@ -25,7 +25,7 @@ from .space import Candidate, candidates
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
     "pp", "dp", "tp", "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
-    "precision", "reduce_dtype", "optimizer",
+    "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
 SHORTEST_SEQ = 64
 
@@ -97,7 +97,7 @@ class Refusal:
         """The longest of half the sequence, a quarter of it and so on that fits."""
         seq = self.evaluator.seq // 2
         while seq >= SHORTEST_SEQ:
-            shorter = replace(self.evaluator, seq=seq, tables={}, **_emptied())
+            shorter = replace(self.evaluator, seq=seq, **_emptied())
             if self.fitting(shorter):
                 return seq
             seq //= 2
@@ -114,7 +114,7 @@ class Refusal:
     def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
         """The evaluator with these pins free; the placements stay."""
         pins = replace(self.evaluator.pins, **dict.fromkeys(names))
-        if not {"precision", "reduce_dtype", "optimizer"} & set(names):
+        if not {"precision", "reduce_dtype", "optimizer", "offload"} & set(names):
             return replace(self.evaluator, pins=pins)
         return replace(self.evaluator, pins=pins, **_emptied())
 
@@ -124,7 +124,7 @@ class Refusal:
 
     def _fits(self, evaluator: Evaluator, c: Candidate) -> bool:
         pins = evaluator.pins
-        key = (c, evaluator.seq, pins.cuts, evaluator.precision)
+        key = (c, evaluator.seq, pins.cuts, evaluator.precision, evaluator.offloads)
         if key not in self.known:
             stores = evaluator.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(evaluator, c, self.limit_bytes)
@@ -133,7 +133,8 @@ class Refusal:
 
 def _emptied() -> dict[str, Any]:
     """What an evaluator keeps of units: their levels, sums and bounds."""
-    return {n: {} for n in ("priced", "parts", "pipelines", "relaxed", "longer_tails")}
+    names = ("tables", "priced", "parts", "pipelines", "relaxed", "longer_tails")
+    return {n: {} for n in names}
 
 
 def frugal(evaluator: Evaluator) -> list[Candidate]:

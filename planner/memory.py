@@ -145,11 +145,12 @@ class Filling:
     def _hand(self, size: float) -> None:
         """A later unit's I comes first: what it hands over is there in those of earlier units."""
         if before := self.moments.get("I"):
-            self.moments["I"] = replace(before, live_bytes=before.live_bytes + size)
+            live_bytes = before.live_bytes + size
+            self.moments["I"] = Moment(live_bytes, before.passing_bytes, before.where)
 
     def _see(self, kind: str, live: float, passing: float, unit: Unit) -> None:
         best = self.moments.get(kind)
-        if best is None or live + passing > best.total_bytes:
+        if best is None or live + passing > best.live_bytes + best.passing_bytes:
             self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
 
     def peak(self, held: int, waiting: int) -> Moment:
@@ -161,11 +162,10 @@ class Filling:
             "I": kept - self.kept_bytes + handed,
             "W": kept + handed - self.handed_bytes,
         }
-        moments = [
-            replace(m, live_bytes=m.live_bytes + max(0.0, beside[kind]))
-            for kind, m in self.moments.items()
-        ]
-        return max(moments, key=lambda m: m.total_bytes)
+        totals = {k: m.total_bytes + max(0.0, beside[k]) for k, m in self.moments.items()}
+        kind = max(totals, key=totals.__getitem__)
+        moment = self.moments[kind]
+        return replace(moment, live_bytes=moment.live_bytes + max(0.0, beside[kind]))
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}

@@ -74,7 +74,6 @@ H200 = Cluster(
         hbm_bytes_per_s=4.244e12,
         memory_bytes=143771 * 2**20,
         launch_us=3.0,
-        attention_flops_per_s=(590e12, 448e12),
         attention_readings=_CUDNN_HOPPER,
         sources=(
             ("bf16", "measured: median of a Llama's matmuls at M=16384, 614 to 777 Tflop/s"),
@@ -85,7 +84,6 @@ H200 = Cluster(
             ("hbm_bytes_per_s", "measured: a copy, read and write"),
             ("memory_bytes", "measured: as nvidia-smi shows it"),
             _LAUNCH,
-            ("attention_flops_per_s", "measured: cuDNN, 4 rows of 4096, causal work counted"),
             ("attention_readings", "measured: cuDNN between matmuls, as in a step, 8192 to 16384 "
                                    "tokens, 32 heads of queries and 8 of keys; alone 1.25 of it"),
         ),
@@ -120,7 +118,6 @@ H100 = Cluster(
         memory_bytes=80 * GIB,
         launch_us=3.0,
         efficiency=0.67,
-        attention_flops_per_s=(590e12, 448e12),
         attention_readings=_CUDNN_HOPPER,
         sources=(
             ("matmul_flops_per_s", "data sheet: NVIDIA H100 Tensor Core GPU architecture, table of "
@@ -130,7 +127,6 @@ H100 = Cluster(
                                 "H200 (4.24 of 4.8)"),
             ("memory_bytes", "data sheet: 80 GB (NVIDIA H100 datasheet)"),
             _LAUNCH,
-            ("attention_flops_per_s", "assumed: as measured on H200, the same chip"),
             ("attention_readings", "assumed: as measured on H200, the same chip"),
         ),
     ),
@@ -202,7 +198,7 @@ B200 = Cluster(
         memory_bytes=183359 * 2**20,
         launch_us=3.0,
         efficiency=0.67,
-        attention_flops_per_s=(0.6 * 2250e12, 0.45 * 2250e12),
+        attention_flops_per_s=(0.49 * 2250e12, 0.4 * 2250e12),
         sources=(
             ("matmul_flops_per_s", "data sheet: NVIDIA HGX B200, an eighth of 36 (f16, bf16) and "
                                    "72 Pflop/s (fp8), halved for dense, of 600 (f32) and 296 "
@@ -213,7 +209,8 @@ B200 = Cluster(
             ("memory_bytes", "published: 183359 MiB, as nvidia-smi shows it on several hosts; data "
                              "sheet 180 GB"),
             _LAUNCH,
-            ("attention_flops_per_s", "assumed: H200's shares of the data sheet's rate"),
+            ("attention_flops_per_s", "assumed: H200's shares of the data sheet's rate, at 4096 "
+                                      "positions of head size 128"),
         ),
     ),
     (

@@ -93,13 +93,12 @@ class Waits:
         begins: the kind of action that starts a backward, B or I.
         """
         for actions in self.ranks:
-            first = {self.nodes[i][0]: i for i in reversed(actions) if self.nodes[i][1] == "F"}
+            start = next(i for i in actions if self.nodes[i][1] == "F")
             backward = (begins, LAST)
             last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
-            for start in sorted(first.values())[:1]:
-                for stop in sorted({*last.values(), actions[-1]}):
-                    if start <= stop:
-                        yield self._along(actions, start, stop), self.nodes[stop]
+            for stop in sorted({*last.values(), actions[-1]}):
+                if start <= stop:
+                    yield self._along(actions, start, stop), self.nodes[stop]
 
     def _along(self, actions: tuple[int, ...], start: int, stop: int) -> Path:
         within = Counter(self.nodes[i] for i in actions if start < i <= stop)

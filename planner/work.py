@@ -80,7 +80,8 @@ class PieceWork:
 
 @dataclass
 class WorkTable:
-    """PieceWork by (graph, what is kept, split or not) at given costs, each computed once."""
+    """PieceWork by (graph, what is kept, split or not, what is offloaded) at given costs, each
+    computed once."""
 
     costs: Costs
     known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
@@ -115,6 +116,8 @@ def piece_work(
     phases = phases_of(graph, placements, saved)
     functions, forward, backward = phases.functions, phases.forward, phases.backward
     added = _added(graph, costs)
+    if split and phases.halves is not None:  # what I makes and hands to W is added there
+        added &= {v.name for op in phases.halves[1].graph.ops for v in op.outputs}
 
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])

@@ -80,11 +80,15 @@ def add_linear_cross_entropy_backward(
     x_TI = x.reshape(-1, x.shape[-1])
     size = _chunk(x_TI.shape[0], w.shape[0])
     flat = (t.reshape(-1).split(size) for t in (dlse, dpicked, labels, lse))
+    # One chunk's product lives nowhere beside the sum, which orders the chunks too.
+    dw = grad if grad.dtype == x.dtype else torch.zeros_like(w)
     dx = []
     for x_part, dl, dp, label, norm in zip(x_TI.split(size), *flat, strict=True):
         dlogits = _dlogits(x_part, w, dl, dp, label, norm, softcap, start)
         dx.append(dlogits @ w)
-        add_linear_weight_grad(grad, dlogits, x_part)
+        add_linear_weight_grad(dw, dlogits, x_part)
+    if dw is not grad:
+        grad.add_(dw)
     return torch.cat(dx).view(x.shape)
 
 

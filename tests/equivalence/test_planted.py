@@ -59,6 +59,10 @@ PLANTS = (
         "one gradient too large by a millionth",
         DATA, STAGE, r"\.add_\((d_\w+)\)", r".add_(\1, alpha=1.000001)",
     ),
+    Plant(
+        "a weight's gradient added twice",
+        DATA, STAGE, r"( +)(kernels\.add_linear_weight_grad\(.*\))", r"\1\2\n\1\2",
+    ),
     Plant("a shard read twice", SHARDED, STAGE, r"TP_RANK = .*", "TP_RANK = 0"),
     Plant("a shard's weights made twice", SHARDED, BUCKETS, r"mesh\.coordinate\(a\)", "0"),
     Plant(
@@ -79,6 +83,10 @@ PLANTS = (
         DATA, EXECUTOR, r"float\(label_count\)", "float(sum((x >= 0).sum() for _, x in batches))",
     ),
     Plant("the last gradient only", DATA, STAGE, r"\.add_\((d_\w+)\)", r".copy_(\1)", 0),
+    Plant(
+        "the last gradient of a weight only",
+        DATA, STAGE, r"add_linear_weight_grad\((\w+), ", r"add_linear_weight_grad(\1.zero_(), ",
+    ),
     Plant(
         "a tied gradient of one home only",
         STAGED, EXECUTOR, r"bucket\.sum_homes\(self\.tied\[name\]\)", "pass",

@@ -13,12 +13,12 @@ from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.evaluate import Evaluator
 from meshwright.planner.fitting import fit, polished
 from meshwright.planner.incumbent import repriced
-from meshwright.planner.pins import Pins
+from meshwright.planner.pins import Pins, parse_pins
 from meshwright.planner.predict import predict
 from meshwright.planner.relaxed import relax
 from meshwright.planner.schedules import GENERATORS
 from meshwright.planner.search import search, search_plan
-from meshwright.planner.space import candidates
+from meshwright.planner.space import candidates, may_offload
 
 SEQ = 64
 
@@ -144,3 +144,26 @@ def test_polishing_never_loses_and_stays_within_memory(model) -> None:
             better = polished(evaluator, fitted, limit)
             assert better.timeline.step_us <= fitted.timeline.step_us
             assert better.peak_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pins", "offloads"),
+    [
+        ("h200:1", (), True),
+        ("cpu:1", (), False),
+        ("h200:1", ("recompute=all",), False),
+        ("h200:1", ("offload=off",), False),
+        ("cpu:1", ("recompute=all", "offload=on"), True),
+    ],
+)
+def test_values_may_wait_on_the_host_where_devices_have_a_memory_of_their_own(
+    cluster: str, pins: tuple[str, ...], offloads: bool
+) -> None:
+    assert may_offload(parse_cluster(cluster), parse_pins(list(pins))) is offloads
+
+
+def test_a_pin_of_chunks_leaves_stages_of_few_units() -> None:
+    found = list(candidates(parse_cluster("cpu:4"), 8, Pins(chunks=2, pp=2), 10))
+    assert {c.schedule for c in found} == {"interleaved", "zbv"}
+    free = list(candidates(parse_cluster("cpu:4"), 8, Pins(pp=2), 10))
+    assert {c.chunks for c in free} == {1}

@@ -239,3 +239,9 @@ def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
     torch.testing.assert_close(dx, wanted[0], **close)
     torch.testing.assert_close(dw.double(), wanted[1], **close)
     assert bool((picked[labels == -100] == 0).all())
+    for kind in (dtype, torch.float64):  # of the operands' type, and as wide gradients are
+        grad = torch.ones_like(pieces[0][0], dtype=kind)
+        given = dlse, dpicked, x, pieces[0][0], labels, lse
+        added = kernels.add_linear_cross_entropy_backward(grad, *given, softcap=softcap, start=0)
+        torch.testing.assert_close(added, found[0][0])
+        torch.testing.assert_close(grad.double(), 1 + wanted[1][:rows], **close)
