@@ -41,6 +41,11 @@ from .space import Candidate, candidates
 MAX_SIMULATED = 200
 
 
+# Plans without a pipeline to look at before all others, by floor: they take no time to fit, and
+# with a best step known, bounds need not be tightened beyond it.
+NUM_FIRST = 4
+
+
 @dataclass(frozen=True)
 class Found:
     """The winner, what it was priced by, its bound and what else was looked at.
@@ -103,7 +108,10 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     looking = Incumbent(evaluator, limit, progress, num_unfit)
     left = INF
     known = {candidate: floor for floor, candidate in ranked}
-    waiting = [(floor, False, candidate) for floor, candidate in ranked]  # sorted: a heap
+    first = [(floor, c) for floor, c in ranked if c.pp == 1][:NUM_FIRST]
+    for floor, candidate in first:
+        looking.look(candidate, floor)
+    waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
         if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
