@@ -18,6 +18,7 @@ as it does there.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from operator import le
 
@@ -26,6 +27,7 @@ from .step import IN_TRANSIT
 
 EXACT_UNITS = 8
 EXACT_CHOICES = 2000
+FEW_CHOICES = 200
 INF = float("inf")
 
 Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
@@ -133,8 +135,14 @@ def choose_along(
 ) -> Picks | None:
     """The level of each unit, bytes given up where they cost least until they fit.
 
-    points: of each unit by level its us, and the bytes that it holds at the fullest moment.
+    points: of each unit by level its us, and the bytes that it holds at the fullest moment. Up to
+    FEW_CHOICES are all tried: what functions have alive moves as much there as what units hold.
     """
+    if prod(map(len, points)) <= FEW_CHOICES:
+        us = [[t for t, _ in levels] for levels in points]
+        every = product(*(range(len(levels)) for levels in points))
+        timed = [(sum(t[k] for t, k in zip(us, p, strict=True)), p) for p in every]
+        return next((p for t, p in sorted(timed) if t < INF and fits(p)), None)
     start = tuple(map(fastest, points))
     moves = _moves(points)
 

@@ -235,6 +235,7 @@ class _Cutter:
         if self.c.schedule in PLAIN:
             yield from self._tightest()
         else:
+            yield from self._even()
             for picks in priced_levels(self.parts.at_plain):
                 for starts in self._shared_cuts(picks):
                     yield starts, picks
@@ -243,6 +244,16 @@ class _Cutter:
         """Stages of the same time at the fastest levels."""
         starts = self._cut([min(map(sum, levels)) for levels in self.parts.full], None)
         yield from self.leveled(starts)
+
+    def _even(self) -> Iterator[Placed]:
+        """Stages that hold the same at the leanest levels."""
+        c, menus = self.c, self.parts.menus
+        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        most = max(kept + waiting for kept, waiting in held)
+        kept = [min(unit.work.kept_bytes for unit in menu) for menu in menus]
+        stored = [self.evaluator.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
+        sizes = [s + most * k for s, k in zip(stored, kept, strict=True)]
+        yield from self.leveled(self._cut(sizes, None))
 
     def _rounded(self) -> Iterator[Placed]:
         """Stages that end with the unit nearest to where those of the linear relaxation end."""
