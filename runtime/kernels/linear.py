@@ -1,5 +1,9 @@
 """Linear layers and their two gradients. Legend: N = all leading dims, I in, O out features."""
 
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
 import torch
 from torch import Tensor
 from torch.library import custom_op
@@ -21,13 +25,7 @@ def linear_weight_grad(dy: Tensor, x: Tensor) -> Tensor:
     return dy_NO.t() @ x.reshape(-1, x.shape[-1])
 
 
-@custom_op("meshwright_runtime::add_linear_weight_grad", mutates_args=("grad",))
-def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    """Adds linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
-
-    An op of its own, so that torch.compile leaves it in place: an addmm_ would become a matmul
-    into another tensor and a copy of that.
-    """
+def _add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
     if grad.dtype != dy.dtype:
         grad.add_(linear_weight_grad(dy, x))
         return
@@ -35,6 +33,26 @@ def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
     grad.addmm_(dy_NO.t(), x.reshape(-1, x.shape[-1]))
 
 
-@add_linear_weight_grad.register_fake
-def _(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    return None
+def _defined() -> Callable[[Tensor, Tensor, Tensor], None]:
+    """The op, defined once a process: every emitted program has a copy of this file, and another
+    definition, or the end of the one that is called, would leave the others a freed one."""
+    home = sys.modules.setdefault(_HOME, ModuleType(_HOME))
+    if not hasattr(home, "add_linear_weight_grad"):
+        op = custom_op(f"{_HOME}::add_linear_weight_grad", mutates_args=("grad",))
+        defined = op(_add_linear_weight_grad)
+        defined.register_fake(lambda grad, dy, x: None)
+        home.add_linear_weight_grad = defined
+    return home.add_linear_weight_grad
+
+
+_HOME = "meshwright_runtime"
+_add = _defined()
+
+
+def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
+    """Adds linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
+
+    An op of its own, so that torch.compile leaves it in place: an addmm_ would become a matmul
+    into another tensor and a copy of that.
+    """
+    _add(grad, dy, x)

@@ -1,6 +1,10 @@
 """Kernels against autograd of the plain formula, and the private torch ops that they rely on."""
 
+import gc
+import importlib.util
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from meshwright.runtime.kernels.attention import (
     reference_backward,
 )
 
+linear_file = sys.modules["meshwright.runtime.kernels.linear"]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 LOOSE = {
     torch.float64: EXACT,
@@ -169,6 +174,22 @@ def test_a_weight_gradient_is_added_where_it_stands(compiled: bool, wide: bool) 
     want = before[3:].view(4, 5) + kernels.linear_weight_grad(dy, x).double()
     torch.testing.assert_close(grad, want, **(LOOSE[dtype] if wide else EXACT))
     assert torch.equal(flat[:3], before[:3])
+
+
+def test_copies_of_the_runtime_share_one_op_that_outlives_them() -> None:
+    """As a process does that loads one program after another."""
+    path = Path(str(linear_file.__file__))
+    for number in range(2):
+        spec = importlib.util.spec_from_file_location(f"copy_{number}", path)
+        assert spec is not None and spec.loader is not None
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        assert copy._add is linear_file._add
+        del copy, spec
+    gc.collect()
+    grad = torch.zeros(4, 5)
+    kernels.add_linear_weight_grad(grad, torch.ones(2, 4), torch.ones(2, 5))
+    assert torch.equal(grad, torch.full((4, 5), 2.0))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
