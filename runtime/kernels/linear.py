@@ -36,13 +36,12 @@ def _add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
 def _defined() -> Callable[[Tensor, Tensor, Tensor], None]:
     """The op, defined once a process: every emitted program has a copy of this file, and another
     definition, or the end of the one that is called, would leave the others a freed one."""
-    home = sys.modules.setdefault(_HOME, ModuleType(_HOME))
-    if not hasattr(home, "add_linear_weight_grad"):
+    held = sys.modules.setdefault(_HOME, ModuleType(_HOME)).__dict__
+    if "add" not in held:
         op = custom_op(f"{_HOME}::add_linear_weight_grad", mutates_args=("grad",))
-        defined = op(_add_linear_weight_grad)
-        defined.register_fake(lambda grad, dy, x: None)
-        home.add_linear_weight_grad = defined
-    return home.add_linear_weight_grad
+        held["add"] = op(_add_linear_weight_grad)
+        held["add"].register_fake(lambda grad, dy, x: None)
+    return held["add"]  # type: ignore[no-any-return]
 
 
 _HOME = "meshwright_runtime"
