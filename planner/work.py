@@ -150,7 +150,9 @@ def offloading(
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
 
-    sizes = [size(name) for name in offloaded]
+    phases = phases_of(graph, placements, saved)
+    away = [name for name in phases.functions.kept if name in offloaded]
+    sizes = list(map(size, away))
     cluster, total = costs.cluster, sum(sizes)
     slowed = total / cluster.device.hbm_bytes_per_s * 1e6
     start, split = replace(work.backward, copies_us=slowed), work.split
@@ -161,7 +163,7 @@ def offloading(
         forward=replace(work.forward, copies_us=slowed),
         backward=start,
         split=split,
-        kept_bytes=_kept_bytes(phases_of(graph, placements, saved), size, offloaded),
+        kept_bytes=_kept_bytes(phases, size, away),
         away_bytes=total,
         away_us=len(sizes) * cluster.device.launch_us + total / cluster.host_link_bytes_per_s * 1e6,
     )
