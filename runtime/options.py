@@ -102,8 +102,8 @@ class RunOptions:
     )
     hang_after: float = _option(
         300.0,
-        "seconds without progress that end the run, 0 for never; the start and the first step "
-        "have ten times as long",
+        "seconds without progress that end the run, 0 for never; the start, the first step and the "
+        "write of a checkpoint have ten times as long",
         low=0.0,
     )
     weights: str = _option("", "a Hugging Face folder of safetensors to start from (hf: models)")

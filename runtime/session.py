@@ -44,6 +44,7 @@ from .optimizers.options import OptimizerOptions, parse_group
 from .options import STOPPED, RunOptions
 from .program import build_executor
 from .trackers import open_tracker
+from .watch import start_limit_s
 
 
 class Stop(Protocol):
@@ -205,7 +206,12 @@ class Session:
         self.beacon.mark("LOAD")
         self.held = run_folder.hold(out) if self.logs else None
         self.checkpoints = Checkpointer(
-            folder, self.executor, o.keep, o.keep_every, prepare=bool(o.save_every)
+            folder,
+            self.executor,
+            o.keep,
+            o.keep_every,
+            prepare=bool(o.save_every),
+            write_limit_s=start_limit_s(o.hang_after),
         )
         if o.weights:
             count = load_weights(self.executor, Path(o.weights))

@@ -10,6 +10,7 @@ sizes and SHA-256, the parameters' shapes and the run's state. The folder is wri
 """
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -54,6 +55,7 @@ class Checkpointer:
 
     keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
     prepare: take the host memory now, in the background, as pinning gigabytes takes seconds.
+    write_limit_s: seconds after which a write counts as failed: the disk of a rank hangs.
     """
 
     def __init__(
@@ -63,10 +65,13 @@ class Checkpointer:
         keep: int = 0,
         keep_every: int = 0,
         prepare: bool = False,
+        write_limit_s: float = math.inf,
     ) -> None:
         self.folder, self.executor = folder, executor
         self.keep, self.keep_every = keep, keep_every
+        self.write_limit_s, self._deadline_s = write_limit_s, math.inf
         self._writer: threading.Thread | None = None
+        self._awaited = rank()  # whose file the writer waits for
         self._failure: BaseException | None = None
         # By bucket and number of a run, then kind; states that are stored whole by kind and name.
         self._host: dict[tuple[str, int], dict[str, Tensor]] = {}
@@ -86,6 +91,7 @@ class Checkpointer:
         self.wait()
         self._clear(_part(self.folder, state))
         copied = self._copy_to_host()
+        self._deadline_s, self._awaited = time.monotonic() + self.write_limit_s, rank()
         # A daemon: a rank that fails ends at once, its write with it; a run that ends well waits.
         self._writer = threading.Thread(target=self._write, args=(state, copied), daemon=True)
         self._writer.start()
@@ -192,7 +198,7 @@ class Checkpointer:
                 "version": VERSION,
                 "state": asdict(state),
                 "params": {p.name: p.shape for p in self.executor.layout.params},
-                "ranks": _gather_entries(part, world()),
+                "ranks": self._gather_entries(part),
             }
             write_whole(part / "manifest.json", _sealed(manifest))
             _sync(part)
@@ -200,6 +206,17 @@ class Checkpointer:
             os.replace(part, final)
             _sync(self.folder)
             self._retire()
+
+    def _gather_entries(self, part: Path) -> list[dict]:
+        """Every rank's entry, once written; ranks write behind their steps: files are signals."""
+        entries = []
+        for number in range(world()):
+            path = part / f"rank_{number:05d}.json"
+            while not path.exists():
+                self._awaited = number
+                time.sleep(0.02)
+            entries.append(json.loads(path.read_text()))
+        return entries
 
     def _retire(self) -> None:
         """Remove all but the newest `keep`, and those of `keep_every`."""
@@ -218,18 +235,24 @@ class Checkpointer:
         pending = True
         while pending:
             if self._writer is not None:
-                self._writer.join(timeout=1.0)
+                self._writer.join(timeout=0.2)
             self.executor.beacon.mark("SAVE")
-            alive = self._writer is not None and self._writer.is_alive()
-            failed, pending = on_any_rank(self.failed, alive)
+            failed, pending = on_any_rank(self.failed, self._writing)
             if failed:
                 self.fail_together()
         self._writer = None
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's last write failed; other ranks know nothing of it."""
+        """Whether this rank's last write failed, or hangs; other ranks know nothing of it."""
+        if self._failure is None and self._writing and time.monotonic() > self._deadline_s:
+            limit = f"{self.write_limit_s:g} s, ten times --hang-after"
+            self._failure = CheckpointError(f"rank {self._awaited} did not write within {limit}")
         return self._failure is not None
+
+    @property
+    def _writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
 
     def fail_together(self) -> None:
         """Raise CheckpointError on all ranks, with the complaint of the first whose write failed.
@@ -280,17 +303,3 @@ def _entry(part: Path, name: str, boxes: list[dict]) -> dict:
         "sha256": sha256(file),
         "boxes": boxes,
     }
-
-
-def _gather_entries(part: Path, count: int, timeout_s: float = 1800.0) -> list[dict]:
-    """Every rank's entry, once written; ranks write behind their steps, so files are the signal."""
-    deadline = time.monotonic() + timeout_s
-    entries = []
-    for number in range(count):
-        path = part / f"rank_{number:05d}.json"
-        while not path.exists():
-            if time.monotonic() > deadline:
-                raise CheckpointError(f"{path} did not appear within {timeout_s:.0f} s")
-            time.sleep(0.02)
-        entries.append(json.loads(path.read_text()))
-    return entries

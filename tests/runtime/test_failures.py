@@ -126,6 +126,30 @@ def _little_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
+# What a host does whose disk takes no more writes and gives no error.
+STUCK = """
+import time
+from runtime.checkpoint import store
+store.save_file = lambda *whatever: time.sleep(1000)
+"""
+
+
+def test_a_write_that_hangs_ends_the_run_on_all_ranks(program: Path, tmp_path: Path) -> None:
+    """After ten times --hang-after; rank 0, whose own file is whole, says whose is not."""
+    more = ("--steps", "2000", "--save-every", "2")
+    ranks = _hanging(program, tmp_path, "1", f"exec({STUCK!r})", "1.2", *more)
+    try:
+        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    said = "rank 1 did not write within 12 s, ten times --hang-after"
+    assert all("could not be written by rank" in text and said in text for text in messages)
+    assert max(_losses(tmp_path / "run")) == 3, "at the next save"
+    assert [path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()] == [".part"]
+
+
 @pytest.mark.parametrize("steps", ["1", "2000"])
 def test_all_ranks_learn_that_the_last_write_failed_on_one(
     steps: str, program: Path, tmp_path: Path
@@ -305,10 +329,10 @@ def test_ranks_that_see_different_data_end_before_the_first_step(
 
 
 def _hanging(
-    program: Path, tmp_path: Path, rank: str, where: str, hang_after_s: str
+    program: Path, tmp_path: Path, rank: str, where: str, hang_after_s: str, *more: str
 ) -> list[subprocess.Popen]:
     script = HANGS.format(rank=rank, where=where)
-    words = [sys.executable, "-c", script, *RUN, "--hang-after", hang_after_s]
+    words = [sys.executable, "-c", script, *RUN, "--hang-after", hang_after_s, *more]
     return _by_hand(program, [*words, "--out", str(tmp_path / "run")])
 
 
