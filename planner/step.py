@@ -19,11 +19,12 @@ from .links import Links
 from .work import PieceWork, WorkTable
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
-# writes one beyond what all do. Muon's are those of hidden matrices (direction and update; the
-# exchange of whole matrices and the iteration are not counted). Adafactor's rows and columns are
-# next to nothing; it reads weights and gradients twice, and writes its update and reads it twice.
+# writes one beyond what all do. AdamW's kernel clips while it reads. Muon's are those of hidden
+# matrices (direction and update; the exchange of whole matrices and the iteration are not counted).
+# Adafactor's rows and columns are next to nothing; it reads weights and gradients twice, and writes
+# its update and reads it twice.
 STATES = {
-    "adamw": (2, 0),
+    "adamw": (2, -2),
     "sgd": (1, 0),
     "lion": (1, 0),
     "schedule-free": (2, 0),

@@ -85,16 +85,20 @@ class Optimizer:
         norm = squares**0.5
         if not math.isfinite(loss_value + norm) or loss_value > self.loss_limit:
             return self._refuse(loss_value, norm)
-        clip = self.options.clip
-        if clip and norm > clip:
-            for bucket in self.buckets:
-                bucket.grad_shard.mul_(clip / norm)
+        self._clip(norm)
         self._wait_for_copies()
         self._update(lr)
         self.publish()
         for bucket in self.buckets:
             bucket.zero_grads()
         return loss_value, norm
+
+    def _clip(self, norm: float) -> None:
+        clip = self.options.clip
+        self.rule.scale = clip / norm if clip and norm > clip else 1.0
+        if self.rule.scale != 1.0 and not self.rule.scales:
+            for bucket in self.buckets:
+                bucket.grad_shard.mul_(self.rule.scale)
 
     def _wait_for_copies(self) -> None:
         if self.before_update is not None:

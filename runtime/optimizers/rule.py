@@ -36,7 +36,8 @@ class Part:
 class Run:
     """Elements start..stop of a bucket's shard, of one kind and group.
 
-    weights: what is updated, the shard or its float32 master. grad: clipped. states: by name.
+    weights: what is updated, the shard or its float32 master. grad: clipped, but for rules that
+    scale it. states: by name.
     All flat, [stop - start].
     """
 
@@ -59,10 +60,13 @@ class Rule(Protocol):
 
     numbers: what a checkpoint keeps of it besides tensors. like_weights: states that take steps as
     weights do, and are rounded like them. averages: the weights to evaluate and export are an
-    average, not those that are trained.
+    average, not those that are trained. scales: updates multiply gradients by `scale`, the clip,
+    while they read them.
     """
 
     numbers: dict[str, float]
+    scales: bool = False
+    scale: float = 1.0
     like_weights: tuple[str, ...] = ()
     averages: bool = False
 

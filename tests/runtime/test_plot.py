@@ -74,7 +74,6 @@ def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
 
 def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
     """A resumed run's rows stand in place of those that were logged past its checkpoint."""
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, loss in ((0, 2.0), (2, 1.0)):

@@ -1,12 +1,10 @@
 """Stochastic rounding: unbiased, exact where it can be, and the same however tensors are cut."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+import triton_runs
 from torch import Tensor
 
 from meshwright.runtime.boxes import Cut, pieces_of
@@ -113,22 +111,11 @@ print("equal")
 """
 
 
-def _run_kernel(**environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0 and "equal" in done.stdout, done.stderr
-
-
+@triton_runs.on_linux
 def test_the_kernel_interpreted_equals_torch() -> None:
-    pytest.importorskip("triton")
-    _run_kernel(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    triton_runs.run_interpreted(KERNEL)
 
 
 @pytest.mark.gpu
 def test_the_kernel_equals_torch() -> None:
-    _run_kernel()
+    triton_runs.run(KERNEL)

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 488ee30045b269b4."""
+"""What every rank of golden-llama shares; plan 2fa38ba7e3e0b4f5."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan db2862af1e4806da."""
+"""What every rank of golden-llama shares; plan 7e5e0bf9852047a2."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 8c1a0e0077653061."""
+"""What every rank of golden-llama shares; plan 01a0af47e320f065."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

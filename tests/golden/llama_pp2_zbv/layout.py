@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 84d834368d986f3d."""
+"""What every rank of golden-llama shares; plan 4c5a1e355a7af509."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

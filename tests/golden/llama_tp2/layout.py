@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan b31027d53f24e0d1."""
+"""What every rank of golden-llama shares; plan 6509d5dc8977408c."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

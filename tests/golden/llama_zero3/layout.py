@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 7b34d3d6c0e23565."""
+"""What every rank of golden-llama shares; plan 3edce0357acc5d73."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
