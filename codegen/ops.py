@@ -184,6 +184,8 @@ def _embedding_weight_grad(op: Op, names: list[str], local: Locals) -> str:
 def _cross_entropy(op: Op, names: list[str], local: Locals) -> str:
     weight = op.inputs[1] if op.target == "mw.linear_cross_entropy" else op.inputs[3]
     name = op.target.removeprefix("mw.")
+    if len(op.outputs) == 3:
+        name += "_keeping"
     softcap, start = op.attr("softcap"), _start(weight, local)
     return f"kernels.{name}({', '.join(names)}, softcap={softcap}, start={start})"
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
-from meshwright.ir.optable import added_where_made
+from meshwright.ir.optable import added_where_made, without_passing
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.split import split_backward
 
@@ -21,7 +21,7 @@ class PieceText:
     """The text of one piece's functions under a plan."""
 
     def __init__(self, piece: Piece, plan: Plan) -> None:
-        self.piece, self.plan, self.graph = piece, plan, piece.graph
+        self.piece, self.plan, self.graph = piece, plan, without_passing(piece.graph, piece.saved)
         self.local = Locals.of(piece, plan)
         self.read = {n for op in self.graph.ops for n in op.inputs} | set(self.graph.outputs)
         self.x = self.graph.inputs_of("activation")

@@ -230,11 +230,13 @@ class _Reader(FxReader):
             stats = "f64"
         self.inputs.append(Input(Value("denominator", stats, ()), "data", "denominator"))
         lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
+        x, w = map(self._value_of, op.inputs)
+        logits = Value("loss.logits", x.dtype, (B, S, w.shape[0]))
         source = op.source
         self._emit(
             "mw.linear_cross_entropy",
             (*op.inputs, "labels"),
-            (lse, picked),
+            (lse, picked, logits),
             source,
             softcap=softcap,
         )

@@ -148,7 +148,7 @@ _ALIASES = (
 _OUTPUTS = {
     "mw.attention": ("o", "lse"),
     "mw.attention_backward": ("dq", "dk", "dv"),
-    "mw.linear_cross_entropy": ("lse", "picked"),
+    "mw.linear_cross_entropy": ("lse", "picked", "logits"),
     "mw.linear_cross_entropy_backward": ("dx", "dw"),
 }
 _CASTS = ("to", "_to_copy", "type_as")

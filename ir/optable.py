@@ -8,12 +8,14 @@ sharding a factor that an output lacks, and what the local shapes are.
 Pure functions over ops; torch appears nowhere.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from .graph import Graph, Op, Value
 from .sizes import Shape, Size, num_elements
 
+Item = TypeVar("Item")
 Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor
 
 
@@ -346,14 +348,15 @@ def _attention_backward(op: Op, inputs: list[Value]) -> Rule:
 
 def _cross_entropy(op: Op, inputs: list[Value]) -> Rule:
     lead = _lead(inputs[0].shape)
-    reduce = [{"v": "lse"}, {"v": "sum"}]
+    reduce = [{"v": "lse"}, {"v": "sum"}, {}]
     dims_in = [[*lead, "i"], ["v", "i"], lead]
-    return _rule(dims_in, [lead, lead], inputs, op.outputs, reduce, "i")
+    made = [lead, lead, [*lead, "v"]][: len(op.outputs)]
+    return _rule(dims_in, made, inputs, op.outputs, reduce[: len(made)], "i")
 
 
 def _cross_entropy_backward(op: Op, inputs: list[Value]) -> Rule:
     lead = _lead(inputs[2].shape)
-    dims_in = [lead, lead, [*lead, "i"], ["v", "i"], lead, lead]
+    dims_in = [lead, lead, [*lead, "i"], ["v", "i"], lead, lead, [*lead, "v"]][: len(inputs)]
     reduce = [{"v": "sum"}, {n: "sum" for n in lead}]
     return _rule(dims_in, [[*lead, "i"], ["v", "i"]], inputs, op.outputs, reduce, "i")
 
@@ -411,6 +414,10 @@ SEMANTIC = tuple(sorted(t.removeprefix("mw.") for t in RULES if t.startswith("mw
 MATMULS = frozenset("mw.linear mw.linear_input_grad mw.linear_weight_grad mm bmm".split())
 # Ops whose kernel can add a weight's gradient to its buffer, with that output's position.
 ADDING = {"mw.linear_weight_grad": 0, "mw.linear_cross_entropy_backward": 1}
+# Ops that can do without their last operand, as they compute it again in passing: its position, and
+# that of the output that it is, which exists where it is kept for them.
+PASSING = {"mw.linear_cross_entropy_backward": 6}
+PASSED = {"mw.linear_cross_entropy": 2}
 FREE = VIEWS | PERMUTES | frozenset({"expand", "slice.Tensor"})
 
 
@@ -422,11 +429,35 @@ def added_where_made(graph: Graph, name: str) -> bool:
     return not graph.users[name] and graph.outputs.count(name) == 1
 
 
+def passing(graph: Graph) -> frozenset[str]:
+    """Values that exist where they are kept for backward, which does without where they are not."""
+    return frozenset(v.name for op in graph.ops for v in _last(op.outputs, PASSED.get(op.target)))
+
+
+def without_passing(graph: Graph, kept: Collection[str] = ()) -> Graph:
+    """The graph without those of `passing` that are not kept."""
+    gone = passing(graph).difference(kept)
+    return replace(graph, ops=tuple(_without(op, gone) for op in graph.ops)) if gone else graph
+
+
+def _without(op: Op, gone: frozenset[str]) -> Op:
+    if gone.intersection(_last(op.inputs, PASSING.get(op.target))):
+        return replace(op, inputs=op.inputs[:-1])
+    if gone.intersection(v.name for v in _last(op.outputs, PASSED.get(op.target))):
+        return replace(op, outputs=op.outputs[:-1])
+    return op
+
+
+def _last(items: tuple[Item, ...], position: int | None) -> tuple[Item, ...]:
+    """The item at the last place, where it is that of `position`."""
+    return () if position is None else items[position:]
+
+
 def flops(op: Op, graph: Graph) -> Size:
     """Floating-point operations of the matrix units; 0 for bandwidth-bound ops.
 
     A matmul counts 2 m n k. Causal attention counts half the square: forward 2 matmuls, backward 5
-    (FlashAttention, Dao 2022, section 3.1); cross-entropy's backward recomputes the logits.
+    (FlashAttention, Dao 2022, section 3.1); cross-entropy's backward recomputes logits not given.
     """
     shapes = [graph.values[name].shape for name in op.inputs if name]
     if op.target in ("mw.linear", "mw.linear_input_grad"):
@@ -442,7 +473,7 @@ def flops(op: Op, graph: Graph) -> Size:
     if op.target == "mw.linear_cross_entropy":
         return 2 * num_elements(shapes[0]) * shapes[1][0]
     if op.target == "mw.linear_cross_entropy_backward":
-        return 6 * num_elements(shapes[2]) * shapes[3][0]
+        return (4 if len(shapes) == 7 else 6) * num_elements(shapes[2]) * shapes[3][0]
     return 0
 
 

@@ -166,8 +166,9 @@ attention.register_autograd(_attention_backward, setup_context=_attention_setup)
 @custom_op("meshwright::linear_cross_entropy", mutates_args=())
 def linear_cross_entropy(
     x: Tensor, w: Tensor, labels: Tensor, softcap: float
-) -> tuple[Tensor, Tensor]:
-    """x [B, S, I], w [V, I], labels [B, S] -> (log-sum-exp [B, S], logit of the label [B, S]).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, S, I], w [V, I], labels [B, S] -> (log-sum-exp [B, S], logit of the label [B, S],
+    logits [B, S, V] before the cap, which exist where they are kept for backward).
 
     Ignored labels give a logit of 0. Statistics are at least float32. softcap 0: none.
     """
@@ -175,16 +176,23 @@ def linear_cross_entropy(
 
 
 @linear_cross_entropy.register_fake
-def _(x: Tensor, w: Tensor, labels: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
-    dtype = statistics_dtype(x.dtype)
-    return x.new_empty(labels.shape, dtype=dtype), x.new_empty(labels.shape, dtype=dtype)
+def _(x: Tensor, w: Tensor, labels: Tensor, softcap: float) -> tuple[Tensor, Tensor, Tensor]:
+    lse, picked = (x.new_empty(labels.shape, dtype=statistics_dtype(x.dtype)) for _ in range(2))
+    return lse, picked, x.new_empty((*labels.shape, w.shape[0]))
 
 
 @custom_op("meshwright::linear_cross_entropy_backward", mutates_args=())
 def linear_cross_entropy_backward(
-    dlse: Tensor, dpicked: Tensor, x: Tensor, w: Tensor, labels: Tensor, lse: Tensor, softcap: float
+    dlse: Tensor,
+    dpicked: Tensor,
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    logits: Tensor | None,
+    softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """dlse, dpicked [B, S] -> (dx [B, S, I], dw [V, I]); logits are computed again."""
+    """dlse, dpicked [B, S] -> (dx [B, S, I], dw [V, I]); without logits they are computed again."""
     raise _no_kernel("linear_cross_entropy_backward")
 
 
@@ -195,12 +203,12 @@ def _(dlse: Tensor, dpicked: Tensor, x: Tensor, w: Tensor, *_: object) -> tuple[
 
 def _cross_entropy_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, w, labels, ctx.softcap = inputs
-    ctx.save_for_backward(x, w, labels, output[0])
+    ctx.save_for_backward(x, w, labels, output[0], output[2])
 
 
-def _cross_entropy_backward(ctx: Any, dlse: Tensor, dpicked: Tensor) -> Grads:
-    x, w, labels, lse = ctx.saved_tensors
-    dx, dw = linear_cross_entropy_backward(dlse, dpicked, x, w, labels, lse, ctx.softcap)
+def _cross_entropy_backward(ctx: Any, dlse: Tensor, dpicked: Tensor, _: Tensor) -> Grads:
+    given = dlse, dpicked, *ctx.saved_tensors
+    dx, dw = linear_cross_entropy_backward(*given, ctx.softcap)
     return dx, dw, None, None
 
 

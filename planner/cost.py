@@ -15,7 +15,7 @@ import sympy
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
-from meshwright.ir.optable import FREE, POINTWISE, SOURCES, flops
+from meshwright.ir.optable import FREE, POINTWISE, SOURCES, flops, passing
 from meshwright.ir.placement import Placement, Shard
 from meshwright.ir.sizes import SYMBOLS, Size, num_elements
 
@@ -196,7 +196,7 @@ class GraphWork:
     def held(self) -> frozenset[str]:
         """Forward values that backward reads, each storage once (the first of a chain of views)."""
         read = {n for op in self.graph.ops if self.is_backward(op) for n in op.inputs}
-        read &= self.made_forward
+        read &= self.made_forward - passing(self.graph)
         return frozenset(name for name in read if not self._views(name) & read)
 
     def _views(self, name: str) -> set[str]:

@@ -26,7 +26,7 @@ import networkx as nx
 from networkx.algorithms.flow import preflow_push
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.optable import FREE
+from meshwright.ir.optable import FREE, without_passing
 from meshwright.ir.placement import Placement
 
 from .cost import Costs
@@ -56,7 +56,9 @@ class Weights:
 
 
 def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Choice, ...]:
-    """Vertices of the hull of a lowered joint graph, from the most bytes to the fewest."""
+    """Vertices of the hull of a lowered joint graph, from the most bytes to the fewest; without
+    values that backward can do without."""
+    graph = without_passing(graph)
     return hull(graph, weights_of(graph, placements, costs))
 
 

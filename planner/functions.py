@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from meshwright.ir.graph import Graph, Input, Op
-from meshwright.ir.optable import FREE
+from meshwright.ir.optable import FREE, without_passing
 from meshwright.ir.placement import Placement
 from meshwright.ir.split import split_backward
 
@@ -107,7 +107,8 @@ def phases_of(graph: Graph, placements: dict[str, Placement], saved: tuple[str, 
 
 @lru_cache(maxsize=1024)
 def _phases_of(graph: _Same, placements: _Same, saved: tuple[str, ...]) -> Phases:
-    joint: Graph = graph.item  # type: ignore[assignment]
+    whole: Graph = graph.item  # type: ignore[assignment]
+    joint = without_passing(whole, saved)
     functions = functions_of(joint, placements.item, saved)  # type: ignore[arg-type]
     made = {v.name for op in functions.forward.ops for v in op.outputs}
     again = tuple(op for op in functions.backward.ops if op.output.name in made)
@@ -119,6 +120,7 @@ def functions_of(
     graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...]
 ) -> Functions:
     """The functions of a lowered joint graph under its saved values."""
+    graph = without_passing(graph, saved)
     forward = _needed(graph, {graph.outputs[0]}, set())
     made = {v.name for op in forward for v in op.outputs}
     gradients = {n for n in graph.outputs[1:] if n}

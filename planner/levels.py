@@ -11,9 +11,11 @@ level a unit, so no choice of levels is faster.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import ceil
 
 from meshwright.ir.graph import Graph
+from meshwright.ir.optable import passing
 from meshwright.ir.placement import Placement
 
 from .cost import Costs
@@ -29,10 +31,13 @@ Menu = tuple[Unit, ...]
 
 
 def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Kept, ...]:
-    """Sets of values to keep that deserve an exact price."""
+    """Sets of values to keep that deserve an exact price; each with and without those that
+    backward can do without."""
     found = [c.saved for c in frontier(graph, placements, costs)]
     sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
-    return tuple(map(Kept, sets))
+    names, more = tuple(graph.values), passing(graph)
+    both = [(kept, tuple(n for n in names if n in more.union(kept))) for kept in sets]
+    return tuple(map(Kept, dict.fromkeys(chain.from_iterable(both))))
 
 
 def offloads(

@@ -7,6 +7,7 @@ Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reductio
 """
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
+from meshwright.ir.optable import PASSING
 from meshwright.ir.placement import Placement, replicated
 
 from .cost import redistribution
@@ -38,7 +39,11 @@ class _Writer:
 
     def op(self, op: Op, placements: tuple[Placement, ...]) -> None:
         wanted = iter(placements)
-        inputs = tuple(self.copy(n, next(wanted), op.source) if n else n for n in op.inputs)
+        targets = [(n, next(wanted) if n else None) for n in op.inputs]
+        for name, target in targets[PASSING.get(op.target, len(targets)) :]:
+            if self.placements[name] != target:
+                targets.pop()  # what the op can do without is not worth a collective
+        inputs = tuple(self.copy(n, t, op.source) if t is not None else n for n, t in targets)
         self.ops.append(Op(op.target, inputs, op.outputs, op.attrs, op.source))
 
     def copy(self, name: str, target: Placement, source: str) -> str:

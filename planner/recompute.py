@@ -1,7 +1,8 @@
 """Keep or recompute: which forward values a piece saves for its backward.
 
 Every value that backward reads is a choice. A pin names a rule: `none` saves all that backward
-reads directly; `cheap` recomputes what costs no matmul, attention, embedding or communication;
+reads directly; `cheap` recomputes what costs no matmul, attention, embedding or communication,
+and logits, which are many;
 `all` saves nothing beyond the piece's inputs; a comma-separated list of value names recomputes
 those that match (shell wildcards allowed) and saves the rest.
 """
@@ -13,6 +14,7 @@ from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.optable import passing
 
 RULES = ("cheap", "all", "none")
 
@@ -49,7 +51,8 @@ def forward_ops(graph: Graph) -> tuple[Op, ...]:
 
 def saved_values(graph: Graph, rule: str) -> tuple[str, ...]:
     """Names of the forward values to keep, in order of definition."""
-    return _needed(graph, lambda name, op: _recomputes(rule, op, name))[0]
+    many = passing(graph) if rule == "cheap" else ()
+    return _needed(graph, lambda name, op: name in many or _recomputes(rule, op, name))[0]
 
 
 def saved_under(

@@ -9,6 +9,7 @@ from .cross_entropy import (
     add_linear_cross_entropy_backward,
     linear_cross_entropy,
     linear_cross_entropy_backward,
+    linear_cross_entropy_keeping,
 )
 from .embedding import embedding, embedding_weight_grad
 from .linear import add_linear_weight_grad, linear, linear_input_grad, linear_weight_grad
@@ -23,6 +24,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
+    "linear_cross_entropy_keeping",
     "linear_input_grad",
     "linear_weight_grad",
 ]

@@ -1,8 +1,11 @@
 """Linear + cross-entropy over a vocabulary shard, chunked over tokens.
 
-Logits exist for one chunk of tokens at a time, in at least float32 after the matmul. `start` is
-the first vocabulary id that this rank's rows of w hold. Legend: T tokens, I features, V vocabulary.
+Logits exist for one chunk of tokens at a time, in at least float32 after the matmul; all of them
+exist, in the type of x, where forward keeps them for backward. `start` is the first vocabulary id
+that this rank's rows of w hold. Legend: T tokens, I features, V vocabulary.
 """
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -16,9 +19,9 @@ def _chunk(tokens: int, vocab: int) -> int:
     return max(1, min(tokens, CHUNK_ELEMENTS // vocab))
 
 
-def _logits(x_TI: Tensor, w: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
+def _capped(logits_TV: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
     """(logits, tanh of the capped logits or None) in at least float32."""
-    logits = (x_TI @ w.t()).to(torch.promote_types(x_TI.dtype, torch.float32))
+    logits = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
     if softcap == 0.0:
         return logits, None
     bounded = torch.tanh(logits / softcap)
@@ -35,12 +38,30 @@ def linear_cross_entropy(
     x: Tensor, w: Tensor, labels: Tensor, *, softcap: float, start: int
 ) -> tuple[Tensor, Tensor]:
     """x [..., I], w [V, I], labels [...] -> (log-sum-exp, logit of the label or 0), both [...]."""
-    x_TI, labels_T = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
-    size = _chunk(x_TI.shape[0], w.shape[0])
+    x_TI = x.reshape(-1, x.shape[-1])
+    parts = (x_part @ w.t() for x_part in x_TI.split(_chunk(x_TI.shape[0], w.shape[0])))
+    return _statistics(parts, labels, w.shape[0], softcap, start)
+
+
+def linear_cross_entropy_keeping(
+    x: Tensor, w: Tensor, labels: Tensor, *, softcap: float, start: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """linear_cross_entropy with the logits [..., V] that backward need not compute again."""
+    logits = x @ w.t()
+    logits_TV = logits.view(-1, w.shape[0])
+    parts = logits_TV.split(_chunk(*logits_TV.shape))
+    return *_statistics(parts, labels, w.shape[0], softcap, start), logits
+
+
+def _statistics(
+    parts: Iterable[Tensor], labels: Tensor, rows: int, softcap: float, start: int
+) -> tuple[Tensor, Tensor]:
+    """(log-sum-exp, logit of the label or 0) of logits that come in chunks of tokens."""
     lse, picked = [], []
-    for x_part, label_part in zip(x_TI.split(size), labels_T.split(size), strict=True):
-        logits, _ = _logits(x_part, w, softcap)
-        row, here = _local(label_part, start, w.shape[0])
+    labels_T = labels.reshape(-1)
+    for part, label_part in zip(parts, labels_T.split(_chunk(labels_T.numel(), rows)), strict=True):
+        logits, _ = _capped(part, softcap)
+        row, here = _local(label_part, start, rows)
         lse.append(torch.logsumexp(logits, dim=-1))
         chosen = logits.gather(1, row.unsqueeze(1)).squeeze(1)
         picked.append(torch.where(here, chosen, 0.0))
@@ -54,13 +75,15 @@ def linear_cross_entropy_backward(
     w: Tensor,
     labels: Tensor,
     lse: Tensor,
+    logits: Tensor | None = None,
     *,
     softcap: float,
     start: int,
 ) -> tuple[Tensor, Tensor]:
-    """(dx [..., I], dw [V, I]); dx is partial over the vocabulary shards."""
+    """(dx [..., I], dw [V, I]); dx is partial over the vocabulary shards. Without logits they are
+    computed again."""
     dw = torch.zeros_like(w)
-    given = dlse, dpicked, x, w, labels, lse
+    given = dlse, dpicked, x, w, labels, lse, logits
     return add_linear_cross_entropy_backward(dw, *given, softcap=softcap, start=start), dw
 
 
@@ -72,6 +95,7 @@ def add_linear_cross_entropy_backward(
     w: Tensor,
     labels: Tensor,
     lse: Tensor,
+    logits: Tensor | None = None,
     *,
     softcap: float,
     start: int,
@@ -83,8 +107,13 @@ def add_linear_cross_entropy_backward(
     # One chunk's product lives nowhere beside the sum, which orders the chunks too.
     dw = grad if grad.dtype == x.dtype else torch.zeros_like(w)
     dx = []
-    for x_part, dl, dp, label, norm in zip(x_TI.split(size), *flat, strict=True):
-        dlogits = _dlogits(x_part, w, dl, dp, label, norm, softcap, start)
+    x_parts = x_TI.split(size)
+    if logits is None:
+        parts: Iterable[Tensor] = (x_part @ w.t() for x_part in x_parts)
+    else:
+        parts = logits.view(-1, w.shape[0]).split(size)
+    for x_part, part, dl, dp, label, norm in zip(x_parts, parts, *flat, strict=True):
+        dlogits = _dlogits(part, dl, dp, label, norm, softcap, start)
         dx.append(dlogits @ w)
         add_linear_weight_grad(dw, dlogits, x_part)
     if dw is not grad:
@@ -93,15 +122,15 @@ def add_linear_cross_entropy_backward(
 
 
 def _dlogits(
-    x_TI: Tensor, w: Tensor, dlse: Tensor, dpicked: Tensor, labels: Tensor, lse: Tensor,
+    logits_TV: Tensor, dlse: Tensor, dpicked: Tensor, labels: Tensor, lse: Tensor,
     softcap: float, start: int,
 ) -> Tensor:  # fmt: skip
-    logits, bounded = _logits(x_TI, w, softcap)
-    row, here = _local(labels, start, w.shape[0])
+    logits, bounded = _capped(logits_TV, softcap)
+    row, here = _local(labels, start, logits.shape[1])
     dlogits = torch.exp(logits - lse.unsqueeze(1)) * dlse.unsqueeze(1)
-    columns = torch.arange(w.shape[0], device=w.device)
+    columns = torch.arange(logits.shape[1], device=logits.device)
     hit = (columns.unsqueeze(0) == row.unsqueeze(1)) & here.unsqueeze(1)
     dlogits = dlogits + torch.where(hit, dpicked.unsqueeze(1), 0.0)
     if bounded is not None:
         dlogits = dlogits * (1.0 - bounded * bounded)
-    return dlogits.to(x_TI.dtype)
+    return dlogits.to(logits_TV.dtype)

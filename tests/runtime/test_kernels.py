@@ -260,6 +260,16 @@ def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
     torch.testing.assert_close(dx, wanted[0], **close)
     torch.testing.assert_close(dw.double(), wanted[1], **close)
     assert bool((picked[labels == -100] == 0).all())
+    for (part, s), made, gradients in zip(pieces, forward, found, strict=True):
+        *same, logits = kernels.linear_cross_entropy_keeping(
+            x, part, labels, softcap=softcap, start=s
+        )
+        torch.testing.assert_close(same, list(made))
+        assert logits.dtype == dtype and logits.shape == (2, 5, rows)
+        again = kernels.linear_cross_entropy_backward(
+            dlse, dpicked, x, part, labels, lse, logits, softcap=softcap, start=s
+        )
+        torch.testing.assert_close(again, gradients)
     for kind in (dtype, torch.float64):  # of the operands' type, and as wide gradients are
         grad = torch.ones_like(pieces[0][0], dtype=kind)
         given = dlse, dpicked, x, pieces[0][0], labels, lse

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 6c61ed768d9e85d5."""
+"""What every rank of golden-gemma2 shares; plan 53dcd1451af76819."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

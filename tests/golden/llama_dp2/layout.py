@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 2fa38ba7e3e0b4f5."""
+"""What every rank of golden-llama shares; plan 06c8aa37b18b4795."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 7e5e0bf9852047a2."""
+"""What every rank of golden-llama shares; plan 5ccacd72f5189497."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 01a0af47e320f065."""
+"""What every rank of golden-llama shares; plan dab84ff5f2956a92."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4c5a1e355a7af509."""
+"""What every rank of golden-llama shares; plan 64d7bc34ff29d7e4."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 6509d5dc8977408c."""
+"""What every rank of golden-llama shares; plan dbbc40b53dc75f5d."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 3edce0357acc5d73."""
+"""What every rank of golden-llama shares; plan f7376b3d7625a5d1."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

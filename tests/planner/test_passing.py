@@ -1,0 +1,89 @@
+"""Logits: kept for backward where there is room, computed again in passing where there is none."""
+
+import pytest
+
+from meshwright.ir.graph import Graph, verify
+from meshwright.ir.optable import passing, without_passing
+from meshwright.ir.placement import Placement
+from meshwright.ir.text import parse_graph
+from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.cost import Costs, shard_on
+from meshwright.planner.levels import proposals
+from meshwright.planner.lower import lower
+from meshwright.planner.nodes import Demands
+from meshwright.planner.recompute import candidates, saved_values
+from meshwright.planner.sharding import shard
+from meshwright.planner.work import LOGITS_ELEMENTS, piece_work
+
+TOKENS, FEATURES, VOCAB = 8192, 1024, 65536
+HEAD = f"""graph head
+%x : bf16[B, S, {FEATURES}] = input activation "x"
+%w : bf16[{VOCAB}, {FEATURES}] = input param "w"
+%labels : i64[B, S] = input data "labels"
+%lse : f32[B, S]; %picked : f32[B, S]; %logits : bf16[B, S, {VOCAB}] = \
+mw.linear_cross_entropy(%x, %w, %labels, softcap=0.0)
+%nll : f32[B, S] = sub.Tensor(%lse, %picked)
+%loss : f32[] = sum(%nll)
+%one : f32[B, S] = ones_like(%lse)
+%less : f32[B, S] = neg(%one)
+%dx : bf16[B, S, {FEATURES}]; %dw : bf16[{VOCAB}, {FEATURES}] = \
+mw.linear_cross_entropy_backward(%one, %less, %x, %w, %labels, %lse, %logits, softcap=0.0)
+return %loss, %dx, %dw
+"""
+
+
+def _lowered(group: int) -> tuple[Graph, dict[str, Placement], Costs]:
+    sizes = {"B": 2, "S": TOKENS // 2}
+    costs = Costs(parse_cluster(f"h200:{group}"), group, sizes)
+    joint = verify(parse_graph(HEAD))
+    demands = Demands(shard_matmul_weights=group > 1)
+    return *lower(joint, shard(joint, costs, 0.0, demands)), costs
+
+
+def test_what_is_not_kept_is_gone_from_both_sides() -> None:
+    graph = verify(parse_graph(HEAD))
+    assert passing(graph) == {"logits"}
+    assert without_passing(graph, ("lse", "logits")) is graph
+    bare = verify(without_passing(graph, ("lse",)))
+    assert "logits" not in bare.values and passing(bare) == set()
+    assert [len(op.inputs) for op in bare.ops if op.target.endswith("backward")] == [6]
+
+
+def test_rules_and_proposals() -> None:
+    graph, placements, costs = _lowered(1)
+    assert "logits" in candidates(graph)
+    assert "logits" in saved_values(graph, "none")
+    assert "logits" not in saved_values(graph, "cheap") + saved_values(graph, "all")
+    found = {kept.saved for kept in proposals(graph, placements, costs)}
+    assert {("lse",), ("lse", "logits")} <= found
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_keeping_saves_one_matmul_and_holds_the_logits(group: int) -> None:
+    """Over tp the vocabulary is cut, and its logits with it."""
+    graph, placements, costs = _lowered(group)
+    if group > 1:
+        assert placements["w"] == shard_on(2, 0, "tp")
+        assert placements["logits"] == shard_on(3, 2, "tp")
+    without = piece_work(graph, placements, ("lse",), costs)
+    kept = piece_work(graph, placements, ("lse", "logits"), costs)
+    rate = costs.cluster.device.matmul_rate("bf16")
+    matmul_us = 2 * TOKENS * FEATURES * VOCAB / group / rate * 1e6
+    assert without.backward.us - kept.backward.us == pytest.approx(matmul_us)
+    assert kept.forward.matmul_us == pytest.approx(without.forward.matmul_us)
+    size = 2 * TOKENS * VOCAB / group
+    assert kept.kept_bytes - without.kept_bytes == size
+    assert kept.forward.peak_bytes - without.forward.peak_bytes == size
+    assert without.backward.peak_bytes < size + LOGITS_ELEMENTS * 6
+
+
+def test_an_operand_elsewhere_is_done_without() -> None:
+    """Logits cut along another dim than the op reads are not exchanged."""
+    graph = verify(parse_graph(HEAD))
+    costs = Costs(parse_cluster("h200:4"), 4, {"B": 2, "S": TOKENS // 2})
+    sharding = shard(graph, costs, 0.0, Demands(shard_matmul_weights=True))
+    sharding.made["logits"] = shard_on(3, 1, "tp")
+    lowered, _ = lower(graph, sharding)
+    assert passing(lowered) == {"logits"}
+    assert not any("logits" in op.inputs for op in lowered.ops)
+    assert "logits" not in candidates(lowered)
