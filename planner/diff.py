@@ -16,7 +16,7 @@ from .explain import gib
 from .levels import CHOSEN
 from .predict import Prediction, predict
 from .recompute import saved_values
-from .schedules import make_schedule, runs, stage_ranks
+from .schedules import has_chunks, make_schedule, runs, stage_ranks
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,19 @@ def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Differe
 
 
 def _mesh(plan: Plan, target: Plan) -> Plan:
-    """The target's mesh and placements under the plan's other decisions."""
+    """The target's mesh and placements under the plan's other decisions; with its micro-batches
+    where the stages cannot take turns with the plan's."""
     rows = target.global_batch // target.mesh.size("dp")
     micro_batch = max(n for n in range(1, plan.micro_batch + 1) if rows % n == 0)
-    moved = replace(
+    moved = _on_mesh(plan, target, micro_batch)
+    if not any(_takes_turns(moved, p.schedule_name) for p in (plan, target)):
+        moved = _on_mesh(plan, target, target.micro_batch)
+    kept = moved if plan.recompute == CHOSEN else _saving(moved, plan.recompute)
+    return _rescheduled(replace(kept, recompute=plan.recompute), target)
+
+
+def _on_mesh(plan: Plan, target: Plan, micro_batch: int) -> Plan:
+    return replace(
         plan,
         mesh=target.mesh,
         pieces=_staying(target),
@@ -119,11 +128,9 @@ def _mesh(plan: Plan, target: Plan) -> Plan:
         instances=target.instances,
         buckets=target.buckets,
         micro_batch=micro_batch,
-        num_microbatches=rows // micro_batch,
+        num_microbatches=target.global_batch // target.mesh.size("dp") // micro_batch,
         stage_ranks=target.stage_ranks,
     )
-    kept = moved if plan.recompute == CHOSEN else _saving(moved, plan.recompute)
-    return _rescheduled(replace(kept, recompute=plan.recompute), target)
 
 
 def _micro_batch(plan: Plan, target: Plan) -> Plan:
@@ -193,11 +200,17 @@ def _schedule(plan: Plan, target: Plan) -> Plan:
 
 def _rescheduled(plan: Plan, target: Plan) -> Plan:
     """The plan's own schedule for new sizes or stages; the target's where it cannot be."""
-    pp, name = plan.mesh.size("pp"), plan.schedule_name
-    own = runs(name, pp, plan.num_microbatches) and plan.num_stages % pp == 0
-    if own and stage_ranks(name, pp, plan.num_stages // pp) == plan.stage_ranks:
-        return _scheduled(plan, name)
+    if _takes_turns(plan, plan.schedule_name):
+        return _scheduled(plan, plan.schedule_name)
     return _schedule(plan, target)
+
+
+def _takes_turns(plan: Plan, name: str) -> bool:
+    """Whether a schedule can run the plan's stages where they are."""
+    pp, count = plan.mesh.size("pp"), plan.num_stages
+    if not runs(name, pp, plan.num_microbatches) or not has_chunks(name, count // pp):
+        return False
+    return stage_ranks(name, pp, count // pp) == plan.stage_ranks
 
 
 def _scheduled(plan: Plan, name: str) -> Plan:

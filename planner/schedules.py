@@ -55,6 +55,11 @@ def listed(name: str, pp: int, num_microbatches: int, chunks: int) -> Schedule:
     return with_transfers(compute, stage_ranks(name, pp, chunks))
 
 
+def has_chunks(name: str, chunks: int) -> bool:
+    """Whether a schedule can have so many stages a rank."""
+    return chunks > 1 if name == "interleaved" else chunks == chunks_of(name, None)
+
+
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
     """Whether a schedule can run on so many ranks and micro-batches."""
     if pp == 1:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,24 @@ def test_worths_add_up_from_the_first_plan_to_the_second(name: str) -> None:
     worths = [float(x) for x in re.findall(r"  ([+-][0-9.]+)  ", text)]
     whole = (predict(second, CLUSTER).step_us - predict(first, CLUSTER).step_us) / 1e3
     assert sum(worths) == pytest.approx(whole, abs=0.05 * len(names) + 0.01)
+
+
+KINDS = (
+    ("pp=1", "micro_batch=4"),
+    ("pp=2", "dp=2", "micro_batch=2", "schedule=interleaved", "chunks=3"),
+    ("pp=2", "micro_batch=1", "schedule=interleaved"),
+    ("pp=2", "tp=2", "micro_batch=16", "schedule=zbv"),
+    ("pp=4", "schedule=zb-h1", "micro_batch=1"),
+    ("pp=2", "tp=2", "schedule=gpipe"),
+)
+
+
+def test_any_plan_differs_from_any_other() -> None:
+    """Whatever schedule the other has: on the way it may have to come with the mesh."""
+    plans = [planned(*pins) for pins in KINDS]
+    for one, two in permutations(plans, 2):
+        last = list(differences(one, two, CLUSTER))[-1].prediction
+        assert last.step_us == predict(two, CLUSTER).step_us
 
 
 def test_equal_plans_differ_in_nothing() -> None:
