@@ -28,6 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
+    except BrokenPipeError:  # who read the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:
         if arguments.debug:
             raise
@@ -95,7 +98,8 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         default="cpu:4",
         metavar="C",
-        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file",
+        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file "
+        "(default: %(default)s)",
     )
     parser.add_argument("--seq", type=int, required=True, metavar="N", help="tokens of a row")
     parser.add_argument(
@@ -375,6 +379,7 @@ def make_plan_of(
     """The plan of a model spec under plan options, and the search's report ("" without one)."""
     from meshwright.ir.capture import trace
     from meshwright.models import load_model
+    from meshwright.planner.clock import CLOCK
     from meshwright.planner.cluster import parse_cluster
     from meshwright.planner.demands import check_pins
     from meshwright.planner.driver import make_plan
@@ -395,7 +400,8 @@ def make_plan_of(
             f"--seq {options.seq} is past the {source.max_seq} positions of {source.name}"
         )
     say(f"tracing {source.name}")
-    traced = trace(source.build, source.name, options.dtype, source.vocab_size)
+    with CLOCK.layer("tracing"):
+        traced = trace(source.build, source.name, options.dtype, source.vocab_size)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
     if not searches:
@@ -560,8 +566,21 @@ def _explain(arguments: argparse.Namespace) -> None:
     elif arguments.timeline:
         text = _timeline(plan, _cluster_of(plan, arguments), arguments.timeline)
     else:
-        text = report(plan)
+        text = _outdated(plan, arguments) + report(plan)
     print(json.dumps({"text": text}) if arguments.json else text)
+
+
+def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
+    """A warning where a plan's numbers are of other decisions; "" where its cluster is not here."""
+    from meshwright.planner.cluster import ClusterError
+    from meshwright.planner.explain import outdated
+    from meshwright.planner.predict import predict
+
+    try:
+        found = predict(plan, _cluster_of(plan, arguments))
+    except ClusterError:
+        return ""
+    return outdated(plan, found.step_us, found.peak_bytes)
 
 
 def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:

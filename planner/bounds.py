@@ -7,6 +7,7 @@ and more.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .clock import timed
 from .evaluate import Evaluator, Parts
 from .passes import Pace
 from .paths import LAST, waits_of
@@ -37,6 +38,7 @@ def tightened(
     return evaluator.relaxed[key]
 
 
+@timed("bounds")
 def _tightened(
     evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
 ) -> Relaxed:

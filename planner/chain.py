@@ -18,6 +18,7 @@ from meshwright.ir.optable import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 
+from .clock import timed
 from .cluster import Cluster
 from .cost import Costs, GraphWork, number
 from .lower import lower
@@ -96,6 +97,7 @@ def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
     )
 
 
+@timed("placements")
 def shard_model(
     segmented: Segmented,
     joints: dict[str, Graph],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from meshwright.ir.plan import Plan
 
 from .cluster import Cluster, Device
-from .memory import RESERVED_SHARE
+from .memory import HOST_SHARE, RESERVED_SHARE
 from .simulator import OVERLAP_PRICE
 
 
@@ -61,6 +61,7 @@ def _node(cluster: Cluster) -> Iterator[str]:
     sources = dict(cluster.sources)
     yield _said("link to the host", sources.get("host_link_bytes_per_s"))
     yield _said("memory of the host", sources.get("host_memory_bytes"))
+    yield f"assumed: {HOST_SHARE:.0%} of the host's memory for what plans keep there"
 
 
 def _said(what: str, source: str | None) -> str:

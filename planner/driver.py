@@ -147,7 +147,8 @@ def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, 
         if rows % pins.micro_batch:
             raise PlanError(
                 f"micro_batch={pins.micro_batch} does not divide the {rows} rows of a "
-                f"data-parallel rank (global batch {global_batch} over dp={dp})"
+                f"data-parallel rank (global batch {global_batch} over dp={dp}); take one of "
+                f"{', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}, or pin dp"
             )
         return pins.micro_batch, rows // pins.micro_batch
     wanted = max(1, rows // (4 * mesh.size("pp"))) if mesh.size("pp") > 1 else min(rows, 8)

@@ -26,6 +26,7 @@ from meshwright.ir.sizes import num_elements
 from meshwright.ir.traced import Traced
 
 from .chain import ShardedModel, shard_model
+from .clock import timed
 from .cluster import Cluster
 from .cost import Costs
 from .cuts import Room
@@ -215,6 +216,7 @@ class Evaluator:
             found[name] = self.priced[key]
         return found
 
+    @timed("memory frontier")
     def _priced(self, c: Candidate, name: str, split: bool) -> list[Level]:
         low = self.sharding(c.tp).lowered[name]
         if (c.tp, c.micro_batch) not in self.tables:
@@ -304,6 +306,7 @@ class Evaluator:
         """Of a rank that holds buckets of so many bytes, and the largest of them."""
         return Storage(bucket, largest, c.dp, c.zero, self.precision).total_bytes
 
+    @timed("bounds")
     def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
         """A lower bound on the simulated step, for any cuts and levels that fit the limit (see
         above); inf where none do."""

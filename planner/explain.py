@@ -2,12 +2,14 @@
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
+from meshwright.ir.optable import passing
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.plan_text import plan_hash
 from meshwright.ir.sizes import evaluate, num_elements
 
 from .catalogue import CPU
+from .functions import functions_of
 from .memory import Peak, plan_peaks
 from .recompute import forward_ops
 from .schedules import in_flight
@@ -119,17 +121,38 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
     readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
     forward = {v.name for op in forward_ops(graph) for v in op.outputs}
-    kept = (
-        "saved for backward"
-        if name in piece.saved
-        else ("forward only, or computed again in backward" if name in forward else "not saved")
-    )
-    if name in piece.offloaded:
-        kept = "kept for backward in the host's memory"
+    kept = _fate(piece, name) if name in forward else "a value of the backward"
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
         f"  placement {format_placement(piece.placements[name])}, "
         f"{gib(plan.local_bytes(piece, name))} a rank",
-        f"  made by {source}; {kept}",
+        f"  made by {source}; {kept if maker else 'given'}",
         f"  read by {readers}",
     ]
+
+
+def _fate(piece: Piece, name: str) -> str:
+    """What becomes of a forward value until its backward."""
+    if name in piece.offloaded:
+        return "kept for backward in the host's memory"
+    if name in piece.saved:
+        return "saved for backward"
+    if name in passing(piece.graph):
+        return "not kept: exists in chunks, which backward computes again in passing"
+    recomputed = functions_of(piece.graph, piece.placements, piece.saved).recomputed
+    if piece.graph.producer[name].output.name in recomputed:
+        return "not kept: computed again in backward, at the time that --segment shows"
+    return "forward only: backward does not need it"
+
+
+def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
+    """A warning where the numbers that stand in a plan are not those of its decisions."""
+    found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
+    off = [
+        f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"
+        for name, value in plan.costs
+        if name in found and abs(value / found[name] - 1) > 1e-6
+    ]
+    if not off:
+        return ""
+    return f"note: the plan was changed after it was predicted: it says {', '.join(off)}\n"

@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from .bounds import tightened
 from .choose import Picks, choose, is_exact
+from .clock import timed
 from .cuts import Room, balanced, stages_of
 from .descent import descend
 from .evaluate import Evaluator, Parts, held_of, with_levels
@@ -60,6 +61,7 @@ class Fitted:
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of every unit
 
 
+@timed("cuts and levels")
 def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory."""
     found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
@@ -75,6 +77,7 @@ def _fitted(
     return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
 
 
+@timed("cuts and levels")
 def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
     where that makes it faster."""
@@ -102,6 +105,7 @@ def reordered(evaluator: Evaluator, fitted: Fitted) -> Fitted | None:
     return replace(fitted, candidate=other, model=model, timeline=simulate(model))
 
 
+@timed("cuts and levels")
 def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     """The best reached by moving one cut by one unit again and again, each time to the first that
     is faster."""

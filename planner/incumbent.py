@@ -135,6 +135,9 @@ class Incumbent:
 
     def finish(self) -> None:
         """Cut anew, try the best with placements at other prices, and polish its cuts."""
+        self.progress(
+            f"{len(self._near())} plans near the best: other cuts, orders of axes, prices"
+        )
         for fitted in self._near():
             if self.bounds.get(fitted.candidate, INF) < self.best_us:
                 self._cut_anew(fitted)
@@ -168,10 +171,12 @@ class Incumbent:
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
         most = self.best_us
-        for _ in range(MAX_HELD):
+        for count in range(MAX_HELD):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
             if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
                 break
+            if count == 0:
+                self.progress("bounds of what may be faster, with more effort")
             found = tightened(self.evaluator, c, self.limit, most, THOROUGH).step_us
             if found <= self.bounds[c]:
                 break

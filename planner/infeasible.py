@@ -4,7 +4,8 @@ change.
 Pins are demands next to the device's memory and the size of the model and its sequences. A set of
 pins is in conflict when nothing fits under it alone, all other decisions free; sets are asked by
 size, so the first one found is a smallest one. The empty set means that the sizes alone do not fit.
-Changes are looked for the same way, under all other pins: one pin, or as few as needed.
+Changes are looked for the same way, under all other pins: one pin, or as few as needed; then more
+devices, shorter sequences, and larger memories under all pins.
 """
 
 import math
@@ -14,11 +15,16 @@ from itertools import combinations
 from typing import Any
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.sizes import num_elements
 
+from .catalogue import CATALOGUE
+from .cluster import Cluster, parse_cluster
+from .cost import number
 from .evaluate import Evaluator
 from .explain import gib
 from .fitting import fits, least_peak_bytes
 from .levels import CHOSEN
+from .memory import usable_bytes
 from .pins import Pins
 from .space import Candidate, candidates
 
@@ -28,6 +34,7 @@ MEMORY_PINS = (
     "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
 SHORTEST_SEQ = 64
+MOST_LARGER = 3  # clusters that hold the model's state, asked for a plan that fits
 
 
 @dataclass
@@ -54,7 +61,10 @@ class Refusal:
         ways += ["--pin offload=on"] if self.fits_offloading() else []
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.evaluator.seq}"] if short else []
-        ways.append(f"about {need / self.limit_bytes:.1f} times the memory of a device")
+        ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
+        most, _ = self.least(tuple(self.pinned()))
+        times = math.ceil(10 * most / self.limit_bytes) / 10
+        ways.append(f"about {times:.1f} times the memory of a device")
         return f"{text}; what would fit: {'; '.join(ways)}"
 
     def pinned(self) -> list[str]:
@@ -103,6 +113,27 @@ class Refusal:
             seq //= 2
         return None
 
+    def more_devices(self) -> str:
+        """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
+        none of a few does."""
+        e, tried = self.evaluator, 0
+        held = e.precision.param + e.precision.grad + e.precision.state
+        sizes = (number(num_elements(i.value.shape), {}) for i in e.traced.graph.inputs_of("param"))
+        whole = held * sum(sizes)
+        for cluster in larger(e.cluster):
+            limit = usable_bytes(cluster)
+            if whole > limit * cluster.num_devices:
+                continue
+            other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins)
+            asked = Refusal(other, limit)
+            by_tp = sorted(frugal(other), key=lambda c: c.tp)  # the first needs no placements
+            if any(asked._fits(other, c) for c in by_tp):
+                return cluster.name
+            tried += 1
+            if tried == MOST_LARGER:
+                break
+        return ""
+
     def fits_offloading(self) -> bool:
         """Whether something fits with activations in the host's memory."""
         if self.evaluator.offloads:
@@ -129,6 +160,19 @@ class Refusal:
             stores = evaluator.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(evaluator, c, self.limit_bytes)
         return self.known[key]
+
+
+def larger(cluster: Cluster) -> Iterator[Cluster]:
+    """Twice, four times and so on as many of a catalogue's devices, up to 4096 times."""
+    model = CATALOGUE.get(cluster.name.partition(":")[0])
+    if model is None or model.device != cluster.device:
+        return
+    for times in (2**n for n in range(1, 13)):
+        count, node = times * cluster.num_devices, model.devices_per_node
+        if count <= node:
+            yield parse_cluster(f"{model.name}:{count}")
+        elif count % node == 0:
+            yield parse_cluster(f"{model.name}:{node}x{count // node}")
 
 
 def _emptied() -> dict[str, Any]:

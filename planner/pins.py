@@ -1,6 +1,7 @@
 """Pins: the decisions a user fixes, and defaults for those left open."""
 
 import difflib
+import math
 from dataclasses import dataclass, fields
 
 from meshwright.ir.errors import PlanError
@@ -8,6 +9,7 @@ from meshwright.ir.errors import PlanError
 from .links import OUTER
 from .schedules import GENERATORS
 
+MOST = {"zero": 3, "shard_weights": 1}
 # Known before a model is traced.
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": GENERATORS,
@@ -82,7 +84,8 @@ def _convert(key: str, value: str, kind: str) -> object:
     except ValueError:
         raise PlanError(f"pin {key}={value}: expected a number, got {value!r}") from None
     least = 0 if key in ("zero", "price", "shard_weights") else 1
-    if number < least or (key == "zero" and number > 3):
-        limit = "0 to 3" if key == "zero" else f"at least {least}"
+    most = MOST.get(key, math.inf)
+    if not (least <= number <= most and math.isfinite(number)):
+        limit = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
         raise PlanError(f"pin {key}={value}: expected {limit}, got {value}")
     return number

@@ -63,14 +63,16 @@ def _segments(plan: Plan, prediction: Prediction) -> list[str]:
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> list[str]:
-    lines = ["  rank  segments      busy ms  waiting ms  bubble ms      peak  stages"]
+    lines = ["  rank  segments      busy ms  waiting ms  bubble ms  at the end        peak  stages"]
     timeline, stages = prediction.timeline, prediction.model.stages
     for rank in range(len(plan.schedule)):
         mine = plan.stages_of(rank)
+        parts = [timeline.busy_us[rank], timeline.exposed_us[rank], timeline.bubble_us(rank)]
+        times = [part / 1e3 for part in (*parts, timeline.step_us - sum(parts))]
         lines.append(
             f"  {rank:>4}  {sum(len(stages[s]) for s in mine):>8}"
-            f"  {timeline.busy_us[rank] / 1e3:>11,.1f}"
-            f"{timeline.exposed_us[rank] / 1e3:>12,.1f}{timeline.bubble_us(rank) / 1e3:>11,.1f}"
+            f"  {times[0]:>11,.1f}{times[1]:>12,.1f}{max(times[2], 0.0):>11,.1f}"
+            f"{max(times[3], 0.0):>12,.1f}"
             f"  {gib(prediction.peaks[rank].total_bytes):>10}  {', '.join(map(str, mine))}"
         )
     return _thinned(lines)

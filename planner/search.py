@@ -22,6 +22,7 @@ from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
+from .clock import CLOCK, timed
 from .cluster import Cluster
 from .cuts import cut_stages
 from .demands import check_defaults
@@ -65,7 +66,8 @@ class Found:
 
     @property
     def gap(self) -> float:
-        return self.best.timeline.step_us / self.bound_us - 1
+        gap = self.best.timeline.step_us / self.bound_us - 1
+        return gap if gap > 1e-9 else 0.0  # below that it is rounding
 
 
 @rarely_collected()
@@ -96,10 +98,12 @@ def search_plan(
         saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
     )
     prediction = predict(plan, cluster)
+    progress(f"time by layer: {CLOCK.text()}")
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
     return with_costs(plan, prediction, cluster, *limits), found, prediction
 
 
+@timed("the rest")
 def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     """Compare every candidate that the pins leave."""
     _check(evaluator)
@@ -181,6 +185,7 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
     return found
 
 
+@timed("bounds")
 def _ranked(
     evaluator: Evaluator, limit: float, progress: Progress
 ) -> tuple[list[tuple[float, Candidate]], int]:

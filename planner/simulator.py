@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
+from .clock import timed
 from .step import IN_TRANSIT, StepModel, Unit
 from .validate import grid
 
@@ -170,6 +171,7 @@ class _Rank:
             self.fetch(stage, index - before, microbatch)
 
 
+@timed("simulation")
 def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
     """Run the schedule once. Raises PlanError when it deadlocks.
 

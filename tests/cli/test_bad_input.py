@@ -85,6 +85,9 @@ PLANS = {
     "range of a pin": ((*PLAN, "--pin", "zero=4"), ("zero=4", "0 to 3")),
     "kind of a pin": ((*PLAN, "--pin", "tp=two"), ("tp=two", "a number")),
     "pin without value": ((*PLAN, "--pin", "tp"), ("tp=", "a number")),
+    "a price that is none": ((*PLAN, "--pin", "price=nan"), ("price=nan", "at least 0")),
+    "a switch past 1": ((*PLAN, "--pin", "shard_weights=2"), ("shard_weights=2", "0 to 1")),
+    "rows that do not divide": ((*PLAN, "--pin", "micro_batch=3"), ("take one of 1", "pin dp")),
     "value to recompute": (
         (*PLAN, "--cluster", "cpu:1", "--pin", "recompute=no_such_value"),
         ("recompute=no_such_value", "none of the", "cheap, all, none"),
@@ -264,6 +267,19 @@ def test_explain_refuses_an_unknown_value(
 ) -> None:
     message = refused(capsys, "explain", str(programs / "one.txt"), "--value", "attention_q_linar")
     assert "%attention_q_linar" in message and "near: attention_q_linear" in message
+
+
+def test_explain_says_that_a_plan_was_changed(
+    programs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its own numbers are of other decisions then."""
+    assert main(["explain", str(programs / "one.txt")]) == 0
+    assert "was changed" not in capsys.readouterr().out
+    text = (programs / "one.txt").read_text()
+    (tmp_path / "p.txt").write_text(text.replace("predicted_step_us ", "predicted_step_us 9"))
+    assert main(["explain", str(tmp_path / "p.txt")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("note: the plan was changed") and "predicted_peak" not in said[:200]
 
 
 def test_run_refuses_a_folder_without_a_program(

@@ -4,6 +4,7 @@ import pytest
 from families import traced
 
 from meshwright.planner.cluster import parse_cluster
+from meshwright.planner.explain import explain_value
 from meshwright.planner.pins import parse_pins
 from meshwright.planner.report import search_report
 from meshwright.planner.search import search_plan
@@ -49,6 +50,33 @@ def test_a_report_has_every_part_and_says_what_was_assumed(cluster: str) -> None
     assert all(said in text for said in SAID[cluster]), text
     assert cluster not in NOT_SAID or NOT_SAID[cluster] not in text, text
     assert len(text.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("pins", [["pp=1"], ["pp=2", "schedule=zbv"]])
+def test_what_a_rank_does_adds_up_to_the_step(pins: list[str]) -> None:
+    cluster, given = parse_cluster("h200:4"), parse_pins(pins)
+    plan, found, prediction = search_plan(
+        traced("tiny-llama"), cluster, seq=64, global_batch=8, pins=given
+    )
+    lines = search_report(plan, found, prediction).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("  rank  segments")) + 1
+    for line in lines[first : first + len(plan.schedule)]:
+        assert sum(map(float, line.split()[2:6])) == pytest.approx(
+            prediction.step_us / 1e3, abs=0.21
+        )
+
+
+def test_values_are_explained_by_what_becomes_of_them() -> None:
+    cluster, given = parse_cluster("h200:4"), parse_pins(["recompute=all", "pp=1", "tp=1"])
+    plan, *_ = search_plan(traced("tiny-llama"), cluster, seq=64, global_batch=8, pins=given)
+    for name, said in {
+        "ffn_silu": "computed again in backward",
+        "loss_logits": "in passing",
+        "loss_lse": "computed again",
+        "linear_cross_entropy_backward_dx": "a value of the backward",
+        "lm_head_w": "given",
+    }.items():
+        assert said in explain_value(plan, name), name
 
 
 def test_the_same_search_gives_the_same_bytes() -> None:

@@ -1,5 +1,7 @@
 """The search: what it reports, refuses and repeats, and the bound of each combination."""
 
+import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,10 +11,12 @@ from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds import pipeline_of, tightened
+from meshwright.planner.catalogue import CATALOGUE
 from meshwright.planner.cluster import parse_cluster
 from meshwright.planner.evaluate import Evaluator
 from meshwright.planner.fitting import fit, polished
 from meshwright.planner.incumbent import repriced
+from meshwright.planner.infeasible import larger
 from meshwright.planner.pins import Pins, parse_pins
 from meshwright.planner.predict import predict
 from meshwright.planner.relaxed import relax
@@ -97,6 +101,36 @@ def _check_changes(evaluator: Evaluator, pins: Pins, message: str) -> None:
         search(replace(evaluator, pins=replace(pins, **given)))
     seq = [int(way.split()[1]) for way in ways if "--seq" in way]
     assert all(shorter < SEQ for shorter in seq)
+    assert "about" in ways[-1]
+    times, device = float(ways[-1].split()[1]), evaluator.cluster.device
+    larger = replace(device, memory_bytes=int(times * device.memory_bytes))
+    cluster = replace(evaluator.cluster, device=larger)
+    search(Evaluator(evaluator.traced, cluster, SEQ, 8, pins))
+
+
+def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
+    model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = CATALOGUE["h200"]
+    small = replace(node, device=replace(node.device, memory_bytes=1_000_000))
+    monkeypatch.setitem(CATALOGUE, "h200", small)
+    cluster = parse_cluster("h200:1")
+    names = [c.name for c in itertools.islice(larger(cluster), 4)]
+    assert names == ["h200:2", "h200:4", "h200:8", "h200:8x2"]
+    with pytest.raises(InfeasibleError) as refused:
+        search(Evaluator(model, cluster, SEQ, 16, Pins()))
+    (name,) = re.findall(r"--cluster (\S+);", str(refused.value))
+    search(Evaluator(model, parse_cluster(name), SEQ, 16, Pins()))
+    smaller = parse_cluster("h200:1" if name == names[0] else names[names.index(name) - 1])
+    with pytest.raises(InfeasibleError):
+        search(Evaluator(model, smaller, SEQ, 16, Pins()))
+
+
+def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> None:
+    cluster = parse_cluster("h200:4")
+    ours = replace(cluster, device=replace(cluster.device, memory_bytes=1))
+    assert list(larger(cluster)) and not list(larger(ours))
+    assert not list(larger(replace(cluster, name="ours")))
 
 
 @pytest.mark.parametrize("schedule", GENERATORS)

@@ -1,0 +1,58 @@
+"""Where a search's time goes: seconds by layer, each moment counted to the innermost one only."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+class Clock:
+    """seconds: by layer, in order of first use."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._now, self._within = now, [""]
+        self._since = now()
+
+    @contextmanager
+    def layer(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._within.append(name)
+        self.seconds.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._within.pop()
+
+    def _charge(self) -> None:
+        """Count the time since the last call to the layer it was spent in."""
+        now = self._now()
+        if name := self._within[-1]:
+            self.seconds[name] += now - self._since
+        self._since = now
+
+    def text(self) -> str:
+        """One line."""
+        return ", ".join(f"{name} {spent:.1f} s" for name, spent in self.seconds.items())
+
+
+CLOCK = Clock()  # of this process, which searches one plan after another
+
+
+def timed(name: str) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
+    """A function whose time counts to a layer of CLOCK."""
+
+    def wrap(function: Callable[Given, Made]) -> Callable[Given, Made]:
+        @wraps(function)
+        def run(*args: Given.args, **more: Given.kwargs) -> Made:
+            with CLOCK.layer(name):
+                return function(*args, **more)
+
+        return run
+
+    return wrap
