@@ -57,7 +57,7 @@ def measure(case: Case) -> str:
         f"{case.limit_s:.0f} | {after - started:.1f} | {peak:.2f} | {found.num_candidates} | "
         f"{found.num_simulated} | "
         f"{found.best.candidate} | {prediction.step_us / 1e6:.3f} | {found.gap:.1%} | "
-        f"{f'{found.default[1]:.1%}' if found.default else 'the same'} |"
+        f"{found.num_prices} |"
     )
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     names = parser.parse_args().cases
     print(
         "| problem | s | CPU s | limit | of it tracing | GiB | plans | simulated | choice | step s "
-        "| gap | gap at the bound's prices |"
+        "| gap | prices |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     context = multiprocessing.get_context("spawn")

@@ -58,7 +58,7 @@ class Incumbent:
     """The best so far, and all that was looked at.
 
     bounds: of what was simulated, as other cuts of it were not. priced_by: what the best was fitted
-    with; default_us: the best step before placements at other prices made one faster.
+    with.
     """
 
     evaluator: Evaluator
@@ -70,7 +70,6 @@ class Incumbent:
     bounds: dict[Candidate, float] = field(default_factory=dict)
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
-    default_us: float | None = None
     simulated: int = 0
 
     def __post_init__(self) -> None:
@@ -143,12 +142,12 @@ class Incumbent:
                 self._cut_anew(fitted)
         self._reorder()
         assert self.best is not None
-        c, before = self.best.candidate, self.best_us
+        c = self.best.candidate
         for share, other in repriced(self.evaluator, c.tp):
             if (found := fit(other, c, self.limit)) is not None:
                 found = descended(other, found, self.limit)
                 if self._offer(found, f"a byte of its placements at {share:g} of the price"):
-                    self.priced_by, self.default_us = other, before
+                    self.priced_by = other
         self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
         self._hold()
 

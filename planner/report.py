@@ -104,14 +104,8 @@ def _losers(found: Found) -> list[str]:
     return lines or ["  none: the pins leave one combination"]
 
 
-def _default(found: Found) -> list[str]:
-    if found.default is None:
-        return []
-    us, gap = found.default
-    return [
-        "  this plan's lie at another price than the bound's; with those that the bound is over "
-        f"the best takes {us / 1e3:,.1f} ms, a gap of {gap:.2%}"
-    ]
+def _prices(found: Found) -> str:
+    return "one price" if found.num_prices == 1 else f"each of {found.num_prices} prices"
 
 
 def _bound(found: Found) -> list[str]:
@@ -122,6 +116,6 @@ def _bound(found: Found) -> list[str]:
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
         "  recompute: over the levels of each segment's frontier (kept bytes against time)",
-        "  placements: optimal per segment for each tp at its price per byte, outside the bound",
-        *_default(found),
+        f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
+        "over these",
     ]

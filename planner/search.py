@@ -9,10 +9,11 @@ costs next to nothing, ties by name, until the next bound is no better than the 
 
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
-level of every instance, with the placements that the sharding ILP gives for each tp at its price
-per byte.
+level of every instance, with the placements that the sharding ILP gives for each tp at the default
+price of a byte; and, where those of another price made the best plan faster, over these as well.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -49,17 +50,14 @@ NUM_FIRST = 4
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was looked at.
-
-    default: where the winner's placements are of another price of a byte, the best step with those
-    that the bound is over, and how far it is from that bound.
-    """
+    """The winner, what it was priced by, its bound and what else was looked at. num_prices: of a
+    byte, at which placements were solved for all combinations."""
 
     best: Fitted
     evaluator: Evaluator
-    default: tuple[float, float] | None
     bound_us: float
     losers: tuple[Loser, ...]
+    num_prices: int
     num_candidates: int
     num_simulated: int
     num_unfit: int
@@ -105,13 +103,57 @@ def search_plan(
 
 @timed("the rest")
 def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
-    """Compare every candidate that the pins leave."""
+    """Compare every candidate that the pins leave; again with the placements of the best, where
+    they are of another price of a byte."""
     _check(evaluator)
     limit = usable_bytes(evaluator.cluster)
+    passes = [_explored(evaluator, limit, progress)]
+    first = passes[0].looking
+    if first.best is None:
+        raise InfeasibleError(Refusal(evaluator, limit).text())
+    first.finish()
+    if first.priced_by is not evaluator:
+        progress("all combinations again, with the placements of the best")
+        passes.append(_explored(first.priced_by, limit, progress, first.best))
+        passes[-1].looking.finish()
+    last = passes[-1].looking
+    assert last.best is not None
+    losers = _merged(x for one in passes for x in one.looking.losers)
+    return Found(
+        last.best,
+        last.priced_by,
+        min(last.best.timeline.step_us, *(one.bound_us for one in passes)),
+        tuple(x for x in losers if x.candidate != last.best.candidate)
+        + _unseen(passes[0].known, losers),
+        len(passes),
+        passes[0].num_candidates,
+        sum(one.looking.simulated for one in passes),
+        first.num_unfit,
+    )
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Every candidate under one evaluator. left_us: a bound on those never looked at. known: the
+    best bound of each that can store the model."""
+
+    looking: Incumbent
+    left_us: float
+    known: dict[Candidate, float]
+    num_candidates: int
+
+    @property
+    def bound_us(self) -> float:
+        return min(self.left_us, *self.looking.bounds.values(), INF)
+
+
+def _explored(
+    evaluator: Evaluator, limit: float, progress: Progress, best: Fitted | None = None
+) -> _Pass:
+    """Look at candidates, the lowest bound first, until none can be faster than the best."""
     ranked, num_unfit = _ranked(evaluator, limit, progress)
-    looking = Incumbent(evaluator, limit, progress, num_unfit)
-    left = INF
-    known = {candidate: floor for floor, candidate in ranked}
+    looking = Incumbent(evaluator, limit, progress, num_unfit, best)
+    left, known = INF, {candidate: floor for floor, candidate in ranked}
     first = [(floor, c) for floor, c in ranked if c.pp == 1][:NUM_FIRST]
     for floor, candidate in first:
         looking.look(candidate, floor)
@@ -126,26 +168,21 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
         else:
             known[candidate] = max(bound, evaluator.bound_us(candidate))
             heappush(waiting, (known[candidate], True, candidate))
-    if looking.best is None:
-        raise InfeasibleError(Refusal(evaluator, limit).text())
-    looking.finish()
-    best = looking.best
-    over_others = min(left, *looking.bounds.values())
-    bound = min(best.timeline.step_us, over_others)
-    default = None
-    if (us := looking.default_us) is not None:
-        default = us, us / over_others - 1
-    losers = tuple(x for x in looking.losers if x.candidate != best.candidate)
-    return Found(
-        best,
-        looking.priced_by,
-        default,
-        bound,
-        losers + _unseen(known, looking.losers),
-        len(ranked) + num_unfit,
-        looking.simulated,
-        looking.num_unfit,
-    )
+    return _Pass(looking, left, known, len(ranked) + num_unfit)
+
+
+def _merged(losers: Iterable[Loser]) -> list[Loser]:
+    """One of each candidate: the fastest that was simulated, else the one least bounded."""
+    found: dict[Candidate, Loser] = {}
+    for loser in losers:
+        known = found.setdefault(loser.candidate, loser)
+        if _order(loser) < _order(known):
+            found[loser.candidate] = loser
+    return list(found.values())
+
+
+def _order(loser: Loser) -> tuple[float, float]:
+    return loser.step_us or INF, loser.bound_us
 
 
 def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ...]:

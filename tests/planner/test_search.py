@@ -201,3 +201,15 @@ def test_a_pin_of_chunks_leaves_stages_of_few_units() -> None:
     assert {c.schedule for c in found} == {"interleaved", "zbv"}
     free = list(candidates(parse_cluster("cpu:4"), 8, Pins(pp=2), 10))
     assert {c.chunks for c in free} == {1}
+
+
+def test_the_bound_is_over_the_placements_of_the_plan(model) -> None:
+    """Where a lower price of a byte made the best plan faster, every combination is looked at with
+    those placements, too: no other one may be faster than the bound."""
+    evaluator = Evaluator(model, machine(4, 2_000_000, 1e10, 2e9, 0.0), SEQ, 8, Pins(tp=2))
+    found = search(evaluator)
+    assert found.num_prices == 2 and found.evaluator.pins.price is not None
+    assert not found.evaluator.sharding(2).same_placements(evaluator.sharding(2))
+    again = search(found.evaluator)
+    assert found.bound_us <= again.bound_us * (1 + 1e-9)
+    assert found.best.timeline.step_us <= again.best.timeline.step_us * (1 + 1e-9)
