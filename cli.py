@@ -255,7 +255,7 @@ def _import_command(commands: Any) -> None:
         "import",
         _import,
         "Take Hugging Face weights over to one of our own models, for run's --weights. For hf:DIR "
-        "models --weights reads DIR itself.",
+        "models --weights reads DIR itself. A config.json in the folder must be of the same model.",
     )
     parser.add_argument("folder", help="a folder of safetensors")
     parser.add_argument("--model", required=True, help="a preset or a TOML file of the same shape")
@@ -657,12 +657,14 @@ def _exported(checkpoint: Path, model: str, out: Path) -> list[str]:
 
 
 def _import(arguments: argparse.Namespace) -> None:
+    from meshwright.models.agreement import check_config
     from meshwright.models.stock import param_shapes
     from meshwright.runtime.weights import import_weights
 
-    out = Path(arguments.output)
-    shapes = param_shapes(_source(arguments.model))
-    files = import_weights(Path(arguments.folder), _targets(arguments.model), shapes, out)
+    folder, out, source = Path(arguments.folder), Path(arguments.output), _source(arguments.model)
+    targets = _targets(arguments.model)
+    check_config(source, folder)
+    files = import_weights(folder, targets, param_shapes(source), out)
     _wrote("weights", out, files, arguments)
 
 

@@ -45,7 +45,7 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     Raises ModelError on a folder or config that cannot be used; `build` raises it where the
     model's attention is none of ours.
     """
-    config = _read(spec, folder)
+    config = read_hf_config(spec, folder)
     _check(spec, config)
     max_seq = getattr(config, "max_position_embeddings", None)
     build = partial(_build, spec, config)
@@ -60,7 +60,11 @@ def _transformers(spec: str) -> Any:
     return transformers
 
 
-def _read(spec: str, folder: Path) -> Any:
+def read_hf_config(spec: str, folder: Path) -> Any:
+    """The `transformers` config of a folder's config.json; of its text part, if it has parts.
+
+    spec: what the user called it. Raises ModelError where there is none that can be used.
+    """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{spec}: no file {folder / 'config.json'}; hf: takes a local folder")
     try:

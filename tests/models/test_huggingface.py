@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.export import Dim, export
 
 from meshwright.models import PRESETS, AttentionCore, ModelError, load_model
+from meshwright.models.agreement import check_config
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 
@@ -116,3 +119,65 @@ def test_experts_do_not_stand_in_the_way(tmp_path):
     model = load_model(f"hf:{tmp_path}").build()
     assert [core.window for core in _cores(model)] == [None, None]
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 256)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_of_the_same_model_agrees(family, folder, tmp_path):
+    """As written by us, and as JSON may have it: float32's digits, whole numbers."""
+    source = load_model(f"tiny-{family}")
+    folder(family)
+    path = tmp_path / "config.json"
+    check_config(source, path.parent)
+    text = path.read_text()
+    for ours, theirs in (("1e-05", "9.999999747378752e-06"), ("10000.0", "10000")):
+        text = text.replace(ours, theirs)
+    path.write_text(text)
+    check_config(source, path.parent)
+
+
+OTHERS = {
+    "epsilon": ("llama", {"rms_norm_eps": 1e-6}, ("rms_norm_eps is 1e-06", "model's is 1e-05")),
+    "RoPE": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        ("rope_theta is 500000.0", "is 10000.0", "rope_type is default", "is llama3"),
+    ),
+    "heads": ("qwen3", {"num_attention_heads": 4}, ("num_attention_heads is 4", "model's is 8")),
+    "window": ("mistral", {"sliding_window": None}, ("sliding_window is absent", "is 8")),
+    "no window": (
+        "llama",
+        {"model_type": "mistral", "sliding_window": 9},
+        ("sliding_window is 9",),
+    ),
+    "bias": ("llama", {"attention_bias": True}, ("attention_bias is True", "is False")),
+    "layers": ("gemma3", {"layer_types": ["full_attention"] * 4}, ("layer_types",)),
+    "local RoPE": (
+        "gemma3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}},
+        ("rope_parameters.sliding_attention.rope_theta is 20000.0", "is 10000.0"),
+    ),
+    "cap": ("gemma2", {"attn_logit_softcapping": 20.0}, ("attn_logit_softcapping is 20.0",)),
+    "activation": ("gpt2", {"activation_function": "relu"}, ("activation_function is relu",)),
+    "family": ("llama", {"model_type": "qwen2"}, ("model_type is qwen2, the model's is llama",)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_config_of_another_model_is_refused(name, folder, tmp_path):
+    """Each takes tensors of the same names and shapes, or more."""
+    family, other, said = OTHERS[name]
+    folder(family)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
+    with pytest.raises(ModelError) as refused:
+        check_config(load_model(f"tiny-{family}"), path.parent)
+    message = str(refused.value)
+    assert all(part in message for part in (*said, str(path), "TOML", "hf:")), message
+
+
+def test_a_mistral_without_a_window_is_a_llama(folder, tmp_path):
+    folder("llama")
+    path = tmp_path / "config.json"
+    other = {"model_type": "mistral", "sliding_window": None}
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
+    check_config(load_model("tiny-llama"), path.parent)

@@ -108,6 +108,22 @@ def test_our_families_go_to_the_stock_class_and_back(family: str, tmp_path: Path
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+def test_weights_of_another_model_of_the_same_shape_are_not_imported(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock, ours = tmp_path / "stock", tmp_path / "ours"
+    assert main(["export", checkpoint, "--model", "tiny-llama", "-o", str(stock)]) == 0
+    config = json.loads((stock / "config.json").read_text())
+    (stock / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-6}))
+    words = ["import", str(stock), "--model", "tiny-llama", "-o", str(ours)]
+    assert main(words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "rms_norm_eps is 1e-06, the model's is 1e-05" in error and f"hf:{stock}" in error
+    assert not ours.exists()
+    (stock / "config.json").unlink()  # weights alone say nothing of it
+    assert main(words) == 0
+
+
 def test_weights_are_not_written_among_others(
     checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
