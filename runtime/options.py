@@ -26,16 +26,24 @@ class OptionError(ValueError):
 
 
 def _option(
-    default: Any, text: str, *, low: float | None = None, choices: tuple[str, ...] = ()
+    default: Any,
+    text: str,
+    *,
+    low: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Any:
-    return field(default=default, metadata={"help": text, "low": low, "choices": choices})
+    """low: the least value. below: all values are less."""
+    return field(
+        default=default, metadata={"help": text, "low": low, "below": below, "choices": choices}
+    )
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Every field is a command-line option and a key of a job file's [run] table.
 
-    Raises OptionError for a value below its least, not finite, or not among its choices.
+    Raises OptionError for a value outside of its bounds, not finite, or not among its choices.
     """
 
     data: str = _option(
@@ -55,13 +63,19 @@ class RunOptions:
         "", "update rule; the one the plan counted on if not given", choices=("", *NAMES)
     )
     beta1: float = _option(
-        0.9, "decay of the first moment: adamw, lion, schedule-free, muon's vectors", low=0.0
+        0.9,
+        "decay of the first moment: adamw, lion, schedule-free, muon's vectors",
+        low=0.0,
+        below=1.0,
     )
     beta2: float = _option(
-        0.95, "decay of the second moment; of lion's momentum, for which 0.99 is usual", low=0.0
+        0.95,
+        "decay of the second moment; of lion's momentum, for which 0.99 is usual",
+        low=0.0,
+        below=1.0,
     )
     eps: float = _option(1e-8, "epsilon of adamw, schedule-free and muon's vectors", low=0.0)
-    momentum: float = _option(0.95, "of sgd and muon", low=0.0)
+    momentum: float = _option(0.95, "of sgd and muon", low=0.0, below=1.0)
     nesterov: bool = _option(False, "sgd's momentum looks ahead, as muon's always does")
     muon_scale: str = _option(
         "adamw",
@@ -97,7 +111,8 @@ class RunOptions:
     )
     spike: float = _option(
         0.0,
-        "a loss above so many times the median of the last 32 counts as a spike, 0 for none",
+        "a loss above so many times the median of the last 32 counts as a spike: at least 1, or 0 "
+        "for none",
         low=0.0,
     )
     hang_after: float = _option(
@@ -112,6 +127,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             _check(item.name, getattr(self, item.name), item.metadata)
+        if 0.0 < self.spike < 1.0:
+            raise OptionError(f"--spike {self.spike}: give at least 1, or 0 for none")
         try:
             for text in self.groups:
                 parse_group(text)
@@ -125,13 +142,15 @@ def flag(name: str) -> str:
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:
-    low, choices = metadata["low"], metadata["choices"]
+    low, below, choices = (metadata[key] for key in ("low", "below", "choices"))
     if choices and value not in choices:
         raise OptionError(f"{flag(name)} {value}: give one of {', '.join(choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{flag(name)} {value}: give a finite number")
     if low is not None and value < low:
         raise OptionError(f"{flag(name)} {value}: give at least {low}")
+    if below is not None and value >= below:
+        raise OptionError(f"{flag(name)} {value}: give less than {below}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
