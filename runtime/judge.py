@@ -14,6 +14,10 @@ class BadStepError(ValueError):
     """A loss or gradient norm that is not finite, or a loss that spikes; nothing was updated."""
 
 
+class NotFiniteError(BadStepError):
+    """A loss or gradient norm that is not finite."""
+
+
 class Judge:
     """Losses seen so far, and the level from which one counts as a spike.
 

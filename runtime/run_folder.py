@@ -67,6 +67,11 @@ def go_on(out: Path, step: int) -> Path | None:
     `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.
     """
     keep_before(out / "metrics.jsonl", step)
+    return pass_over(out, step)
+
+
+def pass_over(out: Path, step: int) -> Path | None:
+    """Move the checkpoints past `step` to OUT/earlier-001; returns where, None without any."""
     return _set_aside(out, [p for p in complete(out / "checkpoints") if step_of(p) > step])
 
 

@@ -1,6 +1,7 @@
 """One training run of one rank: batches in, steps, evaluation, checkpoints, the log."""
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from .data import (
 from .devices import peak_flops, peak_memory_bytes
 from .executor import Batch, Executor
 from .health import Beacon
-from .judge import BadStepError, Judge
+from .judge import BadStepError, Judge, NotFiniteError
 from .layout import Layout
 from .lr import learning_rate
 from .metrics import MFU_FORMULA, StepLog
@@ -84,6 +85,7 @@ class Session:
         self.step_ms: list[float] = []
         self.judge = Judge(options.spike)
         self.skipped = 0  # batches that rollbacks passed over
+        self.rolled_back_to = -1  # the step that the last rollback went to
         self.batches = Prefetcher(self.reader, self.first_row, self.first_row + self.rows)
         self.held_out: Corpus | None = None
         if options.eval_every or options.eval_data:
@@ -226,21 +228,27 @@ class Session:
         return first
 
     def _roll_back(self, step: int, out: Path, log: StepLog, error: BadStepError) -> int:
-        """Go on from the newest good checkpoint, past the batches up to that of the bad step."""
+        """Go on from the newest good checkpoint, past the batches up to that of the bad step.
+
+        Where the first step after a rollback is not finite either, the fault is the checkpoint's:
+        then from the one before it.
+        """
         if self.options.on_nan != "rollback":
             raise error
         self._check_writes()
         self.judge.roll_back(error)
         self.checkpoints.wait()
-        manifest = self._newest(out / "checkpoints")
+        again = step == self.rolled_back_to and isinstance(error, NotFiniteError)
+        manifest = self._newest(out / "checkpoints", step if again else math.inf)
         if manifest is None:
-            raise BadStepError(
-                f"{error}; there is no checkpoint in {out / 'checkpoints'} to roll back to: give "
-                "--save-every"
-            ) from None
+            raise BadStepError(_nowhere_to_go(error, out / "checkpoints", step, again)) from None
         bad = step + self.skipped
         back = self._take_up(manifest)
         self.skipped = bad + 1 - back
+        self.rolled_back_to = back
+        if again and self.logs:
+            aside = run_folder.pass_over(out, back)
+            self.say(f"passed over the checkpoint after {step} steps, which is now in {aside}")
         self.say(
             f"step {step}: {str(error).partition(';')[0]}; rolled back to step {back}, passing "
             f"over {self.skipped} batches"
@@ -257,10 +265,11 @@ class Session:
             self.say(f"no checkpoint in {folder}: starting from step 0")
         return manifest
 
-    def _newest(self, folder: Path) -> Manifest | None:
-        """The newest good checkpoint, None where there is none at all. Raises CheckpointError where
-        all are damaged: to start over in their place is for the user to decide."""
-        manifest, complaints = newest_good(folder)
+    def _newest(self, folder: Path, before: float = math.inf) -> Manifest | None:
+        """The newest good checkpoint of fewer than `before` steps, None where there is none at all.
+        Raises CheckpointError where all are damaged: to start over in their place is for the user
+        to decide."""
+        manifest, complaints = newest_good(folder, before)
         if manifest is None and complaints:
             raise CheckpointError(none_reads(folder, complaints))
         for complaint in complaints:
@@ -415,3 +424,14 @@ class Session:
         log.evaluation(self.options.steps - 1, eval_loss=loss, tokens=tokens)
         unit = "nats/byte" if self.reader.vocab == 256 else "nats/token"
         self.say(f"held-out loss: {loss:.3f} {unit} ({tokens:,} tokens)")
+
+
+def _nowhere_to_go(error: BadStepError, folder: Path, step: int, again: bool) -> str:
+    """What to say where no checkpoint is left to roll back to."""
+    if not again:
+        return f"{error}; there is no checkpoint in {folder} to roll back to: give --save-every"
+    return (
+        f"{str(error).partition(';')[0]}, in the first step after it was rolled back to step "
+        f"{step}; its checkpoint is bad, and {folder} has none before it: give --resume the path "
+        "of another, or start again, at a lower rate"
+    )

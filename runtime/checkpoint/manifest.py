@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -190,10 +191,13 @@ def _check_files(entries: list[tuple[Path, int, str]], shows: bool) -> None:
         bar.clear()
 
 
-def newest_good(folder: Path) -> tuple[Manifest | None, list[str]]:
-    """The newest checkpoint that reads, and why newer ones do not; the same on every rank."""
+def newest_good(folder: Path, before: float = math.inf) -> tuple[Manifest | None, list[str]]:
+    """The newest checkpoint that reads, and why newer ones do not; the same on every rank.
+
+    before: only those of fewer steps count.
+    """
     complaints: list[str] = []
-    for path in reversed(_seen_by_rank_0(folder)):
+    for path in reversed([p for p in _seen_by_rank_0(folder) if step_of(p) < before]):
         try:
             return read_manifest(path), complaints
         except CheckpointError as error:

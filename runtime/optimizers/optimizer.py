@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import mesh
 from ..buckets import FlatBucket
-from ..judge import BadStepError
+from ..judge import BadStepError, NotFiniteError
 from ..layout import Layout
 from .adafactor import Adafactor
 from .adamw import AdamW
@@ -124,10 +124,10 @@ class Optimizer:
             bucket.zero_grads()
         if self.options.skip_bad:
             return loss, norm
-        what = "not finite"
-        if math.isfinite(loss + norm):
+        finite, what = math.isfinite(loss + norm), "not finite"
+        if finite:
             what = f"a spike, above {self.loss_limit:.4g}"
-        raise BadStepError(
+        raise (BadStepError if finite else NotFiniteError)(
             f"loss {loss}, gradient norm {norm}: {what}, nothing was updated; lower the rate, "
             "resume from a checkpoint, or pass --on-nan skip or rollback"
         )

@@ -1,12 +1,16 @@
 """A spike in the loss: the run goes back to its newest checkpoint and passes the batch over."""
 
 import json
+import math
 import random
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from meshwright.cli import main
+from meshwright.runtime.checkpoint.manifest import digest_of, sha256
 from meshwright.runtime.judge import MAX_ROLLBACKS, BadStepError, Judge
 
 SEQ, ROWS, STEPS = 16, 4, 60
@@ -78,6 +82,55 @@ def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
 ) -> None:
     assert run(program, tmp_path / "run", "--on-nan", "rollback", "--save-every", "0") == 2
     assert "there is no checkpoint" in capfd.readouterr().err
+
+
+def poisoned(checkpoint: Path) -> None:
+    """Its weights become no numbers, as in a run that saved them so; its digests are right."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for entry in manifest["ranks"]:
+        file = checkpoint / entry["file"]
+        tensors = load_file(file)
+        save_file({name: torch.full_like(t, math.nan) for name, t in tensors.items()}, file)
+        entry |= {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
+
+
+def test_a_checkpoint_whose_weights_are_no_numbers_is_passed_over(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["--on-nan", "rollback", "--steps", "15"]
+    assert run(program, out, *words) == 0
+    folder = out / "checkpoints"
+    for step in (10, 15):
+        poisoned(folder / f"step_{step:08d}")
+    capfd.readouterr()
+    assert run(program, out, *words, "--steps", "18", "--resume", "auto") == 0
+    said = capfd.readouterr().out
+    for step in (15, 10):
+        assert said.count(f"passed over the checkpoint after {step} steps") == 1
+    assert said.count("rolled back to step 5,") == 1 and said.count("rolled back to") == 3
+    assert [row["step"] for row in rows(out)] == list(range(18))
+    assert [p.name for p in sorted(folder.iterdir())] == [
+        f"step_{step:08d}" for step in (5, 10, 15, 18)
+    ]
+    aside = [p.name for p in sorted(out.glob("earlier-*/step_*"))]
+    assert aside == ["step_00000015", "step_00000010"]
+
+
+def test_rollbacks_end_where_no_checkpoint_is_any_good(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["--on-nan", "rollback", "--steps", "5"]
+    assert run(program, out, *words) == 0
+    kept = out / "checkpoints" / "step_00000005"
+    poisoned(kept)
+    assert run(program, out, *words, "--steps", "8", "--resume", "auto") == 2
+    error = capfd.readouterr().err
+    assert "first step after it was rolled back to step 5" in error and "none before it" in error
+    assert kept.is_dir()
 
 
 def test_a_spike_is_told_from_the_median_of_what_came_before() -> None:
