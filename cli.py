@@ -507,10 +507,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.job import load_job
     from meshwright.runtime.metrics import last_rows
     from meshwright.runtime.start import check_resume, start_with_restarts
+    from meshwright.runtime.trackers import check_tracker
 
     given = [f"run.out={json.dumps(arguments.out)}"] if arguments.out else []
     job = load_job(Path(arguments.job), [*arguments.set, *given])
     check_resume(str(job.run.get("resume", "")))
+    check_tracker(job.run.get("track", "none"))
     out = Path(job.run.get("out", "run"))
     options = argparse.Namespace(**job.plan)
     say = _say_to(arguments)

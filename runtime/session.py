@@ -44,7 +44,7 @@ from .metrics import MFU_FORMULA, StepLog
 from .optimizers.options import OptimizerOptions, parse_group
 from .options import STOPPED, RunOptions
 from .program import build_executor
-from .trackers import open_tracker
+from .trackers import check_tracker, open_tracker
 from .watch import start_limit_s
 
 
@@ -70,6 +70,8 @@ class Session:
     ) -> None:
         self.folder, self.layout, self.options, self.device = folder, layout, options, device
         self.beacon, self.stop, self.say, self.logs = beacon, stop, say, logs
+        if logs:
+            check_tracker(options.track)  # before an earlier run is moved aside
         self.rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.rows * mesh.size("dp")
         self.first_row = mesh.coordinate("dp") * self.rows

@@ -22,6 +22,7 @@ from .health import read_beat
 from .options import STOPPED, RunOptions, flag
 from .program import ProgramError
 from .run_folder import check_free
+from .trackers import check_tracker
 from .watch import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
@@ -114,6 +115,7 @@ def _start_once(
         raise ProgramError(f"--out {out_folder} is a file; give a folder")
     check_free(out_folder)
     check_resume(str(options.get("resume") or ""))
+    check_tracker(str(options.get("track") or "none"))
     count = num_ranks(layout.read_text())
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0

@@ -1,5 +1,6 @@
 """Where rows of the log go besides metrics.jsonl: TensorBoard or Weights & Biases, if asked for."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,14 @@ class Tracker(Protocol):
     def row(self, step: int, values: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+def check_tracker(name: str) -> None:
+    """Raises TrackerError where the library is missing; it is looked for, not imported."""
+    found = find_spec(name) if name != "none" else None
+    # One without an origin is a folder of that name, such as wandb leaves where it ran.
+    if name != "none" and (found is None or found.origin is None):
+        raise TrackerError(_missing(name))
 
 
 def open_tracker(name: str, out: Path, config: dict[str, Any], first: int) -> Tracker | None:

@@ -350,6 +350,28 @@ def test_train_refuses_an_absent_checkpoint_before_planning(
     assert "--resume gone" in one_line(told.err) and "tracing" not in told.out
 
 
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_tracker_that_is_missing_is_refused_before_anything_is_moved(
+    command: str,
+    programs: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    out, job = tmp_path / "out", tmp_path / "job.toml"
+    for name in ("checkpoints/step_00000001", "program"):
+        (out / name).mkdir(parents=True)
+    for name in ("metrics.jsonl", "plan.txt"):
+        (out / name).write_text("")
+    before = sorted(out.rglob("*"))
+    job.write_text('model = "tiny"\n[plan]\nseq = 8\nglobal_batch = 4\n[run]\ntrack = "wandb"\n')
+    words = {"run": (str(programs / "two"), "--track", "wandb"), "train": (str(job),)}
+    message = refused(capsys, command, *words[command], "--out", str(out))
+    assert "--track wandb" in message and "pip install wandb" in message
+    assert sorted(out.rglob("*")) == before
+
+
 def test_compile_refuses_a_file_for_a_folder(
     programs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.runtime import run_folder
 from meshwright.runtime.metrics import StepLog
-from meshwright.runtime.trackers import TrackerError, open_tracker
+from meshwright.runtime.trackers import TrackerError, check_tracker, open_tracker
 
 
 def run_in(folder: Path, steps: int) -> Path:
@@ -130,3 +130,18 @@ def test_a_tracker_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(TrackerError, match="pip install wandb"):
         open_tracker("wandb", tmp_path, {}, 0)
+    with pytest.raises(TrackerError, match="pip install wandb"):
+        check_tracker("wandb")
+    for name in ("none", "tensorboard"):
+        check_tracker(name)
+
+
+def test_a_folder_called_as_a_tracker_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as wandb leaves where it ran."""
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(TrackerError, match="pip install wandb"):
+        check_tracker("wandb")
