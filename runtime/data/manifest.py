@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """tokenizer: name, sha256, end. inputs: name and size of each. broken, empty: documents
+    """tokenizer: name, sha256, end. inputs: name, size and stamp of each. broken, empty: documents
     passed over. held_out: a folder of shards, relative to this one, or ""."""
 
     dtype: str

@@ -133,22 +133,13 @@ class _Job:
             writer.close()
         return self._publish(where)
 
-    def _inputs(self) -> list[dict]:
-        return [{"name": item.name, "size": item.size} for item in self.inputs]
-
-    def _settings(self) -> dict:
-        kept = {"form": self.settings.form, "field": self.settings.field}
-        return {**kept, "shard_tokens": self.settings.shard_tokens}
-
-    def _tokenizer(self) -> dict:
-        t = self.tokenizer
-        return {"name": t.name, "sha256": t.sha256, "end": t.end}
-
     def _finished(self) -> Manifest:
         """The folder's manifest, when this very job made it."""
         manifest = read_manifest(self.folder)
-        then = [manifest.tokenizer, manifest.inputs, manifest.settings]
+        inputs = [{k: v for k, v in row.items() if k != "stamp"} for row in manifest.inputs]
+        then = [manifest.tokenizer, inputs, manifest.settings]
         check_same(self.folder, then, self._job(), "finished")
+        self._check_stamps(manifest)
         for shard in manifest.shards:
             check_shard(self.folder, shard, manifest.dtype)
         self.say(f"{self.folder} is finished already; its shards are verified")
@@ -158,8 +149,19 @@ class _Job:
         self.ledger.close()  # a kill may have come between the two
         return manifest
 
+    def _check_stamps(self, manifest: Manifest) -> None:
+        """Raises DataError naming an input that was written since; of manifests that hold no stamps
+        nothing is known."""
+        for item, row in zip(self.inputs, manifest.inputs, strict=True):
+            then = row.get("stamp", item.stamp)
+            if then != item.stamp:
+                raise DataError(
+                    f"{self.folder} was made of {item.name} as it was written at {then} ns, now it "
+                    f"is of {item.stamp} ns; give another -o, or remove the folder"
+                )
+
     def _job(self) -> list:
-        """Tokenizer, inputs and settings as the manifest states them."""
+        """Tokenizer, inputs and settings; the manifest adds the inputs' stamps."""
         coder, chosen = self.tokenizer, self.settings
         return [
             {"name": coder.name, "sha256": coder.sha256, "end": coder.end},
@@ -218,7 +220,9 @@ class _Job:
             tokens=sum(shard.tokens for shard in shards),
             documents=sum(shard.documents for shard in shards),
             tokenizer=tokenizer,
-            inputs=inputs,
+            inputs=[
+                {**row, "stamp": item.stamp} for row, item in zip(inputs, self.inputs, strict=True)
+            ],
             settings=settings,
             shards=shards,
             broken=where.broken,

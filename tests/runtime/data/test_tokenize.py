@@ -165,6 +165,31 @@ def test_a_finished_folder_is_left_as_it_is(inputs: Path, whole: Path) -> None:
         tokenize([str(inputs / "b.txt")], whole, Settings(shard_tokens=SHARD_TOKENS))
 
 
+def test_a_finished_folder_of_inputs_that_changed_is_refused(tmp_path: Path) -> None:
+    """Name and size are the same; what lies in the folder stays."""
+    changed, folder = tmp_path / "b.txt", tmp_path / "out"
+    changed.write_text("what was there")
+    tokenize([str(changed)], folder, Settings())
+    before = contents(folder)
+    changed.write_text("what is there.")
+    os.utime(changed, ns=(0, 10**18))
+    with pytest.raises(DataError, match=r"b\.txt as it was written at .*remove the folder"):
+        tokenize([str(changed)], folder, Settings())
+    assert contents(folder) == before
+
+
+def test_a_manifest_without_stamps_is_read(tmp_path: Path) -> None:
+    text, folder = tmp_path / "b.txt", tmp_path / "out"
+    text.write_text("what was there")
+    tokenize([str(text)], folder, Settings())
+    rows = json.loads((folder / "manifest.json").read_text())
+    del rows["inputs"][0]["stamp"]
+    (folder / "manifest.json").write_text(json.dumps(rows))
+    said: list[str] = []
+    tokenize([str(text)], folder, Settings(), say=said.append)
+    assert "finished already" in said[0]
+
+
 # Broken documents
 
 BROKEN = {
