@@ -66,7 +66,8 @@ def load_job(path: Path, overrides: list[str]) -> Job:
     data = _read(path, ())
     for text in overrides:
         _override(data, text)
-    _check(path, data)
+        _check(f"--set {text}", data)
+    _check_run(path, data)
     plan = {**{name: default for name, (_, default) in PLAN.items()}, **data.get("plan", {})}
     plan["pin"] = _pins(plan["pin"])
     missing = [f"plan.{key}" for key, value in plan.items() if value is None]
@@ -91,6 +92,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict:
     except UnicodeDecodeError as error:
         raise JobError(f"{path}: not text: byte {error.start} is no UTF-8") from None
     below = data.pop("extends", None)
+    _check(str(path), data)
     if below is None:
         return data
     if not isinstance(below, str):
@@ -128,37 +130,41 @@ def _override(data: dict, text: str) -> None:
         data[key] = value
 
 
-def _check(path: Path, data: dict) -> None:
-    """Known keys, right types; the values of [run] as the command line has them."""
-    _check_keys(path, "", data, {*TOP, "plan", "run"})
+def _check(where: str, data: dict) -> None:
+    """Known keys, right types. where: the file they stand in, or the --set that gives them."""
+    _check_keys(where, "", data, {*TOP, "plan", "run"})
     for name, kind in TOP.items():
-        _check_type(path, name, data.get(name, kind()), kind)
+        _check_type(where, name, data.get(name, kind()), kind)
     tables: dict[str, dict] = {"plan": {k: kind for k, (kind, _) in PLAN.items()}, "run": RUN}
     for table, known in tables.items():
         values = data.get(table, {})
         if not isinstance(values, dict):
-            raise JobError(f"{path}: {table} is {values!r}, expected a table [{table}]")
-        _check_keys(path, f"{table}.", values, set(known))
+            raise JobError(f"{where}: {table} is {values!r}, expected a table [{table}]")
+        _check_keys(where, f"{table}.", values, set(known))
         for name, value in values.items():
-            _check_type(path, f"{table}.{name}", value, known[name])
+            _check_type(where, f"{table}.{name}", value, known[name])
     dtype = data.get("plan", {}).get("dtype", "f32")
     if dtype not in DTYPES:
-        raise JobError(f"{path}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+        raise JobError(f"{where}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     if data.get("restarts", 0) < 0:
-        raise JobError(f"{path}: restarts is {data['restarts']}, expected at least 0")
+        raise JobError(f"{where}: restarts is {data['restarts']}, expected at least 0")
+
+
+def _check_run(path: Path, data: dict) -> None:
+    """The values of [run], as the command line has them."""
     try:
         run_options(data.get("run", {}))
     except OptionError as error:
         raise JobError(f"{path}: [run] {error}") from None
 
 
-def _check_type(path: Path, name: str, value: object, kind: type | tuple[type, ...]) -> None:
+def _check_type(where: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
     """Exact types, as true is an int to Python; a whole number will do for a float."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     kinds = (*kinds, int) if float in kinds else kinds
     if type(value) not in kinds:
         wanted = " or ".join(_WORDS[k] for k in kinds)
-        raise JobError(f"{path}: {name} is {value!r}, expected {wanted}")
+        raise JobError(f"{where}: {name} is {value!r}, expected {wanted}")
 
 
 _WORDS = {
@@ -171,13 +177,13 @@ _WORDS = {
 }
 
 
-def _check_keys(path: Path, prefix: str, table: dict, known: set[str]) -> None:
+def _check_keys(where: str, prefix: str, table: dict, known: set[str]) -> None:
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {prefix}{near[0]}" if near else ""
             raise JobError(
-                f"{path}: unknown key {prefix}{key}{hint}; keys: {', '.join(sorted(known))}"
+                f"{where}: unknown key {prefix}{key}{hint}; keys: {', '.join(sorted(known))}"
             )
 
 

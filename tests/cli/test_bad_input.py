@@ -218,6 +218,27 @@ def test_train_refuses_a_job(name: str, capsys: pytest.CaptureFixture[str], tmp_
     assert not (tmp_path / "run").exists()
 
 
+PLACES = {
+    "key below": ("[run]\nsteeps = 3", (), "base.toml: unknown key run.steeps"),
+    "kind below": ("restarts = true", (), "base.toml: restarts is True"),
+    "key of --set": ("", ("--set", "run.steeps=3"), "error: --set run.steeps=3: unknown key"),
+    "kind of --set": ("", ("--set", "run.steps=ten"), "error: --set run.steps=ten: run.steps is"),
+    "group": ("", ("--set", "run.group=x"), "did you mean run.groups"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_train_names_the_place_of_what_it_refuses(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    below, more, said = PLACES[name]
+    job = tmp_path / "job.toml"
+    job.write_text('extends = "base.toml"\nmodel = "tiny"\n[plan]\nseq = 8\nglobal_batch = 4\n')
+    (tmp_path / "base.toml").write_text(below)
+    message = refused(capsys, "train", str(job), "--out", str(tmp_path / "run"), *more)
+    assert said in message and "job.toml" not in message, message
+
+
 def test_train_refuses_an_absent_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no_job.toml: No such file" in refused(capsys, "train", "no_job.toml")
 
