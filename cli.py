@@ -176,7 +176,9 @@ def _train_command(commands: Any) -> None:
         "train",
         _train,
         "Plan, compile and run from one job file. The job file (TOML) has the tables [plan] and "
-        '[run] with the options of those commands by name, and model = "..." at the top.',
+        '[run] with the options of those commands by name, and model = "..." at the top. Names '
+        "have underscores (save_every for --save-every); --group is groups, --no-search is search "
+        "= false.",
     )
     parser.add_argument("job", help="a job's TOML file")
     parser.add_argument("--out", default=None, help="the run folder (overrides the file's)")

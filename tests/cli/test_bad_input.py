@@ -468,6 +468,13 @@ def test_words_that_no_command_knows_end_with_usage(
     assert "usage: meshwright" in capsys.readouterr().err
 
 
+def test_help_of_train_says_what_keys_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "save_every for --save-every" in said and "--group is groups" in said
+
+
 @pytest.mark.parametrize("command", ["plan", "compile", "run", "train", "explain"])
 def test_help_of_each_command_says_what_it_does(
     command: str, capsys: pytest.CaptureFixture[str]
