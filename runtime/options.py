@@ -43,7 +43,8 @@ def _option(
 class RunOptions:
     """Every field is a command-line option and a key of a job file's [run] table.
 
-    Raises OptionError for a value outside of its bounds, not finite, or not among its choices.
+    Raises OptionError for a value outside of its bounds, not finite, or not among its choices, and
+    for one that says nothing without another.
     """
 
     data: str = _option(
@@ -129,11 +130,26 @@ class RunOptions:
             _check(item.name, getattr(self, item.name), item.metadata)
         if 0.0 < self.spike < 1.0:
             raise OptionError(f"--spike {self.spike}: give at least 1, or 0 for none")
+        self._check_saves()
         try:
             for text in self.groups:
                 parse_group(text)
         except GroupError as error:
             raise OptionError(str(error)) from None
+
+    def _check_saves(self) -> None:
+        """What is said of checkpoints is of a run that has some."""
+        kept = [name for name in ("keep", "keep_every") if getattr(self, name)]
+        if kept and not self.save_every:
+            raise OptionError(
+                f"{flag(kept[0])} {getattr(self, kept[0])}: without --save-every no checkpoint is "
+                f"written that could be kept; give --save-every, or leave {flag(kept[0])} out"
+            )
+        if self.on_nan == "rollback" and not (self.save_every or self.resume):
+            raise OptionError(
+                f"--on-nan rollback: with --save-every {self.save_every} and no --resume there is "
+                "no checkpoint to roll back to; give --save-every, or --on-nan skip"
+            )
 
 
 def flag(name: str) -> str:

@@ -431,7 +431,10 @@ class Session:
 def _nowhere_to_go(error: BadStepError, folder: Path, step: int, again: bool) -> str:
     """What to say where no checkpoint is left to roll back to."""
     if not again:
-        return f"{error}; there is no checkpoint in {folder} to roll back to: give --save-every"
+        return (
+            f"{error}; there is no checkpoint in {folder} to roll back to yet: give a smaller "
+            "--save-every"
+        )
     return (
         f"{str(error).partition(';')[0]}, in the first step after it was rolled back to step "
         f"{step}; its checkpoint is bad, and {folder} has none before it: give --resume the path "

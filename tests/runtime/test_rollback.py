@@ -80,7 +80,7 @@ def test_a_spike_stops_the_run_or_is_skipped_by_policy(
 def test_without_a_checkpoint_there_is_nothing_to_roll_back_to(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(program, tmp_path / "run", "--on-nan", "rollback", "--save-every", "0") == 2
+    assert run(program, tmp_path / "run", "--on-nan", "rollback", "--save-every", "90") == 2
     assert "there is no checkpoint" in capfd.readouterr().err
 
 
