@@ -30,13 +30,13 @@ def _option(
     text: str,
     *,
     low: float | None = None,
+    high: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """low: the least value. below: all values are less."""
-    return field(
-        default=default, metadata={"help": text, "low": low, "below": below, "choices": choices}
-    )
+    """low, high: the least value, and the greatest. below: all values are less."""
+    bounds = {"low": low, "high": high, "below": below}
+    return field(default=default, metadata={"help": text, "choices": choices, **bounds})
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RunOptions:
     lr: float = _option(1e-3, "peak learning rate", low=0.0)
     schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
     warmup: int = _option(10, "steps of linear warm-up", low=0)
-    floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0)
+    floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0, high=1.0)
     optimizer: str = _option(
         "", "update rule; the one the plan counted on if not given", choices=("", *NAMES)
     )
@@ -158,13 +158,16 @@ def flag(name: str) -> str:
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:
-    low, below, choices = (metadata[key] for key in ("low", "below", "choices"))
+    choices = metadata["choices"]
+    low, high, below = (metadata[key] for key in ("low", "high", "below"))
     if choices and value not in choices:
         raise OptionError(f"{flag(name)} {value}: give one of {', '.join(choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{flag(name)} {value}: give a finite number")
     if low is not None and value < low:
         raise OptionError(f"{flag(name)} {value}: give at least {low}")
+    if high is not None and value > high:
+        raise OptionError(f"{flag(name)} {value}: give at most {high}")
     if below is not None and value >= below:
         raise OptionError(f"{flag(name)} {value}: give less than {below}")
 

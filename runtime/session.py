@@ -261,11 +261,20 @@ class Session:
     def _wanted_checkpoint(self, folder: Path) -> Manifest | None:
         wanted = self.options.resume
         if wanted != "auto":
-            return read_manifest(Path(wanted)) if wanted else None
+            return self._named_checkpoint(Path(wanted)) if wanted else None
         manifest = self._newest(folder)
         if manifest is None:
             self.say(f"no checkpoint in {folder}: starting from step 0")
         return manifest
+
+    def _named_checkpoint(self, path: Path) -> Manifest:
+        try:
+            return read_manifest(path)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; give --resume the path of an older checkpoint, or auto for the newest "
+                "good one of --out"
+            ) from None
 
     def _newest(self, folder: Path, before: float = math.inf) -> Manifest | None:
         """The newest good checkpoint of fewer than `before` steps, None where there is none at all.
@@ -304,7 +313,8 @@ class Session:
         if state.optimizer != name:
             raise CheckpointError(
                 f"{path} holds the state of {state.optimizer}, this run has {name}: resume with "
-                f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights"
+                f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights "
+                "(one of a preset or a TOML file goes through meshwright import in between)"
             )
         # The name may differ, as data moves; the tokens may not.
         if state.data_identity != self.reader.identity:

@@ -152,7 +152,9 @@ def check_resume(path: str) -> None:
     """What every rank would refuse, before any is started."""
     if path in ("", "auto") or (Path(path) / "manifest.json").is_file():
         return
-    what = "holds no manifest.json" if Path(path).is_dir() else "there is no such folder"
+    what = "there is no such folder"
+    if Path(path).exists():
+        what = "holds no manifest.json" if Path(path).is_dir() else "it is a file"
     raise ProgramError(
         f"--resume {path}: {what}; give a checkpoint's folder, such as "
         "OUT/checkpoints/step_00000100, or auto for the newest good one of --out"

@@ -26,6 +26,7 @@ PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
 Target = tuple[str, tuple[str, ...], bool]
 FILE_BYTES = 4 * 2**30
+_IMPORT = "; meshwright import makes such a folder of a Hugging Face one"
 
 
 def stored_weights(folder: Path) -> dict[str, Stored]:
@@ -48,17 +49,29 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def find_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
-    """The stored tensor of a logical parameter, also where the base model's prefix is left out."""
+def find_weight(
+    stored: dict[str, Stored], name: str, shape: tuple[int, ...], hint: str = ""
+) -> Stored:
+    """The stored tensor of a logical parameter, also where the base model's prefix is left out.
+
+    Raises CheckpointError where there is none, with `hint` as the way out, or of another shape.
+    """
     stock = name.removeprefix(PREFIX)
     item = stored.get(stock) or stored.get(stock.partition(".")[2])
     if item is None:
-        raise CheckpointError(f"no tensor {stock} among the {len(stored)} of the weights' folder")
+        raise CheckpointError(
+            f"no tensor {stock} among the {len(stored)} of the weights' folder{hint}"
+        )
     if item.box.sizes != shape:
         raise CheckpointError(
             f"tensor {stock} has shape {list(item.box.sizes)}, the model wants {list(shape)}"
         )
     return item
+
+
+def find_own_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
+    """The stored tensor of a parameter of the running model, a stock class or one of ours."""
+    return find_weight(stored, name, shape, "" if name.startswith(PREFIX) else _IMPORT)
 
 
 def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> list[str]:

@@ -76,14 +76,14 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 def load_weights(executor: Executor, folder: Path) -> int:
     """Parameters from a folder of Hugging Face safetensors. Returns how many."""
-    from ..weights import find_weight, stored_weights
+    from ..weights import find_own_weight, stored_weights
 
     stored = stored_weights(folder)
     names = set()
     with Files(folder) as files:
         for run in executor.optimizer.all_runs():
             for part in run.parts:
-                item = find_weight(stored, part.param.name, part.param.shape)
+                item = find_own_weight(stored, part.param.name, part.param.shape)
                 _fill([(part.piece.box, part.view(run.weights))], [item], files, part.param.name)
                 names.add(part.param.name)
     executor.optimizer.started_over()

@@ -124,9 +124,12 @@ def read_manifest(path: Path, shows: bool = False) -> Manifest:
 def _read(path: Path, shows: bool) -> Manifest:
     try:
         data = json.loads((path / "manifest.json").read_text())
-        version = data["version"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: no readable manifest.json: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: no readable manifest.json: {why}") from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if version is None:
+        raise CheckpointError(f"{path}/manifest.json: lacks its version, expected {VERSION!r}")
     if version != VERSION:
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
     if data.get("sha256") != digest_of(data):

@@ -328,6 +328,7 @@ OPTIONS = {
     "second decay": (("--beta2", "1.5"), ("--beta2 1.5", "less than 1")),
     "momentum": (("--momentum", "1"), ("--momentum 1.0", "less than 1")),
     "spike": (("--spike", "0.5"), ("--spike 0.5", "at least 1", "0 for none")),
+    "floor": (("--floor", "2"), ("--floor 2.0", "at most 1")),
     "keep": (("--keep", "-1"), ("--keep -1", "at least 0")),
     "keep of nothing": (("--keep", "2"), ("--keep 2", "without --save-every", "leave --keep out")),
     "keep every of nothing": (("--keep-every", "9"), ("--keep-every 9", "give --save-every")),
@@ -349,7 +350,10 @@ def test_run_refuses_an_option(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "said"), [("nowhere", "no such folder"), ("", "manifest.json")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nowhere", "no such folder"), ("", "manifest.json"), ("file", "it is a file")],
+)
 def test_run_refuses_an_absent_checkpoint_before_a_rank_starts(
     name: str,
     said: str,
@@ -359,6 +363,7 @@ def test_run_refuses_an_absent_checkpoint_before_a_rank_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a rank was started"))
+    (tmp_path / "file").write_text("")
     path = str(tmp_path / name)
     message = refused(capsys, "run", str(programs / "two"), "--resume", path)
     assert path in message and said in message and "auto" in message

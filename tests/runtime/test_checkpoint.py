@@ -201,7 +201,26 @@ def test_a_pickle_bomb_is_refused_and_not_run(
     assert main([*run, "--out", str(tmp_path / "run")]) == 2
     error = capfd.readouterr().err
     assert error.startswith("error: ") and str(bad) in error and "Traceback" not in error
+    assert "give --resume the path of an older checkpoint, or auto" in error
     assert not mark.exists()
+
+
+MANIFESTS = {
+    "absent": (None, "no readable manifest.json: No such file or directory"),
+    "empty": ("{}", "manifest.json: lacks its version, expected 'meshwright checkpoint v1'"),
+    "list": ("[]", "manifest.json: lacks its version"),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_that_says_nothing_is_refused(name: str, tmp_path: Path) -> None:
+    text, said = MANIFESTS[name]
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError) as refused:
+        read_manifest(tmp_path)
+    message = str(refused.value)
+    assert said in message and message.count(str(tmp_path)) == 1, message
 
 
 OTHER = {
@@ -255,7 +274,8 @@ STATES = {
     "seq": ({"seq": 64}, "of 64 tokens"),
     "samples": ({"samples": 3}, "3 rows"),
     "seed": ({"seed": 5}, "seed 5"),
-    "optimizer": ({"optimizer": "lion"}, "--optimizer lion"),
+    "optimizer": ({"optimizer": "lion"}, "--optimizer lion, or export"),
+    "optimizer of ours": ({"optimizer": "lion"}, "goes through meshwright import"),
     "numbers": ({"numbers": {"rate_squares": "much"}}, "expected []"),
     "data": ({"data": "file:/old", "data_identity": "f" * 64}, "data file:/old (ffffffffffff)"),
 }

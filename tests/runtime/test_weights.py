@@ -73,6 +73,19 @@ def test_weights_of_another_shape_are_refused(
     assert "[64, 32]" in error and "[96, 32]" in error
 
 
+def test_stock_weights_for_a_model_of_ours_are_refused_with_the_way(
+    checkpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stock, program = tmp_path / "stock", str(Path(checkpoint).parents[2] / "program")
+    assert main(["export", checkpoint, "--model", "tiny-llama", "-o", str(stock)]) == 0
+    words = ["--weights", str(stock), "--out", str(tmp_path / "run")]
+    assert main(["run", program, *RUN, *words]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert "no tensor " in error and error.endswith(
+        "meshwright import makes such a folder of a Hugging Face one"
+    )
+
+
 # The tables of all seven are held in tests/models; these have what differs: nothing, norms, fused
 FAMILIES = ("llama", "gemma3", "gpt2")
 
