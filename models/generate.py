@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def _model(folder: Path) -> Any:
         raise ModelError(f"{folder} holds no config.json; give a Hugging Face folder")
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds 0 safetensors files; other weights are not opened")
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()  # no log or pipe wants "Loading weights"
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )

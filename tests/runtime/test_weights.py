@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,6 +230,14 @@ def test_generate_goes_on_from_the_prompt(
     greedy, drawn, top = said
     assert all(text.startswith("def f") for text in greedy + drawn + top)
     assert greedy[0] == greedy[1] == top[0] and drawn[0] != drawn[1]
+
+
+def test_generate_shows_no_bar_where_nobody_looks(checkpoint: str) -> None:
+    """In a process of its own: the library's bar is on when a process begins."""
+    words = [checkpoint, "--model", "tiny-llama", "--max-tokens", "1"]
+    command = [sys.executable, "-m", "meshwright.cli", "generate", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Loading weights" not in done.stderr, done.stderr
 
 
 def test_a_models_own_way_to_sample_stays_out(checkpoint: str, tmp_path: Path) -> None:
