@@ -13,7 +13,6 @@ from .passes import Pace
 from .paths import LAST, waits_of
 from .relaxed import INF, QUICK, Effort, Kind, Pipeline, Relaxed, Times, relax
 from .schedules import SPLIT, listed, stage_ranks
-from .shortest import Passes
 from .simulator import OVERLAP_PRICE
 from .space import Candidate
 from .step import Unit
@@ -100,8 +99,10 @@ class _Kinds:
         self.split = c.schedule in SPLIT
         self.per_byte = evaluator.storage_bytes(c, 1.0, 0.0)
         self.tails = _tails(evaluator, c, parts)
-        reduce = [0.0 if self.reduces else menu[0].reduce_us for menu in parts.menus]
-        self.slowed = Passes.of(parts.plain, reduce, OVERLAP_PRICE).slowed
+        self.gathers = any(menu[0].gather_us for menu in parts.menus)
+        alone = not (self.reduces and self.gathers)  # no gathers among the reductions
+        reduce = [menu[0].reduce_us if alone else 0.0 for menu in parts.menus]
+        self.slowed, self.unslowed = _slowed(parts.menus, reduce)
         self.full = parts.full != parts.plain
 
     def found(self) -> tuple[tuple[Kind, ...], dict[str, float]]:
@@ -151,19 +152,40 @@ class _Kinds:
         gathers = {"F": forward} if self.full else {}
         if self.split:
             return gathers
-        if not self.reduces:
-            alone = self._alone(self.parts.menus[index])[LAST]
-            return gathers | {LAST: tuple(us + self.slowed[index] for us in alone)}
-        return gathers | {"B": backward, LAST: backward}
+        if self.reduces and self.gathers:
+            return gathers | {"B": backward, LAST: backward}
+        alone = self._alone(self.parts.menus[index])
+        kinds = ("B", LAST) if self.reduces else (LAST,)
+        return gathers | {k: tuple(us + self.slowed[index] for us in alone[k]) for k in kinds}
 
     def _spared(self) -> dict[str, float]:
         """What the ends of a stage may spare a pass (passes.slack_us, each direction apart); of the
-        last backward without gathers, the reduction of one unit."""
+        last backward without gathers, what its first units are not slowed by."""
         first = min(menu[0].gather_us for menu in self.parts.menus)
         forward, backward = (_most(self.parts.plain, self.parts.full, way) for way in (0, 1))
-        backward = max(0.0, 2 * backward - first)
-        last = backward if self.reduces else max(self.slowed)
+        backward = max(0.0, 2 * backward - first) if self.gathers else self.unslowed
+        last = backward if self.reduces else self.unslowed
         return {"F": max(0.0, forward - first), "B": backward, LAST: last}
+
+
+def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[list[float], float]:
+    """By how much reductions slow each unit in a last backward, whatever its level; and what the
+    first two units of a stage are spared of that at most. reduce: by unit, in us.
+
+    When a unit begins, the reduction of the one before it has just been issued, and of the one
+    before that is left what the time between was too short for. Where compute waits for a copy
+    meanwhile, it loses more than the reductions that it then runs without would have slowed it.
+    """
+    least = [min(u.pass_us("B") for u in menu) for menu in menus]
+    longest = [(1 + OVERLAP_PRICE) * max(u.pass_us("B") + u.blocking_us for u in m) for m in menus]
+    longest, late = [*longest, 0.0], [*reduce, 0.0, 0.0]
+    found, second = [], []
+    for index, us in enumerate(least):
+        left = max(0.0, late[index + 2] - longest[index + 1])
+        second.append(OVERLAP_PRICE * min(us, late[index + 1]))
+        found.append(OVERLAP_PRICE * min(us, late[index + 1] + left))
+    ahead = [0.0, *(one - other for one, other in zip(found, second, strict=True))]
+    return found, max(one + more for one, more in zip(found, ahead, strict=False))
 
 
 def _most(plain: Pace, full: Pace, way: int) -> float:

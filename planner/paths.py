@@ -25,10 +25,11 @@ Node = tuple[int, str]  # a stage and a kind of action
 @dataclass(frozen=True)
 class Path:
     """How often a chain of waits passes each node, and each transfer, by the earlier of its
-    stages."""
+    stages; and the node that it ends with."""
 
     nodes: dict[Node, int]
     sends: dict[int, int]
+    end: Node
 
     def sends_us(self, send_us: Sequence[float]) -> float:
         return sum(count * send_us[stage] for stage, count in self.sends.items())
@@ -78,17 +79,18 @@ class Waits:
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
         nodes: Counter[Node] = Counter()
         sends: Counter[int] = Counter()
+        end = self.nodes[index]
         while index >= 0:
             nodes[self.nodes[index]] += 1
             before = earlier(index)
             if before >= 0 and before == self.source[index]:
                 sends[self.send[index]] += 1
             index = before
-        return Path(dict(nodes), dict(sends))
+        return Path(dict(nodes), dict(sends), end)
 
-    def plain(self, begins: str) -> Iterator[tuple[Path, Node]]:
-        """Paths that go through the stages to a rank, along its actions, and end there; each with
-        its last node: the last backward of a stage, or the rank's last action of all.
+    def plain(self, begins: str) -> Iterator[Path]:
+        """Paths that go through the stages to a rank, along its actions, and end there: with the
+        last backward of a stage, or the rank's last action of all.
 
         begins: the kind of action that starts a backward, B or I.
         """
@@ -98,12 +100,13 @@ class Waits:
             last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
             for stop in sorted({*last.values(), actions[-1]}):
                 if start <= stop:
-                    yield self._along(actions, start, stop), self.nodes[stop]
+                    yield self._along(actions, start, stop)
 
     def _along(self, actions: tuple[int, ...], start: int, stop: int) -> Path:
         within = Counter(self.nodes[i] for i in actions if start < i <= stop)
         arriving = self._path(start, self.source.__getitem__)
-        return Path(dict(within + Counter(arriving.nodes)), arriving.sends)
+        nodes = dict(within + Counter(arriving.nodes))
+        return Path(nodes, arriving.sends, self.nodes[stop])
 
 
 @cache

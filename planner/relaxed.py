@@ -17,8 +17,8 @@ Constraints
     long[s,a]  d[s,a] >= sum of n us(k,l,a), alone; and beside collectives, less what the ends of a
                stage are spared
     path[i]    end >= sum of d and sends along a path of waits (paths.py), with what follows it:
-               the reductions of s instead of d[s], where it ends with the last backward of s;
-               g[s], where that is the last action of its rank
+               the reductions of s instead of d[s], where it ends with the last backward or the
+               last W of s; g[s], where that is the last action of its rank
     late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
                d[s,last] >= sum of n us(k,l,last) + price o[s]
     busy[r]    end >= all collectives of rank r
@@ -34,7 +34,7 @@ Times are in units of the mean stage, bytes in units of the limit.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from meshwright.ir.schedule import Action, Schedule
@@ -145,6 +145,7 @@ def relax(
 
 
 Terms = list[tuple[int, float]]
+Row = tuple[str, Terms, float]
 
 
 @dataclass
@@ -170,10 +171,9 @@ class _Builder:
         self._actions()
         self._late()
         self._ranks(self._new("tail", 1.0))
-        for path, node in self.pipeline.waits.plain(self.pipeline.backward):
-            self._follow(path, node)
-        for path in self.paths:
-            self.problem.at_least(*self._path_row(path, []))
+        for path in (*self.pipeline.waits.plain(self.pipeline.backward), *self.paths):
+            for row in self._rows(path):
+                self.problem.at_least(*row)
         if self.pipeline.limit_bytes is not None:
             self._memory()
         return self._refined(solver.LinearProgram(self.problem))
@@ -200,7 +200,8 @@ class _Builder:
             for point in (us, between) if best[1] else (us,):
                 longest, path = pipeline.waits.longest(point, pipeline.send_us)
                 best = min(best, (longest, point), key=lambda b: b[0])
-                program.at_least(*self._path_row(path, [])[1:])
+                for _, terms, least in self._rows(path):
+                    program.at_least(terms, least)
                 if path not in self.paths:
                     self.paths.append(path)
             if best[0] <= near * solution.values[self.end] * self.unit_us:
@@ -275,17 +276,22 @@ class _Builder:
     def _stages(self, rank: int) -> list[int]:
         return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]
 
-    def _follow(self, path: Path, node: Node) -> None:
-        """A path alone, and with the reductions that its last action starts."""
-        stage, kind = node
+    def _rows(self, path: Path) -> Iterator["Row"]:
+        """A path alone, and with the reductions that its last action starts: of all its units, but
+        in W of those that have one."""
+        stage, kind = path.end
         left = [(self.left[stage], -1.0)] if kind == LAST and stage in self.left else []
-        self.problem.at_least(*self._path_row(path, left))
-        if self.reduces and kind in (LAST, self.pipeline.backward):
-            until = Path({**path.nodes, node: path.nodes[node] - 1}, path.sends)
-            reduce = [(v, -k.reduce_us / self.unit_us) for k, _, v in self.shares[stage]]
-            self.problem.at_least(*self._path_row(until, reduce))
+        yield self._path_row(path, left)
+        if self.reduces and kind in (LAST, "W", self.pipeline.backward):
+            until = replace(path, nodes={**path.nodes, path.end: path.nodes[path.end] - 1})
+            reduce = [
+                (v, -k.reduce_us / self.unit_us)
+                for k, n, v in self.shares[stage]
+                if kind != "W" or k.alone["W"][n]
+            ]
+            yield self._path_row(until, reduce)
 
-    def _path_row(self, path: Path, more: Terms) -> tuple[str, Terms, float]:
+    def _path_row(self, path: Path, more: Terms) -> "Row":
         nodes = [(self.durations[node], -float(count)) for node, count in path.nodes.items()]
         sends_us = path.sends_us(self.pipeline.send_us)
         return "path", [(self.end, 1.0), *nodes, *more], sends_us / self.unit_us

@@ -98,7 +98,7 @@ def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
     assert longest == pytest.approx(_end(schedule, us, send_us), rel=1e-12)
     walked = sum(count * us[node] for node, count in path.nodes.items()) + path.sends_us(send_us)
     assert walked == pytest.approx(longest, rel=1e-12)
-    for other, _ in waits.plain("I" if name.startswith("zb") else "B"):
+    for other in waits.plain("I" if name.startswith("zb") else "B"):
         walked = sum(count * us[node] for node, count in other.nodes.items())
         assert walked + other.sends_us(send_us) <= longest * (1 + 1e-12)
 
