@@ -156,7 +156,17 @@ class _Kinds:
             return gathers | {"B": backward, LAST: backward}
         alone = self._alone(self.parts.menus[index])
         kinds = ("B", LAST) if self.reduces else (LAST,)
-        return gathers | {k: tuple(us + self.slowed[index] for us in alone[k]) for k in kinds}
+        slowed, longer = self.slowed[index], self._lets_drain(index)
+        return gathers | {
+            k: tuple(us + slowed - more for us, more in zip(alone[k], longer, strict=True))
+            for k in kinds
+        }
+
+    def _lets_drain(self, index: int) -> list[float]:
+        """By level, how much less the next unit in backward is slowed, at most, because this one
+        takes longer than at its fastest level."""
+        us = [u.pass_us("B") for u in self.parts.menus[index]]
+        return [OVERLAP_PRICE * (1 + OVERLAP_PRICE) * (one - min(us)) for one in us]
 
     def _spared(self) -> dict[str, float]:
         """What the ends of a stage may spare a pass (passes.slack_us, each direction apart); of the
@@ -169,19 +179,22 @@ class _Kinds:
 
 
 def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[list[float], float]:
-    """By how much reductions slow each unit in a last backward, whatever its level; and what the
-    first two units of a stage are spared of that at most. reduce: by unit, in us.
+    """By how much reductions slow each unit in a last backward, whatever its level, where the unit
+    before it is at its fastest; and what the first two units of a stage are spared of that at most.
+    reduce: by unit, in us.
 
     When a unit begins, the reduction of the one before it has just been issued, and of the one
     before that is left what the time between was too short for. Where compute waits for a copy
     meanwhile, it loses more than the reductions that it then runs without would have slowed it.
     """
     least = [min(u.pass_us("B") for u in menu) for menu in menus]
-    longest = [(1 + OVERLAP_PRICE) * max(u.pass_us("B") + u.blocking_us for u in m) for m in menus]
-    longest, late = [*longest, 0.0], [*reduce, 0.0, 0.0]
+    walls = [
+        (1 + OVERLAP_PRICE) * (us + m[0].blocking_us) for us, m in zip(least, menus, strict=True)
+    ]
+    walls, late = [*walls, 0.0], [*reduce, 0.0, 0.0]
     found, second = [], []
     for index, us in enumerate(least):
-        left = max(0.0, late[index + 2] - longest[index + 1])
+        left = max(0.0, late[index + 2] - walls[index + 1])
         second.append(OVERLAP_PRICE * min(us, late[index + 1]))
         found.append(OVERLAP_PRICE * min(us, late[index + 1] + left))
     ahead = [0.0, *(one - other for one, other in zip(found, second, strict=True))]
