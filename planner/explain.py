@@ -121,12 +121,14 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
     readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
     forward = {v.name for op in forward_ops(graph) for v in op.outputs}
-    kept = _fate(piece, name) if name in forward else "a value of the backward"
+    kept = (
+        _fate(piece, name) if name in forward else "a value of the backward" if maker else "given"
+    )
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
         f"  placement {format_placement(piece.placements[name])}, "
         f"{gib(plan.local_bytes(piece, name))} a rank",
-        f"  made by {source}; {kept if maker else 'given'}",
+        f"  made by {source}; {kept}",
         f"  read by {readers}",
     ]
 

@@ -138,11 +138,7 @@ def test_a_write_that_hangs_ends_the_run_on_all_ranks(program: Path, tmp_path: P
     """After ten times --hang-after; rank 0, whose own file is whole, says whose is not."""
     more = ("--steps", "2000", "--save-every", "2")
     ranks = _hanging(program, tmp_path, "1", f"exec({STUCK!r})", "1.2", *more)
-    try:
-        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    messages = _messages(ranks)
     assert [rank.returncode for rank in ranks] == [2, 2]
     said = "rank 1 did not write within 12 s, ten times --hang-after"
     assert all("could not be written by rank" in text and said in text for text in messages)
@@ -295,11 +291,7 @@ def test_ranks_that_all_hang_while_they_start_end_by_themselves(
     """Nobody is left to see it: the run's folder, or that of torch, does not answer."""
     began = time.monotonic()
     ranks = _hanging(program, tmp_path, "both", where, "0.2")
-    try:
-        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    messages = _messages(ranks)
     assert time.monotonic() - began > 2
     assert [rank.returncode for rank in ranks] == [code, code]
     for number, message in enumerate(messages):
@@ -318,11 +310,7 @@ def test_ranks_that_see_different_data_end_before_the_first_step(
     program: Path, tmp_path: Path
 ) -> None:
     ranks = _hanging(program, tmp_path, "1", f"exec({OTHER!r})", "60")
-    try:
-        messages = [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    messages = _messages(ranks)
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert all("rank 1 on " in text and "reads random:256 of " in text for text in messages)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -353,6 +341,15 @@ def _by_hand(
             )
         )
     return ranks
+
+
+def _messages(ranks: list[subprocess.Popen]) -> list[str]:
+    """What each rank printed as an error, once all have ended; none outlives this."""
+    try:
+        return [rank.communicate(timeout=TIMEOUT_S)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def _one_ends(processes: list[subprocess.Popen], code: int) -> None:
