@@ -73,11 +73,20 @@ def _children(launcher: subprocess.Popen) -> list[str]:
 
 def _ranks(launcher: subprocess.Popen) -> list[int]:
     """Process ids of the ranks, in order of rank."""
-    found = {}
-    for pid in _children(launcher):
+    found = {_rank_of(pid): int(pid) for pid in _children(launcher)}
+    return [found[rank] for rank in sorted(found)]
+
+
+def _rank_of(pid: str) -> int:
+    """Until it runs a program of its own, a child has its launcher's environment."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        found[int(next(w for w in words if w.startswith(b"RANK=")).removeprefix(b"RANK="))] = pid
-    return [int(found[rank]) for rank in sorted(found)]
+        for word in words:
+            if word.startswith(b"RANK="):
+                return int(word.removeprefix(b"RANK="))
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} did not come to be a rank")
 
 
 def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
