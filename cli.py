@@ -16,7 +16,7 @@ from meshwright import __version__
 if TYPE_CHECKING:  # the rooms load when a command needs them
     from meshwright.ir.plan import Plan
     from meshwright.models import ModelSource
-    from meshwright.planner.cluster import Cluster
+    from meshwright.planner.hardware.cluster import Cluster
     from meshwright.runtime.job import Job
 
 
@@ -379,15 +379,15 @@ def make_plan_of(
     model: str, options: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple["Plan", str]:
     """The plan of a model spec under plan options, and the search's report ("" without one)."""
-    from meshwright.ir.capture import trace
+    from meshwright.ir.capture.export import trace
     from meshwright.models import load_model
     from meshwright.planner.clock import CLOCK
-    from meshwright.planner.cluster import parse_cluster
-    from meshwright.planner.demands import check_pins
-    from meshwright.planner.driver import make_plan
-    from meshwright.planner.pins import parse_pins
-    from meshwright.planner.report import search_report
-    from meshwright.planner.search import search_plan
+    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.report.report import search_report
+    from meshwright.planner.search.demands import check_pins
+    from meshwright.planner.search.make_plan import make_plan
+    from meshwright.planner.search.pins import parse_pins
+    from meshwright.planner.search.search import search_plan
 
     cluster = parse_cluster(options.cluster)
     pins = parse_pins(options.pin)
@@ -431,8 +431,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from meshwright.ir.plan_text import format_plan, plan_hash
-    from meshwright.planner.explain import summary
+    from meshwright.ir.text.plan_text import format_plan, plan_hash
+    from meshwright.planner.report.explain import summary
 
     if Path(arguments.output).is_dir():
         raise ValueError(f"-o {arguments.output} is a folder; give the file that the plan goes to")
@@ -450,7 +450,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 def _read_plan(path: str) -> "Plan":
     from meshwright.ir.errors import ParseError
-    from meshwright.ir.plan_text import parse_plan
+    from meshwright.ir.text.plan_text import parse_plan
 
     try:
         return parse_plan(Path(path).read_text(encoding="utf-8"))
@@ -536,8 +536,8 @@ def _write_job(
     job: "Job", out: Path, options: argparse.Namespace, arguments: argparse.Namespace
 ) -> None:
     """Plan, report, program and the resolved job file into the run's folder."""
-    from meshwright.ir.plan_text import format_plan
-    from meshwright.planner.explain import summary
+    from meshwright.ir.text.plan_text import format_plan
+    from meshwright.planner.report.explain import summary
     from meshwright.runtime.run_folder import begin_job, check_free
 
     if out.exists() and not out.is_dir():
@@ -557,8 +557,8 @@ def _write_job(
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    from meshwright.planner.explain import explain_value, report
-    from meshwright.planner.segments import explain_segment
+    from meshwright.planner.report.explain import explain_value, report
+    from meshwright.planner.report.segments import explain_segment
 
     plan = _read_plan(arguments.plan)
     if arguments.why_not:
@@ -576,9 +576,9 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
     """A warning where a plan's numbers are of other decisions; "" where its cluster is not here."""
-    from meshwright.planner.cluster import ClusterError
-    from meshwright.planner.explain import outdated
-    from meshwright.planner.predict import predict
+    from meshwright.planner.hardware.cluster import ClusterError
+    from meshwright.planner.report.explain import outdated
+    from meshwright.planner.simulate.predict import predict
 
     try:
         found = predict(plan, _cluster_of(plan, arguments))
@@ -589,9 +589,9 @@ def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
     """Draw the simulated step; what was written."""
-    from meshwright.planner.draw import draw
-    from meshwright.planner.predict import predict
-    from meshwright.planner.timeline import perfetto
+    from meshwright.planner.report.draw import draw
+    from meshwright.planner.simulate.predict import predict
+    from meshwright.planner.simulate.timeline import perfetto
 
     if path.suffix not in (".svg", ".json"):
         raise ValueError(f"--timeline {path}: give a name that ends with .svg or .json")
@@ -602,14 +602,14 @@ def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
 
 
 def _cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":
-    from meshwright.planner.cluster import parse_cluster
+    from meshwright.planner.hardware.cluster import parse_cluster
 
     return parse_cluster(arguments.cluster or plan.cluster)
 
 
 def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
     """The best plan under the pins, and what separates it from the one at hand."""
-    from meshwright.planner.diff import diff
+    from meshwright.planner.report.diff import diff
 
     options = argparse.Namespace(
         cluster=arguments.cluster or plan.cluster,
@@ -637,7 +637,7 @@ def _kept_pins(plan: "Plan", asked: set[str]) -> list[str]:
 
 
 def _diff(arguments: argparse.Namespace) -> None:
-    from meshwright.planner.diff import diff
+    from meshwright.planner.report.diff import diff
 
     first, second = _read_plan(arguments.first), _read_plan(arguments.second)
     text = diff(first, second, _cluster_of(first, arguments))

@@ -22,12 +22,12 @@ from dataclasses import replace
 from meshwright.ir.graph import Value
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
-from meshwright.planner.cluster import Cluster
-from meshwright.planner.cost import FUSED, Costs, OpWork, shard_on
-from meshwright.planner.functions import PhaseWork, functions_of
-from meshwright.planner.simulator import simulate
-from meshwright.planner.step import Unit, step_model
-from meshwright.planner.work import Phase, PieceWork
+from meshwright.planner.cost.functions import PhaseWork, functions_of
+from meshwright.planner.cost.op_cost import FUSED, Costs, OpWork, shard_on
+from meshwright.planner.cost.piece_cost import Phase, PieceWork
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.simulate.simulator import simulate
+from meshwright.planner.simulate.step_model import Unit, step_model
 
 # (all_gathers, reduce_scatters) of forward and of backward with its recomputation.
 COLLECTIVES = {"attention": ((1, 1), (2, 4)), "ffn": ((1, 1), (2, 2)), "head": ((1, 0), (0, 1))}

@@ -15,16 +15,16 @@ from functools import cache
 
 import kempnerforge
 
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.cluster import Cluster, parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.pins import Pins
-from meshwright.planner.predict import Prediction, predict
-from meshwright.planner.search import search
+from meshwright.planner.hardware.cluster import Cluster, parse_cluster
+from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.search import search
+from meshwright.planner.simulate.predict import Prediction, predict
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ CASES = {
 
 def measure(case: Case) -> str:
     """A row of the table: total, processor and tracing seconds, peak memory, result."""
-    from meshwright.ir.capture import trace
+    from meshwright.ir.capture.export import trace
     from meshwright.models import load_model
-    from meshwright.planner.cluster import parse_cluster
-    from meshwright.planner.pins import parse_pins
-    from meshwright.planner.search import search_plan
+    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.search.pins import parse_pins
+    from meshwright.planner.search.search import search_plan
 
     started = time.perf_counter()
     source = load_model(case.model)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Attr, Op
-from meshwright.ir.optable import ADDING, VIEWS
+from meshwright.ir.ops.table import ADDING, VIEWS
 
 from .local import Locals, identifier
 

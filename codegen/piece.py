@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
-from meshwright.ir.optable import added_where_made, without_passing
+from meshwright.ir.ops.table import added_where_made, without_passing
+from meshwright.ir.phases import split_backward
 from meshwright.ir.plan import Piece, Plan
-from meshwright.ir.split import split_backward
 
 from .local import Locals, identifier
 from .ops import op_text

@@ -4,8 +4,8 @@ import json
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Bucket, Param, Plan
-from meshwright.ir.plan_text import format_plan, plan_hash
 from meshwright.ir.sizes import evaluate
+from meshwright.ir.text.plan_text import format_plan, plan_hash
 
 from .schedule import schedule_source
 from .stage import stage_source

@@ -2,7 +2,7 @@
 
 A graph is a list of inputs, a list of ops in execution order and a list of output names. Every
 op names one target of the op table, its operands by value name, typed attributes, and the values
-it makes. Text is identity: `parse_graph(format_graph(g)) == g` (see text.py).
+it makes. Text is identity: `parse_graph(format_graph(g)) == g` (see text/graph_text.py).
 """
 
 import hashlib

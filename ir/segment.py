@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
-from .text import format_graph
+from .text.graph_text import format_graph
 
 _CASTS = ("to.dtype", "_to_copy")
 _NORMS = ("layer_norm", "rms_norm")  # one op here, but its parts read their input several times

@@ -7,13 +7,13 @@ from pathlib import Path
 from equivalence.cases import FAMILIES, ModelDraw
 from equivalence.draws import draw_model
 
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 
 OURS = tuple(f"tiny-{family}" for family in FAMILIES)
 STOCK = tuple(f"hf-{family}" for family in FAMILIES)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshwright.planner.cluster import Cluster, LinkLevel, parse_cluster
+from meshwright.planner.hardware.cluster import Cluster, LinkLevel, parse_cluster
 
 
 def machine(devices: int, memory_bytes: float, flops: float, link: float, launch: float) -> Cluster:

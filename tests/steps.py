@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from meshwright.planner.schedules import make_schedule, stage_ranks
-from meshwright.planner.step import StepModel, Unit
-from meshwright.planner.work import Phase, PieceWork, SplitWork
+from meshwright.planner.cost.piece_cost import Phase, PieceWork, SplitWork
+from meshwright.planner.pipeline.schedules import make_schedule, stage_ranks
+from meshwright.planner.simulate.step_model import StepModel, Unit
 
 
 def times() -> st.SearchStrategy[tuple[float, ...]]:

@@ -11,7 +11,7 @@ from functools import cache, partial
 import pytest
 from torch import nn
 
-from meshwright.ir import capture
+from meshwright.ir.capture import export as capture
 from meshwright.ir.traced import Traced
 from meshwright.models.config import DecoderConfig
 from meshwright.models.decoder import Decoder

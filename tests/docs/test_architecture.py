@@ -8,13 +8,13 @@ import pytest
 
 from meshwright.codegen.schedule import schedule_source
 from meshwright.codegen.stage import stage_source
-from meshwright.ir.capture import trace
-from meshwright.ir.plan_text import format_plan
-from meshwright.ir.text import format_graph
+from meshwright.ir.capture.export import trace
+from meshwright.ir.text.graph_text import format_graph
+from meshwright.ir.text.plan_text import format_plan
 from meshwright.models import load_model
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PINS = ["dp=2", "tp=2", "zero=3", "shard_weights=1", "micro_batch=2", "recompute=cheap"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from meshwright.planner.links import OUTER
-from meshwright.planner.schedules import chunks_of
+from meshwright.planner.hardware.topology import OUTER
+from meshwright.planner.pipeline.schedules import chunks_of
 from meshwright.runtime.optimizers.options import NAMES, OptimizerOptions, parse_group
 
 IGNORED = -100

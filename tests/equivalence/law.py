@@ -27,15 +27,15 @@ from equivalence.worker import Job, RankResult
 from torch import Tensor
 
 from meshwright.cli import write_program
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.planner.chain import ShardedModel, shard_model
-from meshwright.planner.cluster import Cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.levels import CHOSEN
-from meshwright.planner.pins import Pins
-from meshwright.planner.recompute import Kept, candidates, saved_under
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.remat.options import CHOSEN
+from meshwright.planner.remat.rules import Kept, candidates, saved_under
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.sharding.boundary_layouts import ShardedModel, shard_model
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0

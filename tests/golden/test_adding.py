@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.codegen.program import emit
-from meshwright.ir.capture import trace
-from meshwright.ir.optable import added_where_made
-from meshwright.ir.text import parse_graph
+from meshwright.ir.capture.export import trace
+from meshwright.ir.ops.table import added_where_made
+from meshwright.ir.text.graph_text import parse_graph
 from meshwright.models import PRESETS, Decoder
 from meshwright.models.ffn import FeedForward
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 from meshwright.runtime import kernels
 
 CONFIG = replace(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from meshwright.codegen.program import emit
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import PRESETS, Decoder, DecoderConfig
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.recompute import Kept
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.remat.rules import Kept
 
 FOLDER = Path(__file__).parent
 SIZES = {"dim": 16, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 32, "vocab": 64}

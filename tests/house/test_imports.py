@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from house.rooms import ROOMS, imports, name_of, room_files
+from house.rooms import ROOMS, ROOT, imports, name_of, room_files
 
 # room -> the other rooms it may import, and the libraries beside the standard library.
 LAW: dict[str, tuple[set[str], set[str]]] = {
@@ -17,7 +17,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
 }
 # Files that may import more, each for a reason of its own.
 MORE = {
-    r"ir/(capture\w*|joint|semantic)\.py": {"torch"},  # the way from torch into the graph
+    r"ir/capture/\w+\.py": {"torch"},  # the way from torch into the graph
     r"planner/solver\.py": {"ortools"},  # the one adaptor
     r"runtime/data/tokenizer\.py": {"tokenizers"},  # optional: imported when a file is given
     r"runtime/plot\.py": {"matplotlib"},  # optional: imported when something is drawn
@@ -46,6 +46,36 @@ def _breaches(path: Path) -> list[str]:
         if not allowed:
             found.append(f"{name_of(path)}:{line} imports {name}")
     return found
+
+
+# The folders of a room in the order of the data; each imports the earlier ones only. Files beside
+# them (`planner/solver.py`) belong to no folder: all may import them.
+FOLDERS = {
+    "ir": ("ops", "text", "capture"),
+    "planner": tuple("hardware cost sharding pipeline simulate remat bounds search report".split()),
+}
+
+
+def _folder_breaches(path: Path) -> list[str]:
+    """Imports of `path` from a folder of its room that comes later, one line each."""
+    room, *inner = name_of(path).split("/")
+    order = FOLDERS.get(room, ())
+    if not inner or inner[0] not in order:
+        return []
+    late = order[order.index(inner[0]) + 1 :]
+    return [
+        f"{name_of(path)}:{line} imports {name}"
+        for line, name in imports(path)
+        if name.startswith(f"meshwright.{room}.") and name.split(".")[2] in late
+    ]
+
+
+def test_each_folder_of_a_room_imports_only_earlier_ones() -> None:
+    for room, order in FOLDERS.items():
+        on_disk = {p.parent.name for p in (ROOT / room).glob("*/__init__.py")}
+        assert on_disk == set(order), f"{room}/ holds {sorted(on_disk)}, the order {order}"
+    breaches = [breach for path in room_files() for breach in _folder_breaches(path)]
+    assert not breaches, "\n".join(breaches)
 
 
 def test_each_room_imports_only_what_its_law_allows() -> None:

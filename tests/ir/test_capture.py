@@ -8,7 +8,7 @@ import torch
 from families import traced
 from torch import Tensor, nn
 
-from meshwright.ir.capture import capture, trace
+from meshwright.ir.capture.export import capture, trace
 from meshwright.ir.errors import CaptureError
 
 SECONDS, GIB = 30.0, 3.0
@@ -17,7 +17,7 @@ COST = """
 import resource
 import torch
 torch.set_num_threads(1)
-from meshwright.ir.capture import capture
+from meshwright.ir.capture.export import capture
 from meshwright.models import load_model
 source = load_model("llama-70b")
 graph = capture(source.build, source.name, "bf16").graph

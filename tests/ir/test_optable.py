@@ -6,7 +6,7 @@ from families import OURS, STOCK, traced
 
 from meshwright.codegen import ops as emission
 from meshwright.ir.graph import Graph
-from meshwright.ir.optable import ADDING, PASSED, SEMANTIC, rule_of
+from meshwright.ir.ops.table import ADDING, PASSED, SEMANTIC, rule_of
 from meshwright.ir.schedule import KINDS
 from meshwright.runtime import executor, kernels
 

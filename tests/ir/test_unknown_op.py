@@ -10,11 +10,11 @@ from equivalence.worker import Job, run_rank
 from torch import nn
 
 from meshwright.cli import write_program
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 from meshwright.runtime.initial import initial_value
 from meshwright.runtime.optimizers.options import OptimizerOptions
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import networkx as nx
 import pytest
 
-from meshwright.ir.capture import capture
+from meshwright.ir.capture.export import capture
+from meshwright.ir.capture.joint import joint
 from meshwright.ir.graph import Graph
-from meshwright.ir.joint import joint
 from meshwright.ir.segment import Segmented, segment
 from meshwright.models import load_model
-from meshwright.planner.schedules import make_schedule, stage_ranks
+from meshwright.planner.pipeline.schedules import make_schedule, stage_ranks
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.choose import _along_hulls, choose, peak_bytes
-from meshwright.planner.levels import Menu, Menus, Stage
-from meshwright.planner.step import Unit
-from meshwright.planner.work import Phase, PieceWork
+from meshwright.planner.cost.piece_cost import Phase, PieceWork
+from meshwright.planner.remat.options import Menu, Menus, Stage
+from meshwright.planner.remat.selection import _along_hulls, choose, peak_bytes
+from meshwright.planner.simulate.step_model import Unit
 
 SIZES = st.integers(0, 9).map(float)
 AWAY = st.sampled_from([0.0, 0.0, 3.0, 8.0])

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from steps import model
 
-from meshwright.planner.schedules import in_flight, make_schedule
-from meshwright.planner.simulator import Timeline, simulate
+from meshwright.planner.pipeline.schedules import in_flight, make_schedule
+from meshwright.planner.simulate.simulator import Timeline, simulate
 
 US = st.floats(0.1, 1e4)
 P, M = st.integers(2, 6), st.integers(1, 4)

@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.planner.catalogue import CATALOGUE
-from meshwright.planner.cluster import (
+from meshwright.planner.hardware.catalogue import CATALOGUE
+from meshwright.planner.hardware.cluster import (
     KNOWN_BY,
     AttentionReading,
     ClusterError,

@@ -8,14 +8,14 @@ from families import traced
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Value
-from meshwright.ir.optable import flops
+from meshwright.ir.ops.table import flops
 from meshwright.ir.sizes import SYMBOLS, num_elements
-from meshwright.ir.text import parse_graph
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.cost import GraphWork, compiled, number
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import Pins
-from meshwright.planner.step import step_model
+from meshwright.ir.text.graph_text import parse_graph
+from meshwright.planner.cost.op_cost import GraphWork, compiled, number
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.simulate.step_model import step_model
 
 
 def test_compiled_counts_equal_substitution_at_every_size() -> None:

@@ -5,8 +5,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.cuts import balanced, cut_stages, stages_of
-from meshwright.planner.shortest import Passes, shortest_pipeline
+from meshwright.planner.bounds.partition_bound import Passes, shortest_pipeline
+from meshwright.planner.pipeline.partition import balanced, cut_stages, stages_of
 
 COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
 

@@ -7,18 +7,24 @@ import numpy as np
 import pytest
 from machines import machine
 
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.descent import descend, neighbours
-from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.fitting import descended, fit, step_of
-from meshwright.planner.memory import filled, moments, walk
-from meshwright.planner.paths import waits_of
-from meshwright.planner.pins import Pins
-from meshwright.planner.schedules import GENERATORS, SPLIT, chunks_of, listed, make_schedule
-from meshwright.planner.simulator import simulate
-from meshwright.planner.space import Candidate
+from meshwright.planner.pipeline.critical_path import waits_of
+from meshwright.planner.pipeline.schedules import (
+    GENERATORS,
+    SPLIT,
+    chunks_of,
+    listed,
+    make_schedule,
+)
+from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidates import Candidate
+from meshwright.planner.search.descent import descend, neighbours
+from meshwright.planner.search.fitting import descended, fit, step_of
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.simulate.simulator import simulate
+from meshwright.planner.simulate.stage_memory import filled, moments, walk
 
 MEMORY = 2**34
 CHUNKED = [name for name in GENERATORS if name not in ("1f1b", "gpipe")]

@@ -11,13 +11,13 @@ from families import traced
 from meshwright.cli import main
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.diff import diff, differences
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.predict import predict
-from meshwright.planner.segments import explain_segment
-from meshwright.planner.step import step_model
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.report.diff import diff, differences
+from meshwright.planner.report.segments import explain_segment
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.simulate.predict import predict
+from meshwright.planner.simulate.step_model import step_model
 
 CLUSTER = parse_cluster("h200:4")
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.ir.graph import Graph, verify
-from meshwright.ir.optable import FREE
-from meshwright.ir.text import parse_graph
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.cost import Costs
-from meshwright.planner.frontier import Weights, _Problem, frontier, hull
-from meshwright.planner.recompute import forward_ops
+from meshwright.ir.ops.table import FREE
+from meshwright.ir.phases import forward_ops
+from meshwright.ir.text.graph_text import parse_graph
+from meshwright.planner.cost.op_cost import Costs
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.remat.frontier import Weights, _Problem, frontier, hull
 
 
 @st.composite

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.ir.placement import Mesh
-from meshwright.planner.cluster import COLLECTIVES, parse_cluster
-from meshwright.planner.links import Links, ordered
+from meshwright.planner.hardware.cluster import COLLECTIVES, parse_cluster
+from meshwright.planner.hardware.topology import Links, ordered
 
 CLUSTERS = ("h100:8x4", "h200:4x8", "a100:8x3", "mi300x:8x2", "rtx4090:4x4", "cpu:2x6")
 SIZES = (16.0, 1e5, 3e7, 2e9)

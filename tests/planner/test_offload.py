@@ -7,26 +7,26 @@ import pytest
 from machines import machine
 from steps import model, unit
 
-from meshwright.ir.capture import trace
+from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import InfeasibleError, PlanError
-from meshwright.ir.plan_text import format_plan, parse_plan
+from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.models import PRESETS, Decoder
-from meshwright.planner.cluster import Cluster
-from meshwright.planner.cost import Costs
-from meshwright.planner.driver import make_plan
-from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.explain import explain_value
-from meshwright.planner.levels import offloads
-from meshwright.planner.memory import HOST_SHARE, RESERVED_SHARE, filled
-from meshwright.planner.pins import Pins, parse_pins
-from meshwright.planner.predict import predict
-from meshwright.planner.report import search_report
-from meshwright.planner.search import search_plan
-from meshwright.planner.simulator import simulate
-from meshwright.planner.space import Candidate
-from meshwright.planner.step import StepModel, Unit
-from meshwright.planner.work import offloadable, offloading
+from meshwright.planner.cost.op_cost import Costs
+from meshwright.planner.cost.piece_cost import offloadable, offloading
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.remat.options import offloads
+from meshwright.planner.report.explain import explain_value
+from meshwright.planner.report.report import search_report
+from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidates import Candidate
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.search import search_plan
+from meshwright.planner.simulate.predict import predict
+from meshwright.planner.simulate.simulator import simulate
+from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, filled
+from meshwright.planner.simulate.step_model import StepModel, Unit
 
 SIZES = {"seq": 256, "global_batch": 4}
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.placement import Placement, replicated
-from meshwright.ir.text import format_graph, parse_graph, parse_placed_graph
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.cost import Costs, GraphWork
-from meshwright.planner.lower import lower
-from meshwright.planner.nodes import Choice, Demands, Node, nodes_of
-from meshwright.planner.objective import objective_us
-from meshwright.planner.sharding import shard
+from meshwright.ir.text.graph_text import format_graph, parse_graph, parse_placed_graph
+from meshwright.planner.cost.op_cost import Costs, GraphWork
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.sharding.ilp import shard
+from meshwright.planner.sharding.lower import lower
+from meshwright.planner.sharding.nodes import Choice, Demands, Node, nodes_of
+from meshwright.planner.sharding.objective import objective_us
 
 BIG = {"B": 2, "S": 4096}
 D = 512

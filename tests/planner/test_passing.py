@@ -3,17 +3,17 @@
 import pytest
 
 from meshwright.ir.graph import Graph, verify
-from meshwright.ir.optable import passing, without_passing
+from meshwright.ir.ops.table import passing, without_passing
 from meshwright.ir.placement import Placement
-from meshwright.ir.text import parse_graph
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.cost import Costs, shard_on
-from meshwright.planner.levels import proposals
-from meshwright.planner.lower import lower
-from meshwright.planner.nodes import Demands
-from meshwright.planner.recompute import candidates, saved_values
-from meshwright.planner.sharding import shard
-from meshwright.planner.work import LOGITS_ELEMENTS, piece_work
+from meshwright.ir.text.graph_text import parse_graph
+from meshwright.planner.cost.op_cost import Costs, shard_on
+from meshwright.planner.cost.piece_cost import LOGITS_ELEMENTS, piece_work
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.remat.options import proposals
+from meshwright.planner.remat.rules import candidates, saved_values
+from meshwright.planner.sharding.ilp import shard
+from meshwright.planner.sharding.lower import lower
+from meshwright.planner.sharding.nodes import Demands
 
 TOKENS, FEATURES, VOCAB = 8192, 1024, 65536
 HEAD = f"""graph head

@@ -6,11 +6,11 @@ import pytest
 
 from meshwright.ir.graph import verify
 from meshwright.ir.placement import Placement
-from meshwright.ir.text import format_graph, parse_placed_graph
-from meshwright.planner.chain import Lowered, ShardedModel, shard_model
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.cost import Costs
-from meshwright.planner.objective import objective_us
+from meshwright.ir.text.graph_text import format_graph, parse_placed_graph
+from meshwright.planner.cost.op_cost import Costs
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.sharding.boundary_layouts import Lowered, ShardedModel, shard_model
+from meshwright.planner.sharding.objective import objective_us
 
 AXIS = "tp"
 

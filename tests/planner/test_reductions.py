@@ -9,13 +9,13 @@ from meshwright.codegen.program import emit
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.errors import ParseError, PlanError
 from meshwright.ir.plan import Plan
-from meshwright.ir.plan_text import format_plan, parse_plan
-from meshwright.planner.cluster import COLLECTIVES, Cluster, Curve, parse_cluster
-from meshwright.planner.diff import differences
-from meshwright.planner.driver import make_plan
-from meshwright.planner.explain import memory_by_kind, summary
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.step import Unit, step_model
+from meshwright.ir.text.plan_text import format_plan, parse_plan
+from meshwright.planner.hardware.cluster import COLLECTIVES, Cluster, Curve, parse_cluster
+from meshwright.planner.report.diff import differences
+from meshwright.planner.report.explain import memory_by_kind, summary
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.simulate.step_model import Unit, step_model
 
 CLUSTER = parse_cluster("h200:4")
 # Links without latency: half the bytes take half the time.

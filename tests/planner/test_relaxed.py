@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
-from meshwright.planner.paths import LAST, Path, waits_of
-from meshwright.planner.relaxed import INF, QUICK, THOROUGH, Kind, Pipeline, relax
-from meshwright.planner.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
+from meshwright.planner.bounds.lp import INF, QUICK, THOROUGH, Kind, Pipeline, relax
+from meshwright.planner.pipeline.critical_path import LAST, Path, waits_of
+from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
 SHAPES = [(2, 4), (4, 8)]
 

@@ -3,11 +3,11 @@
 import pytest
 from families import traced
 
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.explain import explain_value
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.report import search_report
-from meshwright.planner.search import search_plan
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.report.explain import explain_value
+from meshwright.planner.report.report import search_report
+from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.search.search import search_plan
 
 PARTS = ("us of one micro-batch by segment", "ranks", "memory at the peak", "runners-up",
          "coverage", "bound")  # fmt: skip

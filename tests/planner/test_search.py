@@ -8,28 +8,28 @@ import pytest
 from machines import machine
 
 from meshwright.ir.errors import InfeasibleError
-from meshwright.ir.plan_text import format_plan, parse_plan
+from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
-from meshwright.planner.bounds import pipeline_of, tightened
-from meshwright.planner.catalogue import CATALOGUE
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.fitting import fit, polished
-from meshwright.planner.incumbent import repriced
-from meshwright.planner.infeasible import larger
-from meshwright.planner.pins import Pins, parse_pins
-from meshwright.planner.predict import predict
-from meshwright.planner.relaxed import relax
-from meshwright.planner.schedules import GENERATORS
-from meshwright.planner.search import search, search_plan
-from meshwright.planner.space import candidates, may_offload
+from meshwright.planner.bounds.lp import relax
+from meshwright.planner.hardware.catalogue import CATALOGUE
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.pipeline.schedules import GENERATORS
+from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidates import candidates, may_offload
+from meshwright.planner.search.fitting import fit, polished
+from meshwright.planner.search.incumbent import repriced
+from meshwright.planner.search.infeasible import larger
+from meshwright.planner.search.lp_bound import pipeline_of, tightened
+from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.search import search, search_plan
+from meshwright.planner.simulate.predict import predict
 
 SEQ = 64
 
 
 @pytest.fixture(scope="module")
 def model() -> Traced:
-    from meshwright.ir.capture import trace
+    from meshwright.ir.capture.export import trace
     from meshwright.models import load_model
 
     source = load_model("tiny-llama")

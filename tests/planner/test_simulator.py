@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import model, times, unit
 
-from meshwright.planner.simulator import simulate
-from meshwright.planner.step import StepModel, Unit
+from meshwright.planner.simulate.simulator import simulate
+from meshwright.planner.simulate.step_model import StepModel, Unit
 
 US = st.floats(0.1, 1e4)
 

@@ -2,8 +2,8 @@
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import format_placement
-from meshwright.ir.text import parse_graph
-from meshwright.planner.strategies import Axis, strategies_of, strides_of
+from meshwright.ir.text.graph_text import parse_graph
+from meshwright.planner.sharding.strategies import Axis, strategies_of, strides_of
 
 AXIS = Axis("tp", 2, {"B": 3, "S": 8})
 

@@ -9,12 +9,12 @@ from families import traced
 
 from meshwright.cli import main
 from meshwright.ir.plan import Plan
-from meshwright.planner.cluster import parse_cluster
-from meshwright.planner.draw import draw
-from meshwright.planner.driver import make_plan
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.predict import Prediction, predict
-from meshwright.planner.timeline import memory_of, perfetto, streams_of
+from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.report.draw import draw
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.simulate.predict import Prediction, predict
+from meshwright.planner.simulate.timeline import memory_of, perfetto, streams_of
 
 CLUSTER = parse_cluster("cpu:4")
 PINS = [

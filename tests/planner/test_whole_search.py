@@ -16,15 +16,15 @@ from machines import in_nodes, machine
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.traced import Traced
-from meshwright.planner.evaluate import Evaluator
-from meshwright.planner.fitting import step_of
-from meshwright.planner.levels import proposals
-from meshwright.planner.memory import RESERVED_SHARE, model_peaks
-from meshwright.planner.pins import Pins
-from meshwright.planner.schedules import GENERATORS
-from meshwright.planner.search import search
-from meshwright.planner.simulator import simulate
-from meshwright.planner.space import Candidate, candidates
+from meshwright.planner.pipeline.schedules import GENERATORS
+from meshwright.planner.remat.options import proposals
+from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidates import Candidate, candidates
+from meshwright.planner.search.fitting import step_of
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.search import search
+from meshwright.planner.simulate.simulator import simulate
+from meshwright.planner.simulate.stage_memory import RESERVED_SHARE, model_peaks
 
 SEQ = 64
 EXACT = 1 + 1e-9
@@ -61,7 +61,7 @@ class Simulated:
 @cache
 def model() -> Traced:
     """One layer: embed, attention, ffn, head."""
-    from meshwright.ir.capture import trace
+    from meshwright.ir.capture.export import trace
     from meshwright.models.decoder import Decoder
     from meshwright.models.presets import PRESETS
 

@@ -8,11 +8,11 @@ from families import OURS, STOCK, planned, traced
 from meshwright.ir.errors import MeshwrightError, ParseError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.plan_text import format_plan, parse_plan
 from meshwright.ir.schedule import format_schedule, parse_schedule
 from meshwright.ir.sizes import parse_size
-from meshwright.ir.text import format_graph, parse_graph
-from meshwright.planner.schedules import GENERATORS, make_schedule
+from meshwright.ir.text.graph_text import format_graph, parse_graph
+from meshwright.ir.text.plan_text import format_plan, parse_plan
+from meshwright.planner.pipeline.schedules import GENERATORS, make_schedule
 
 
 def _graphs(name: str) -> list[Graph]:

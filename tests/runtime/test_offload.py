@@ -2,7 +2,7 @@
 
 import torch
 
-from meshwright.planner import step
+from meshwright.planner.simulate import step_model as step
 from meshwright.runtime import offload
 from meshwright.runtime.offload import HostStore
 

@@ -5,8 +5,8 @@ import pytest
 from meshwright.ir import schedule as ir_schedule
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Action, parse_schedule
-from meshwright.planner.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
-from meshwright.planner.validate import validate
+from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
+from meshwright.planner.pipeline.validation import validate
 from meshwright.runtime import executor
 
 

@@ -1,0 +1,305 @@
+"""Capture: nn.Module -> Graph, through torch.export, without weights or a GPU.
+
+The module's forward takes tokens [B, S] and returns logits [B, S, V] (or an object with .logits).
+The graph takes tokens, labels and the loss denominator, and returns the loss: the last linear (and
+its soft-cap) is joined with the cross-entropy into one semantic op.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import Node
+
+from ..errors import CaptureError
+from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
+from ..segment import segment
+from ..sizes import B, S, Shape
+from ..text.graph_text import format_graph
+from ..traced import Constant, Traced
+from . import semantic
+from .collector import rarely_collected
+from .fx import FxReader, short_dtype, torch_dtype
+from .initialisers import build_fake
+from .joint import joint
+
+# Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
+_HINTS = (7, 13)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, the constants it names by hash, and what capture could not keep silently."""
+
+    graph: Graph
+    constants: tuple[Constant, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@rarely_collected()
+def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int) -> Traced:
+    """Capture, cut into segments, and trace each unique segment's joint graph."""
+    captured = capture(build, name, dtype)
+    segmented = segment(captured.graph)
+    joints = {s.name: joint(s) for s in segmented.segments}
+    return Traced(
+        name,
+        dtype,
+        vocab_size,
+        text_hash(format_graph(captured.graph)),
+        captured.graph,
+        segmented,
+        joints,
+        captured.constants,
+        captured.warnings,
+    )
+
+
+def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
+    """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
+
+    In f64, casts to float32 become casts to float64, and buffers of float32 are widened: a float32
+    detour would hide real errors in the float64 comparison (tests compare with the plain model
+    under the same rule).
+    Raises CaptureError where the module cannot be exported, or binds B or S to a number.
+    """
+    module, recipes, tied = build_fake(build, torch_dtype(dtype))
+    _check_trainable(module, name)
+    program = _export(_Logits(module), name)
+    reader = _Reader(program=program, name=name, recipes=recipes, tied=tied, promote=dtype == "f64")
+    return reader.read()
+
+
+def _check_trainable(module: nn.Module, name: str) -> None:
+    params = dict(module.named_parameters())
+    frozen = [n for n, p in params.items() if not p.requires_grad]
+    if frozen:
+        raise CaptureError(
+            f"model {name}: {len(frozen)} of its {len(params)} parameters do not require gradients "
+            f"({frozen[0]} first); programs train all of them: call requires_grad_(True) on it"
+        )
+
+
+class _Logits(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out = self.module(tokens)
+        return out if isinstance(out, Tensor) else out.logits
+
+
+def _swap_semantic(module: nn.Module) -> None:
+    """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
+    for part in module.modules():
+        if getattr(part, "semantic_op", None) == "attention":
+            part.forward = _attention_of(part)
+
+
+def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    scale, window = float(core.scale), int(core.window or 0)  # type: ignore[arg-type]
+    softcap = float(core.softcap or 0.0)  # type: ignore[arg-type]
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return semantic.attention(q, k, v, scale, True, window, softcap)[0]
+
+    return forward
+
+
+def _export(module: nn.Module, name: str) -> ExportedProgram:
+    _swap_semantic(module)
+    tokens = torch.zeros(_HINTS, dtype=torch.int64)
+    dims = {0: Dim("B", min=1), 1: Dim("S", min=1)}
+    try:
+        # Without gradients, for a model's own no_grad regions would become graphs within the graph.
+        with torch.no_grad():
+            return export(module, (tokens,), dynamic_shapes={"tokens": dims}, strict=False)
+    except Exception as error:
+        raise CaptureError(
+            f"model {name} cannot be traced for every batch and sequence size: {_reason(error)}; "
+            "its forward must not depend on the values or sizes of its input"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first violated constraint where torch lists them, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    listed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return next(iter(listed + lines), type(error).__name__).rstrip(".")
+
+
+@dataclass(kw_only=True)
+class _Reader(FxReader):
+    """Turns one exported program into a Graph."""
+
+    program: ExportedProgram
+    name: str
+    recipes: dict[str, str]
+    tied: dict[str, str]
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self) -> Captured:
+        self._inputs()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.call(node)
+        output = next(n for n in self.program.graph.nodes if n.op == "output")
+        logits = self.values[output.args[0][0]]
+        self._loss(logits)
+        graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), ("loss",))
+        graph = verify(_without_unused_inputs(prune(graph)))
+        used = {i.ref for i in graph.inputs_of("constant")}
+        kept = [encode(ref, t) for ref, t in sorted(self.constants.items()) if ref in used]
+        return Captured(graph, tuple(kept), tuple(self.warnings))
+
+    def _inputs(self) -> None:
+        signature = self.program.graph_signature
+        params, buffers = signature.inputs_to_parameters, dict(signature.inputs_to_buffers)
+        buffers.update(signature.inputs_to_lifted_tensor_constants)
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        tokens = next(n for n in placeholders if n.name in signature.user_inputs)
+        self.symbols = dict(
+            zip((s.node.expr for s in tokens.meta["val"].shape), (B, S), strict=True)
+        )
+        if len(self.symbols) != 2:
+            raise CaptureError(
+                f"model {self.name} binds the batch or sequence size to a number: tokens have "
+                f"shape {tuple(tokens.meta['val'].shape)}, expected two free sizes"
+            )
+        self.data("tokens", "i64", (B, S))
+        self.data("labels", "i64", (B, S))
+        self.values[tokens] = "tokens"
+        for node in placeholders:
+            if node.name in params:
+                self._param(node, params[node.name].removeprefix("module."))
+            elif node.name in buffers:
+                self._constant(node, buffers[node.name])
+
+    def data(self, name: str, dtype: str, shape: Shape) -> None:
+        self.inputs.append(Input(Value(name, dtype, shape), "data", name))
+        self.taken.add(name)
+
+    def _param(self, node: Node, name: str) -> None:
+        name = self.tied[name]
+        if name in self.taken:
+            self.values[node] = name
+            return
+        init = self.recipes.get(name, "")
+        if not init:
+            init = "normal(0.0, 0.02)"
+            self.warnings.append(f"param {name}: no initialiser seen, takes {init}")
+        value = self.value(node.meta["val"], self.fresh(name))
+        self.inputs.append(Input(value, "param", name, init))
+        self.values[node] = value.name
+
+    def _constant(self, node: Node, name: str) -> None:
+        signature = self.program.graph_signature
+        if name in signature.inputs_to_lifted_tensor_constants.values():
+            tensor = self.program.constants[name]
+        else:
+            tensor = self.program.state_dict.get(name)
+            tensor = self.program.constants[name] if tensor is None else tensor
+        if self.promote and tensor.dtype is torch.float32:
+            tensor = tensor.double()
+        digest = _digest(tensor)
+        self.constants[digest] = tensor.detach().clone()
+        value = self.value(tensor, self.fresh(name.removeprefix("module.")))
+        self.inputs.append(Input(value, "constant", digest))
+        self.values[node] = value.name
+
+    def _loss(self, logits: object) -> None:
+        chain = {op.output.name: op for op in self.ops}
+        op = chain.get(str(logits))
+        softcap = 0.0
+        if op is not None and op.target == "mul.Tensor" and op.attr("other") is not None:
+            softcap, op = _match_softcap(op, chain)
+        if op is None or op.target != "linear" or len(op.inputs) != 2:
+            found = op.target if op else "no op"
+            raise CaptureError(
+                f"model {self.name} ends in {found} with {len(op.inputs) if op else 0} operands; "
+                "the loss needs logits from a linear layer without bias, optionally soft-capped"
+            )
+        stats = "f64" if self.promote else "f32"
+        if self._value_of(op.inputs[0]).dtype == "f64":
+            stats = "f64"
+        self.inputs.append(Input(Value("denominator", stats, ()), "data", "denominator"))
+        lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
+        x, w = map(self._value_of, op.inputs)
+        logits = Value("loss.logits", x.dtype, (B, S, w.shape[0]))
+        source = op.source
+        self._emit(
+            "mw.linear_cross_entropy",
+            (*op.inputs, "labels"),
+            (lse, picked, logits),
+            source,
+            softcap=softcap,
+        )
+        self._emit(
+            "sub.Tensor", ("loss.lse", "loss.picked"), (Value("loss.nll", stats, (B, S)),), source
+        )
+        self._emit(
+            "ne.Scalar",
+            ("labels",),
+            (Value("loss.valid", "bool", (B, S)),),
+            source,
+            other=semantic.IGNORED_LABEL,
+        )
+        self._emit(
+            "where.ScalarOther",
+            ("loss.valid", "loss.nll"),
+            (Value("loss.masked", stats, (B, S)),),
+            source,
+            other=0.0,
+        )
+        self._emit("sum", ("loss.masked",), (Value("loss.sum", stats, ()),), source)
+        self._emit("div.Tensor", ("loss.sum", "denominator"), (Value("loss", stats, ()),), source)
+
+    def _emit(
+        self,
+        target: str,
+        inputs: Iterable[str],
+        outputs: Iterable[Value],
+        source: str,
+        **attrs: Attr,
+    ) -> None:
+        self.ops.append(Op(target, tuple(inputs), tuple(outputs), tuple(attrs.items()), source))
+
+    def _value_of(self, name: str) -> Value:
+        known = [i.value for i in self.inputs] + [v for op in self.ops for v in op.outputs]
+        return next(v for v in known if v.name == name)
+
+
+def _raw_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(tensor: Tensor) -> str:
+    head = f"{short_dtype(tensor.dtype)}{list(tensor.shape)}".encode()
+    return hashlib.sha256(head + _raw_bytes(tensor)).hexdigest()[:16]
+
+
+def encode(digest: str, tensor: Tensor) -> Constant:
+    data = base64.b64encode(_raw_bytes(tensor)).decode()
+    return digest, short_dtype(tensor.dtype), tuple(tensor.shape), data
+
+
+def _match_softcap(op: Op, chain: dict[str, Op]) -> tuple[float, Op | None]:
+    """tanh(logits / cap) * cap -> (cap, the linear); (0, op) when it is something else."""
+    cap = op.attr("other")
+    tanh = chain.get(op.inputs[0])
+    div = chain.get(tanh.inputs[0]) if tanh is not None and tanh.target == "tanh" else None
+    if div is not None and div.target == "div.Tensor" and div.attr("other") == cap:
+        return float(cap), chain.get(div.inputs[0])
+    return 0.0, op
+
+
+def _without_unused_inputs(graph: Graph) -> Graph:
+    used = {name for op in graph.ops for name in op.inputs}
+    inputs = tuple(i for i in graph.inputs if i.value.name in used or i.kind == "data")
+    return Graph(graph.name, inputs, graph.ops, graph.outputs)

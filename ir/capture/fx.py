@@ -1,0 +1,206 @@
+"""From fx nodes to ops: what torch.export and make_fx leave behind, in the words of the IR."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..dtypes import SHORT_NAMES, TORCH_NAMES
+from ..errors import CaptureError
+from ..graph import Attr, Input, Op, Value
+from ..sizes import Size, simplify_size
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    return SHORT_NAMES[str(dtype).removeprefix("torch.")]
+
+
+def torch_dtype(short: str) -> torch.dtype:
+    return getattr(torch, TORCH_NAMES[short])
+
+
+@dataclass
+class FxReader:
+    """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
+
+    promote: float32 becomes float64 (see capture).
+    """
+
+    promote: bool = False
+    symbols: dict = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    values: dict[Node, Any] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+
+    def value_name(self, node: Node) -> str:
+        """Module path and op name."""
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path = stack[-1][0] if stack else ""
+        path = path.replace("L['self'].", "").removeprefix("module.").removeprefix("module")
+        base = node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+        return f"{path}.{base}" if path else base
+
+    def fresh(self, name: str) -> str:
+        name = name.removeprefix("module.")
+        candidate, count = name, 1
+        while candidate in self.taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.taken.add(candidate)
+        return candidate
+
+    def _size(self, size: object) -> Size:
+        if isinstance(size, torch.SymInt):
+            return simplify_size(size.node.expr.subs(self.symbols))
+        return int(size)  # type: ignore[call-overload]
+
+    def value(self, tensor: Tensor, name: str) -> Value:
+        dtype = short_dtype(tensor.dtype)
+        dtype = "f64" if self.promote and dtype == "f32" else dtype
+        return Value(name, dtype, tuple(self._size(s) for s in tensor.shape))
+
+    def call(self, node: Node) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | int):
+            self.values[node] = self._size(value)
+            return
+        if node.target.__name__ == "getitem":  # type: ignore[union-attr]
+            self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+            return
+        if value is None:  # assertions about sizes and metadata
+            return
+        alias = _alias_of(node, self.promote)
+        if alias is not None:
+            self.values[node] = self.values[alias]
+            return
+        self._op(node, value)
+
+    def _op(self, node: Node, value: object) -> None:
+        name = self.fresh(self.value_name(node))
+        many = isinstance(value, tuple | list)
+        parts = value if many else (value,)
+        target = target_name(node.target)
+        names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
+        outputs = tuple(self.value(t, n) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
+        inputs, attrs = self._arguments(node)
+        if target.startswith("to."):
+            target, attrs = "to.dtype", tuple(a for a in attrs if a[0] == "dtype")
+        self.ops.append(Op(target, inputs, outputs, attrs, source_of(node)))
+        self.values[node] = tuple(names) if many else name
+
+    def _output_names(self, target: str, name: str, count: int) -> list[str]:
+        """One name per output: by meaning for semantic ops, by number elsewhere."""
+        suffixes = _OUTPUTS.get(target, tuple(map(str, range(count))))
+        return [self.fresh(f"{name}_{suffix}") for suffix in suffixes]
+
+    def _arguments(self, node: Node) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
+        schema = node.target._schema  # type: ignore[union-attr]
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+        given.update(node.kwargs)
+        inputs: list[str] = []
+        attrs: list[tuple[str, Attr]] = []
+        for argument in schema.arguments:
+            if argument.name not in given or argument.name in _DEVICE_ARGUMENTS:
+                continue
+            self._argument(argument, given[argument.name], inputs, attrs)
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        return tuple(inputs), tuple(attrs)
+
+    def _argument(self, argument: Any, given: Any, inputs: list[str], attrs: list) -> None:
+        if isinstance(given, Node) and isinstance(self.values[given], str):
+            inputs.append(self.values[given])
+        elif given is None and "Tensor" in str(argument.type):
+            inputs.append("")
+        elif isinstance(given, list | tuple) and "Tensor" in str(argument.type):
+            inputs.extend(self.values[n] for n in given)
+            attrs.append((argument.name, len(given)))
+        else:
+            value = self._attr(given)
+            if not (argument.has_default_value() and value == argument.default_value):
+                attrs.append((argument.name, value))
+
+    def _attr(self, given: object) -> Attr:
+        if isinstance(given, Node):
+            return self.values[given]
+        if isinstance(given, list | tuple):
+            return tuple(self._attr(g) for g in given)
+        if isinstance(given, torch.dtype):
+            short = short_dtype(given)
+            return "f64" if self.promote and short == "f32" else short
+        return given
+
+
+_DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
+_ALIASES = (
+    "contiguous",
+    "clone",
+    "detach",
+    "alias",
+    "lift_fresh_copy",
+    "detach_",
+    "dropout",
+    "feature_dropout",
+)
+_OUTPUTS = {
+    "mw.attention": ("o", "lse"),
+    "mw.attention_backward": ("dq", "dk", "dv"),
+    "mw.linear_cross_entropy": ("lse", "picked", "logits"),
+    "mw.linear_cross_entropy_backward": ("dx", "dw"),
+}
+_CASTS = ("to", "_to_copy", "type_as")
+
+
+def target_name(target: Any) -> str:
+    """The op table's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
+    namespace, _, base = target._schema.name.partition("::")
+    overload = target._overloadname
+    base = base if overload == "default" else f"{base}.{overload}"
+    if namespace == "aten":
+        return base
+    return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
+
+
+def _alias_of(node: Node, promote: bool) -> Node | None:
+    """The node this one equals: copies, casts to the same dtype, slices and expands of nothing."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node) or not isinstance(node.meta["val"], Tensor):
+        return None
+    base = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    before, after = source.meta["val"], node.meta["val"]
+    if not isinstance(before, Tensor):
+        return None
+    if base in ("dropout", "feature_dropout") and node.args[1] and node.args[2]:
+        raise CaptureError(
+            f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, "
+            "it is not supported above 0"
+        )
+    if base in _ALIASES:
+        return source
+    same_shape = before.shape == after.shape
+    if base in _CASTS:
+        known = (torch.float32, torch.float64)
+        both = promote and before.dtype in known and after.dtype in known
+        return source if before.dtype == after.dtype or both else None
+    if base in ("slice", "expand", "view", "reshape", "expand_as", "_unsafe_view") and same_shape:
+        return source
+    return None
+
+
+_NOT_MODEL = ("/torch/", "/ir/capture/")
+
+
+def source_of(node: Node) -> str:
+    """`models/llama.py:31` of the innermost line of the model: outside torch and this room."""
+    trace = node.meta.get("stack_trace") or ""
+    found = ""
+    for line in trace.splitlines():
+        line = line.strip()
+        if line.startswith("File ") and not any(skip in line for skip in _NOT_MODEL):
+            path, _, rest = line.removeprefix('File "').partition('", line ')
+            number = rest.partition(",")[0]
+            found = f"{'/'.join(path.split('/')[-2:])}:{number}"
+    return found

@@ -1,0 +1,349 @@
+"""The joint graph of a segment: forward and vector-Jacobian product in one graph.
+
+`make_fx` traces the segment's ops and `torch.autograd.grad` through them, over fake tensors with
+symbolic B and S. Composite ops are expanded into primitives here, the same on every device;
+semantic ops stay whole. Every value that backward reads is visible.
+
+Outputs of a joint graph: the segment's output, then the gradient of the activation input ("-"
+when there is none), then the gradient of each parameter, in input order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from ..errors import CaptureError
+from ..graph import Graph, Input, Op, Value, prune, verify
+from ..segment import Segment
+from ..sizes import B, S, Size
+from . import semantic
+from .fx import FxReader, torch_dtype
+
+aten = torch.ops.aten
+_HINTS = (7, 13)
+_DY = "dy"
+
+
+def joint(segment: Segment) -> Graph:
+    """Trace a unique segment's forward and backward; CaptureError for what torch refuses."""
+    graph = segment.graph
+    fake = _FakeInputs()
+    arguments = [fake.tensor(i.value, i.kind in ("activation", "param")) for i in graph.inputs]
+    is_loss = graph.values[graph.outputs[0]].shape == ()
+    if not is_loss:
+        arguments.append(fake.tensor(graph.values[graph.outputs[0]], False))
+    made: dict[str, Op] = {}  # traced node name -> the forward op it came from
+    wanted = [n for n, i in enumerate(graph.inputs) if i.kind in ("activation", "param")]
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs = list(tensors[: len(graph.inputs)])
+        (y,) = evaluate(graph, inputs, made)
+        dy = tensors[-1] if not is_loss else torch.ones_like(y)
+        grads = torch.autograd.grad(y, [inputs[n] for n in wanted], dy, allow_unused=True)
+        return (y, *grads)
+
+    with fake.mode, enable_python_dispatcher():
+        traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
+    return _read(graph, traced, fake.symbols, made, is_loss)
+
+
+class _FakeInputs:
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(shape_env=ShapeEnv())
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+        hint = torch.empty(_HINTS)
+        sizes: tuple[Any, ...] = self.mode.from_tensor(hint, symbolic_context=context).shape
+        self.b, self.s = sizes
+        self.symbols = {self.b.node.expr: B, self.s.node.expr: S}
+
+    def size(self, size: Size) -> Any:
+        if isinstance(size, int):
+            return size
+        return eval(str(size), {"B": self.b, "S": self.s})
+
+    def tensor(self, value: Value, requires_grad: bool) -> Tensor:
+        with self.mode:
+            shape = [self.size(s) for s in value.shape]
+            return torch.empty(
+                shape,
+                dtype=torch_dtype(value.dtype),
+                requires_grad=requires_grad,
+            )
+
+
+def evaluate(
+    graph: Graph, inputs: list[Tensor], made: dict[str, Op] | None = None
+) -> tuple[Tensor, ...]:
+    """Run a graph's ops on `inputs`; under a trace, `made` maps new nodes to their op."""
+    env = dict(zip((i.value.name for i in graph.inputs), inputs, strict=True))
+    sizes = _size_values(graph, env)
+    for op in graph.ops:
+        before = _node_names()
+        result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
+        results = result if isinstance(result, tuple | list) else (result,)
+        env.update((v.name, r) for v, r in zip(op.outputs, results, strict=True))
+        if made is not None:
+            made.update(dict.fromkeys(_node_names()[len(before) :], op))
+    return tuple(env[name] for name in graph.outputs)
+
+
+def _node_names() -> list[str]:
+    mode = get_proxy_mode()
+    return [n.name for n in mode.tracer.graph.nodes] if mode is not None else []
+
+
+def _size_values(graph: Graph, env: dict[str, Tensor]) -> dict:
+    found = {}
+    for item in graph.inputs:
+        for size, actual in zip(item.value.shape, env[item.value.name].shape, strict=True):
+            if size in (B, S):
+                found[str(size)] = actual
+    return found
+
+
+def _call(op: Op, tensors: list, sizes: dict) -> object:
+    if op.target in _COMPOSITES:
+        attrs = {k: _concrete(v, sizes) for k, v in op.attrs}
+        return _COMPOSITES[op.target](*tensors, **attrs)
+    overload = resolve(op.target)
+    remaining, attrs = list(tensors), dict(op.attrs)
+    given: Any
+    arguments: list[object] = []
+    keywords: dict[str, object] = {}
+    for argument in overload._schema.arguments:
+        kind = str(argument.type)
+        if "List[Tensor]" in kind and argument.name in attrs:
+            count = int(attrs.pop(argument.name))
+            given = [remaining.pop(0) for _ in range(count)]
+        elif argument.name in attrs:
+            given = _concrete(attrs.pop(argument.name), sizes)
+            given = torch_dtype(given) if _is_dtype(argument, given) else given
+        elif "Tensor" in kind and remaining:
+            given = remaining.pop(0)
+        elif argument.has_default_value():
+            given = argument.default_value
+        else:
+            given = None
+        if argument.kwarg_only:
+            keywords[argument.name] = given
+        else:
+            arguments.append(given)
+    return overload(*arguments, **keywords)
+
+
+def _is_dtype(argument: Any, given: object) -> bool:
+    return isinstance(given, str) and argument.name == "dtype"
+
+
+def _concrete(value: Any, sizes: dict) -> Any:
+    if isinstance(value, tuple):
+        return [_concrete(v, sizes) for v in value]
+    if hasattr(value, "free_symbols"):
+        return eval(str(value), {"__builtins__": {}}, sizes)
+    return value
+
+
+def resolve(target: str) -> Any:
+    """The torch overload behind an op-table name."""
+    if target.startswith("mw."):
+        return getattr(torch.ops.meshwright, target[3:]).default
+    namespace, _, base = target.rpartition("::")
+    name, _, overload = base.partition(".")
+    packet = getattr(getattr(torch.ops, namespace or "aten"), name)
+    return getattr(packet, overload or "default")
+
+
+# Composite ops, expanded the same on every device.
+
+
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = semantic.linear(x, w)
+    return y if bias is None else y + bias
+
+
+def _addmm(bias: Tensor, x: Tensor, w: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    assert beta == 1 and alpha == 1, (beta, alpha)
+    return semantic.linear(x, w.t()) + bias
+
+
+def _embedding(
+    w: Tensor,
+    ids: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if scale_grad_by_freq or sparse:
+        raise CaptureError(
+            f"embedding of {w.shape[0]} rows with scale_grad_by_freq={scale_grad_by_freq}, "
+            f"sparse={sparse}: neither is supported; build it with both off"
+        )
+    return semantic.embedding(ids, w, padding_idx)
+
+
+def _layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    normalized_shape: Sequence[int] = (),
+    eps: float = 1e-5,
+    **_: object,
+) -> Tensor:
+    dims = list(range(-len(normalized_shape), 0))
+    h = x.to(semantic.statistics_dtype(x.dtype))
+    h = h - h.mean(dims, keepdim=True)
+    h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
+    y = h if weight is None else h * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    normalized_shape: Sequence[int] = (),
+    eps: float | None = None,
+) -> Tensor:
+    dims = list(range(-len(normalized_shape), 0))
+    h = x.to(semantic.statistics_dtype(x.dtype))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
+    return (h if weight is None else h * weight).to(x.dtype)
+
+
+def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
+    if isinstance(split_size, list):
+        sizes = split_size
+    else:
+        whole, rest = divmod(x.shape[dim], split_size)
+        sizes = [split_size] * whole + [rest] * (rest > 0)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
+
+
+def _split_sizes(x: Tensor, split_sizes: list[int], dim: int = 0) -> tuple[Tensor, ...]:
+    return _split(x, split_sizes, dim)
+
+
+def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    return _split(x, -(-x.shape[dim] // chunks), dim)
+
+
+def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(x.select(dim, i) for i in range(x.shape[dim]))
+
+
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert attn_mask is None and dropout_p == 0.0, "masked attention is refused at capture"
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return semantic.attention(q, k, v, float(scale), bool(is_causal), 0, 0.0)[0]
+
+
+_COMPOSITES: dict[str, Callable] = {
+    "linear": _linear,
+    "addmm": _addmm,
+    "embedding": _embedding,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "split.Tensor": _split,
+    "split.sizes": _split_sizes,
+    "split_with_sizes": _split_sizes,
+    "chunk": _chunk,
+    "unbind.int": _unbind,
+    "scaled_dot_product_attention": _sdpa,
+}
+
+
+def _decompositions() -> dict:
+    """Backward formulas in primitives, where autograd uses an op of its own."""
+    from torch._decomp import get_decompositions
+
+    table = get_decompositions(
+        [aten.select_backward, aten._softmax_backward_data, aten.native_layer_norm_backward]
+    )
+    return dict(table)
+
+
+@dataclass(kw_only=True)
+class _JointReader(FxReader):
+    """Names: forward values after the segment's own, backward values after their op."""
+
+    names: dict[str, Op]
+
+    def value_name(self, node: Node) -> str:
+        """The forward op's name, or the traced op's; always a Python identifier."""
+        op = self.names.get(node.name)
+        if op is not None and len(op.outputs) > 1:
+            return op.output.name.rpartition("_")[0]
+        return op.output.name if op else node.target._schema.name.partition("::")[2].strip("_")  # type: ignore[union-attr]
+
+
+def _read(
+    graph: Graph, traced: GraphModule, symbols: dict, made: dict[str, Op], is_loss: bool
+) -> Graph:
+    reader = _JointReader(symbols=symbols, names=made)
+    nodes = list(traced.graph.nodes)
+    items = list(graph.inputs)
+    if not is_loss:
+        y = graph.values[graph.outputs[0]]
+        items.append(Input(Value("dy", y.dtype, y.shape), "grad", "dy"))
+    for node, item in zip((n for n in nodes if n.op == "placeholder"), items, strict=True):
+        reader.inputs.append(item)
+        reader.taken.add(item.value.name)
+        reader.values[node] = item.value.name
+    sources: dict[str, str] = {}
+    for node in nodes:
+        if node.op == "call_function":
+            before = len(reader.ops)
+            reader.call(node)
+            for op in reader.ops[before:]:
+                sources[op.output.name] = made[node.name].source if node.name in made else ""
+    ops = tuple(replace(op, source=sources[op.output.name]) for op in reader.ops)
+    (result,) = (n for n in nodes if n.op == "output")
+    outputs = tuple("" if n is None else str(reader.values[n]) for n in result.args[0])
+    return verify(_name_gradients(prune(Graph(graph.name, tuple(items), ops, outputs)), graph))
+
+
+def _name_gradients(joint: Graph, forward: Graph) -> Graph:
+    """Outputs under the names of what they are: the segment's output, `d_x`, `d_<param>`."""
+    wanted = [i.value.name for i in forward.inputs if i.kind in ("activation", "param")]
+    names: dict[str, str] = {}
+    for output, source in zip(joint.outputs[1:], wanted, strict=True):
+        if output in joint.producer and output not in names:
+            names[output] = f"d_{source}"
+    activation = bool(forward.inputs_of("activation"))
+    outputs = joint.outputs if activation else (joint.outputs[0], "", *joint.outputs[1:])
+    return rename(replace(joint, outputs=outputs), names)
+
+
+def rename(graph: Graph, names: dict[str, str]) -> Graph:
+    """The graph with values renamed."""
+
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    ops = tuple(
+        replace(
+            op,
+            inputs=tuple(new(n) for n in op.inputs),
+            outputs=tuple(replace(v, name=new(v.name)) for v in op.outputs),
+        )
+        for op in graph.ops
+    )
+    return Graph(graph.name, graph.inputs, ops, tuple(new(n) for n in graph.outputs))

@@ -1,0 +1,1 @@
+"""Ops: what every room asks of an op, defined once."""

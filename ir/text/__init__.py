@@ -1,0 +1,1 @@
+"""The text forms of graphs and plans: they print, and parse back."""

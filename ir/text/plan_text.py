@@ -1,0 +1,236 @@
+"""The text form of plans: `key: value` lines, then sections. `parse_plan(format_plan(p)) == p`."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..dtypes import FLOATS, ITEM_BYTES
+from ..errors import ParseError
+from ..graph import text_hash
+from ..placement import format_placement, parse_mesh, parse_placement
+from ..plan import Bucket, Entry, InstancePlan, Param, Piece, Plan, grad_dtype
+from ..schedule import format_schedule, parse_schedule
+from ..sizes import Shape, format_size, parse_size
+from .graph_text import format_graph, parse_placed_graph, with_line
+
+HEADER = "meshwright plan v1"
+_KEYS = (
+    "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
+    "recompute", "schedule_name",
+)  # fmt: skip
+_NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
+
+
+def format_plan(plan: Plan) -> str:
+    lines = [HEADER]
+    lines += [f"{key}: {getattr(plan, key)}" for key in (*_KEYS, *_NUMBERS)]
+    lines += [f"flops_per_token: {plan.flops_per_token!r}", f"mesh: {plan.mesh}"]
+    lines += [f"stage_ranks: {' '.join(map(str, plan.stage_ranks))}"]
+    sections = [
+        ("coverage", "".join(f"{c}\n" for c in plan.coverage)),
+        ("costs", "".join(f"{name} {value!r}\n" for name, value in plan.costs)),
+        ("schedule", format_schedule(plan.schedule)),
+        ("instances", "".join(map(_format_instance, plan.instances))),
+        ("params", "".join(map(_format_param, plan.params))),
+        ("buckets", "".join(map(_format_bucket, plan.buckets))),
+        ("context", format_graph(plan.context, header=False)),
+    ]
+    sections += [(f"piece {p.name}", _format_piece(p)) for p in plan.pieces]
+    sections.append(("constants", "".join(_format_constant(c) for c in plan.constants)))
+    return "\n".join(lines) + "\n" + "".join(f"\n[{name}]\n{body}" for name, body in sections)
+
+
+def _format_shape(dtype: str, shape: Shape) -> str:
+    return f"{dtype}[{', '.join(format_size(s) for s in shape)}]"
+
+
+def _format_param(param: Param) -> str:
+    shape = _format_shape(param.dtype, param.shape)
+    return f"{param.name} : {shape} @ {format_placement(param.placement)} init {param.init}\n"
+
+
+def _format_instance(item: InstancePlan) -> str:
+    params, buckets = ", ".join(item.params), ", ".join(item.buckets)
+    return f"{item.name} stage={item.stage} piece={item.piece} params({params}) in({buckets})\n"
+
+
+def _format_bucket(bucket: Bucket) -> str:
+    stages = "+".join(map(str, bucket.stages))
+    head = f"{bucket.name} : {bucket.dtype}[{bucket.numel}] stages={stages}\n"
+    return head + "".join(
+        f"  {e.param} at {e.offset}{' partial' if e.partial else ''}{' decay' if e.decay else ''}\n"
+        for e in bucket.entries
+    )
+
+
+def _format_piece(piece: Piece) -> str:
+    lines = f"saved: {_format_names(piece.saved)}\n"
+    if piece.offloaded:
+        lines += f"offloaded: {_format_names(piece.offloaded)}\n"
+    return lines + format_graph(piece.graph, piece.placements, header=False)
+
+
+def _format_names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"%{name}" for name in names)
+
+
+def _format_constant(constant: tuple[str, str, Shape, str]) -> str:
+    digest, dtype, shape, data = constant
+    return f"{digest} : {_format_shape(dtype, shape)} = {data}\n"
+
+
+def plan_hash(plan: Plan) -> str:
+    return text_hash(format_plan(plan))
+
+
+def parse_plan(text: str) -> Plan:
+    """Raises ParseError naming the section or line that is not of this version."""
+    head, *rest = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
+    lines = head.splitlines()
+    if not lines or lines[0] != HEADER:
+        found = lines[0] if lines else "an empty file"
+        raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
+    # A value may be empty, and its line may have lost the blank behind the colon.
+    rows = (line.partition(":") for line in lines[1:] if line)
+    keys = {"optimizer": "adamw"}  # of plans that do not name one
+    keys |= {key: value.removeprefix(" ") for key, _, value in rows}
+    sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
+    try:
+        return _build(keys, sections)
+    except KeyError as error:
+        raise ParseError(f"the plan lacks {error.args[0]!r}; it has {sorted(sections)}") from None
+
+
+def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
+    pieces = [
+        _parse_piece(name.removeprefix("piece "), body)
+        for name, body in sections.items()
+        if name.startswith("piece ")
+    ]
+    keys.setdefault("reduce_dtype", grad_dtype(keys["dtype"], keys["precision"]))
+    fields: dict[str, Any] = {key: keys[key] for key in _KEYS}
+    if keys["reduce_dtype"] not in FLOATS:
+        raise ParseError(f"reduce_dtype: {keys['reduce_dtype']!r}; one of {', '.join(FLOATS)}")
+    fields.update({key: _number(keys, key, int) for key in _NUMBERS})
+    return Plan(
+        **fields,
+        flops_per_token=_number(keys, "flops_per_token", float),
+        mesh=parse_mesh(keys["mesh"]),
+        stage_ranks=_stage_ranks(keys["stage_ranks"]),
+        coverage=tuple(sections["coverage"].splitlines()),
+        costs=_rows(sections, "costs", _parse_cost),
+        schedule=parse_schedule(sections["schedule"]),
+        instances=_rows(sections, "instances", _parse_instance),
+        params=_rows(sections, "params", _parse_param),
+        buckets=_parse_buckets(sections),
+        context=parse_placed_graph(sections["context"])[0],
+        pieces=tuple(pieces),
+        constants=_rows(sections, "constants", _parse_constant),
+    )
+
+
+def _number(keys: dict[str, str], key: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(keys[key])
+    except ValueError:
+        raise ParseError(f"{key}: {keys[key]!r} is no {kind.__name__}") from None
+
+
+def _stage_ranks(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+( \d+)*", text):
+        raise ParseError(f"stage_ranks: {text!r}; expected the pp rank of every stage, such as 0 1")
+    return tuple(map(int, text.split()))
+
+
+def _rows(sections: dict[str, str], name: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+    """The lines of a section, each parsed. Raises ParseError with the section and the line."""
+    found = []
+    for line in sections[name].splitlines():
+        try:
+            found.append(parse(line))
+        except (ValueError, KeyError) as error:
+            raise ParseError(f"[{name}] {with_line(line, error)}") from None
+    return tuple(found)
+
+
+def _parse_cost(line: str) -> tuple[str, float]:
+    name, _, value = line.partition(" ")
+    return name, float(value)
+
+
+def _parse_shape(text: str) -> tuple[str, Shape]:
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    if dtype not in ITEM_BYTES:
+        raise ParseError(f"unknown dtype {dtype!r} in {text!r}; known: {', '.join(ITEM_BYTES)}")
+    return dtype, tuple(parse_size(s) for s in sizes.split(", ") if s)
+
+
+def _parse_param(line: str) -> Param:
+    match = re.fullmatch(r"(\S+) : (\w+\[.*?\]) @ (\[.*\]) init (.+)", line)
+    if match is None:
+        raise ParseError(f"{line!r}: expected name : dtype[shape] @ placement init recipe")
+    dtype, shape = _parse_shape(match[2])
+    return Param(match[1], dtype, shape, parse_placement(match[3]), match[4])
+
+
+def _parse_instance(line: str) -> InstancePlan:
+    match = re.fullmatch(r"(\S+) stage=(\d+) piece=(\S+) params\((.*)\) in\((.*)\)", line)
+    if match is None:
+        raise ParseError(f"{line!r}: expected name stage=N piece=P params(...) in(...)")
+    params, buckets = (tuple(n for n in match[k].split(", ") if n) for k in (4, 5))
+    return InstancePlan(match[1], match[3], int(match[2]), params, buckets)
+
+
+def _parse_buckets(sections: dict[str, str]) -> tuple[Bucket, ...]:
+    found: list[Bucket] = []
+    for row in _rows(sections, "buckets", _parse_bucket_line):
+        if isinstance(row, Bucket):
+            found.append(row)
+        elif found:
+            found[-1] = replace(found[-1], entries=(*found[-1].entries, row))
+        else:
+            raise ParseError(f"[buckets] {row.param} stands before the first bucket")
+    return tuple(found)
+
+
+def _parse_bucket_line(line: str) -> Bucket | Entry:
+    """A bucket's head, or one of its entries."""
+    if line.startswith("  "):
+        match = re.fullmatch(r"  (\S+) at (\d+)( partial)?( decay)?", line)
+        if match is None:
+            raise ParseError(f"{line!r}: expected name at offset [partial] [decay]")
+        return Entry(match[1], int(match[2]), bool(match[3]), bool(match[4]))
+    match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)", line)
+    if match is None:
+        raise ParseError(f"{line!r}: expected name : dtype[numel] stages=N")
+    stages = tuple(int(s) for s in match[4].split("+"))
+    return Bucket(match[1], match[2], int(match[3]), stages, ())
+
+
+def _parse_piece(name: str, body: str) -> Piece:
+    first, _, text = body.partition("\n")
+    saved = _parse_names(first, "saved:")
+    offloaded: tuple[str, ...] = ()
+    if text.startswith("offloaded:"):
+        second, _, text = text.partition("\n")
+        offloaded = _parse_names(second, "offloaded:")
+    graph, placements = parse_placed_graph(text)
+    kept = {*saved, *(i.value.name for i in graph.inputs_of("activation"))}
+    if lost := [value for value in offloaded if value not in kept]:
+        raise ParseError(f"[piece {name}] %{lost[0]} is offloaded, but not kept for backward")
+    bare = [value for value in graph.values if value not in placements]
+    if bare:
+        raise ParseError(f"[piece {name}] %{bare[0]} has no placement; {len(bare)} values lack one")
+    return Piece(name, graph, placements, saved, offloaded)
+
+
+def _parse_names(line: str, key: str) -> tuple[str, ...]:
+    names = line.removeprefix(key).split(",")
+    return tuple(n.strip().removeprefix("%") for n in names if n.strip())
+
+
+def _parse_constant(line: str) -> tuple[str, str, Shape, str]:
+    digest, _, rest = line.partition(" : ")
+    shape, _, data = rest.partition(" = ")
+    return (digest, *_parse_shape(shape), data)

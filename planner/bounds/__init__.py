@@ -1,0 +1,1 @@
+"""Lower bounds of a step: analytic, over all partitions, and by linear programming."""

@@ -1,0 +1,365 @@
+"""The linear relaxation of a pipeline: the shortest step under its own schedule.
+
+Units are split freely among stages and levels, fractions of them too, and need not be contiguous,
+but for the first and the last, which stay at their ends. The simulated step of every choice of cuts
+and levels that fits is then a point of this linear program, and its optimum a bound:
+
+Variables, all >= 0
+    n[s,k,l]   units of kind k at level l on stage s
+    d[s,a]     how long an action a (F, B, I, W, last: the last backward) of stage s takes
+    o[s], g[s] reductions beside the last action of a rank, a backward of s, and after it
+    end, tail  when all actions and collectives are done; what comes after
+Objective
+    end + tail
+Constraints
+    all[k]     sum over s, l of n[s,k,l] = how many units there are of k
+    some[s]    sum over k, l of n[s,k,l] >= 1
+    long[s,a]  d[s,a] >= sum of n us(k,l,a), alone; and beside collectives, less what the ends of a
+               stage are spared
+    path[i]    end >= sum of d and sends along a path of waits (pipeline/critical_path.py), with
+               what follows it: the reductions of s instead of d[s], where it ends with the last
+               backward or the last W of s; g[s], where that is the last action of its rank
+    late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
+               d[s,last] >= sum of n us(k,l,last) + price o[s]
+    busy[r]    end >= all collectives of rank r
+    ends[r]    tail >= update and refreshed parameters of rank r
+    fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
+               function has alive <= limit; left out where another i has as many micro-batches in
+               flight of every stage
+
+Paths are added as they are needed: a solution whose longest path is longer than its end asks for
+that one, until what is missing is next to nothing. Every solution on the way is a bound.
+
+Times are in units of the mean stage, bytes in units of the limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from meshwright.ir.schedule import Action, Schedule
+
+from .. import solver
+from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..solver import Problem
+
+INF = float("inf")
+# What the solver may be off by, relative.
+TOLERANCE = 1e-6
+# How far from the best point so far towards a solution the second path of a round is taken.
+STEP = 0.3
+
+Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Paths are added until the longest is no more than the share `close` longer than the bound, or
+    the bound grows by less than that in so many rounds."""
+
+    rounds: int
+    close: float
+
+
+QUICK, THOROUGH = Effort(4, 2e-3), Effort(20, 3e-4)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Units that cost the same, `count` of them; first and last stay on their ends' stages.
+
+    alone, beside: without collectives and with them; beside lacks kinds of action that have none,
+    "last" is a backward in one of the last micro-batch. reduce_us: its reductions, when they run
+    only then; traffic_us: all its collectives of a step; tail_us: its update. kept, handed: by
+    level, bytes of a micro-batch up to B or I, and from I to W.
+    """
+
+    count: int
+    alone: Times
+    beside: Times
+    reduce_us: float
+    traffic_us: float
+    tail_us: float
+    stored_bytes: float
+    kept: tuple[float, ...]
+    handed: tuple[float, ...]
+
+    @property
+    def fastest_us(self) -> float:
+        """A micro-batch through it, at the fastest level."""
+        passes = [us for kind, us in self.alone.items() if kind != "last"]
+        return min(map(sum, zip(*passes, strict=True)))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """kinds: the first unit's, the last unit's, then the others. spared: us that an action may take
+    less than its units beside collectives. send_us: by stage, at least, to the next.
+
+    limit_bytes: of a rank, None for no limit; fixed_bytes: what each rank holds whatever it runs;
+    passing_bytes: what functions have alive in backward at least, on the last stage and elsewhere.
+    """
+
+    kinds: tuple[Kind, ...]
+    schedule: Schedule
+    waits: Waits
+    stage_ranks: tuple[int, ...]
+    spared: dict[str, float]
+    send_us: tuple[float, ...]
+    overlap_price: float
+    limit_bytes: float | None
+    fixed_bytes: tuple[float, ...]
+    passing_bytes: tuple[float, float]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stage_ranks)
+
+    @property
+    def backward(self) -> str:
+        """The action that starts a backward."""
+        return "I" if "I" in self.kinds[0].alone else "B"
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
+    up. stage_us: of an optimum, what each stage's units take alone at their fastest."""
+
+    step_us: float
+    stage_us: tuple[float, ...] = ()
+
+
+def relax(
+    pipeline: Pipeline,
+    enough_us: float = INF,
+    effort: Effort = QUICK,
+    paths: list[Path] | None = None,
+) -> Relaxed:
+    """Stops at a bound of `enough_us`, or when the effort is made.
+
+    paths: that mattered to pipelines of the same waits, to begin with; those that matter to this
+    one are added.
+    """
+    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths).solve()
+
+
+Terms = list[tuple[int, float]]
+Row = tuple[str, Terms, float]
+
+
+@dataclass
+class _Builder:
+    pipeline: Pipeline
+    enough_us: float
+    effort: Effort
+    paths: list[Path]
+    problem: Problem = field(default_factory=Problem)
+    shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
+    durations: dict[Node, int] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)  # g, by stage
+
+    def __post_init__(self) -> None:
+        whole = sum(k.count * k.fastest_us for k in self.pipeline.kinds)
+        self.unit_us = whole / self.pipeline.num_stages or 1.0
+        self.reduces = any(k.reduce_us for k in self.pipeline.kinds)
+        self.limit = (1 + TOLERANCE) * (self.pipeline.limit_bytes or 1.0)
+        self.end = self._new("end", 1.0)
+
+    def solve(self) -> Relaxed:
+        self._units()
+        self._actions()
+        self._late()
+        self._ranks(self._new("tail", 1.0))
+        for path in (*self.pipeline.waits.plain(self.pipeline.backward), *self.paths):
+            for row in self._rows(path):
+                self.problem.at_least(*row)
+        if self.pipeline.limit_bytes is not None:
+            self._memory()
+        return self._refined(solver.LinearProgram(self.problem))
+
+    def _refined(self, program: solver.LinearProgram) -> Relaxed:
+        """Solve, and add longest paths, again and again: of the solution, and of a point between it
+        and the best one so far, which keeps solutions from swinging."""
+        pipeline, found = self.pipeline, Relaxed(0.0)
+        rounds, near = self.effort.rounds, 1 + self.effort.close
+        best: tuple[float, dict[Node, float]] = INF, {}
+        bounds: list[float] = []
+        while len(bounds) <= rounds or bounds[-1] > near * bounds[-1 - rounds]:
+            solution = program.solve()
+            if solution is None:
+                return Relaxed(INF)
+            if not solution.values:
+                return found
+            found = self._relaxed(solution)
+            bounds.append(found.step_us)
+            if found.step_us >= self.enough_us:
+                return found
+            us = {node: solution.values[d] * self.unit_us for node, d in self.durations.items()}
+            between = {n: (1 - STEP) * best[1].get(n, x) + STEP * x for n, x in us.items()}
+            for point in (us, between) if best[1] else (us,):
+                longest, path = pipeline.waits.longest(point, pipeline.send_us)
+                best = min(best, (longest, point), key=lambda b: b[0])
+                for _, terms, least in self._rows(path):
+                    program.at_least(terms, least)
+                if path not in self.paths:
+                    self.paths.append(path)
+            if best[0] <= near * solution.values[self.end] * self.unit_us:
+                return found
+        return found
+
+    def _relaxed(self, solution: solver.Relaxation) -> Relaxed:
+        stages = tuple(
+            sum(solution.values[v] * kind.fastest_us for kind, _, v in self.shares[s])
+            for s in range(self.pipeline.num_stages)
+        )
+        return Relaxed(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
+
+    def _new(self, name: str, cost: float = 0.0) -> int:
+        return self.problem.variable(name, cost, upper=INF)
+
+    def _units(self) -> None:
+        """n, all and some."""
+        stages = self.pipeline.num_stages
+        self.shares = {s: [] for s in range(stages)}
+        for k, kind in enumerate(self.pipeline.kinds):
+            homes = ([0], [stages - 1])[k] if k < 2 else range(stages)
+            mine = []
+            for s in homes:
+                for level in range(len(kind.kept)):
+                    mine.append(self._new(f"n[{s},{k},{level}]"))
+                    self.shares[s].append((kind, level, mine[-1]))
+            self.problem.equal(f"all[{k}]", [(v, 1.0) for v in mine], float(kind.count))
+        for s in range(1, stages - 1):
+            self.problem.at_least(f"some[{s}]", [(v, 1.0) for _, _, v in self.shares[s]], 1.0)
+
+    def _actions(self) -> None:
+        """d and long."""
+        first = self.pipeline.kinds[0]
+        for s, shares in self.shares.items():
+            for a in first.alone:
+                d = self.durations[s, a] = self._new(f"d[{s},{a}]")
+                self._long(d, [(v, -k.alone[a][n]) for k, n, v in shares], 0.0)
+                if a in first.beside:
+                    beside = [(v, -k.beside[a][n]) for k, n, v in shares]
+                    self._long(d, beside, self.pipeline.spared[a])
+
+    def _long(self, d: int, terms: Terms, spared_us: float) -> None:
+        scaled = [(v, us / self.unit_us) for v, us in terms]
+        self.problem.at_least("long", [(d, 1.0), *scaled], -spared_us / self.unit_us)
+
+    def _late(self) -> None:
+        """late, of ranks that end with a backward in one; elsewhere reductions go on beside other
+        actions, and nothing is said of them here."""
+        waits = self.pipeline.waits
+        for actions in waits.ranks if self.reduces else ():
+            stage, kind = waits.nodes[actions[-1]]
+            if kind != LAST:
+                continue
+            d = self.durations[stage, LAST]
+            o, g = self._new(f"o[{stage}]"), self._new(f"g[{stage}]")
+            reduce = [(v, -k.reduce_us / self.unit_us) for k, _, v in self.shares[stage]]
+            alone = [(v, -k.alone[LAST][n] / self.unit_us) for k, n, v in self.shares[stage]]
+            price = self.pipeline.overlap_price
+            self.problem.at_least("late", [(o, 1.0), (g, 1.0), *reduce], 0.0)
+            self.problem.at_least("late", [(d, 1.0), (o, -1.0)], 0.0)
+            self.problem.at_least("late", [(d, 1.0), (o, -price), *alone], 0.0)
+            self.left[stage] = g
+
+    def _ranks(self, tail: int) -> None:
+        """busy and ends."""
+        for rank in range(len(self.pipeline.schedule)):
+            shares = [x for s in self._stages(rank) for x in self.shares[s]]
+            self._covers(self.end, [(v, k.traffic_us) for k, _, v in shares])
+            self._covers(tail, [(v, k.tail_us) for k, _, v in shares])
+
+    def _stages(self, rank: int) -> list[int]:
+        return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]
+
+    def _rows(self, path: Path) -> Iterator["Row"]:
+        """A path alone, and with the reductions that its last action starts: of all its units, but
+        in W of those that have one."""
+        stage, kind = path.end
+        left = [(self.left[stage], -1.0)] if kind == LAST and stage in self.left else []
+        yield self._path_row(path, left)
+        if self.reduces and kind in (LAST, "W", self.pipeline.backward):
+            until = replace(path, nodes={**path.nodes, path.end: path.nodes[path.end] - 1})
+            reduce = [
+                (v, -k.reduce_us / self.unit_us)
+                for k, n, v in self.shares[stage]
+                if kind != "W" or k.alone["W"][n]
+            ]
+            yield self._path_row(until, reduce)
+
+    def _path_row(self, path: Path, more: Terms) -> "Row":
+        nodes = [(self.durations[node], -float(count)) for node, count in path.nodes.items()]
+        sends_us = path.sends_us(self.pipeline.send_us)
+        return "path", [(self.end, 1.0), *nodes, *more], sends_us / self.unit_us
+
+    def _covers(self, variable: int, terms: Terms) -> None:
+        if any(us for _, us in terms):
+            scaled = [(v, -us / self.unit_us) for v, us in terms]
+            self.problem.at_least("covers", [(variable, 1.0), *scaled], 0.0)
+
+    def _memory(self) -> None:
+        """fits."""
+        p = self.pipeline
+        for rank, actions in enumerate(p.schedule):
+            stages = self._stages(rank)
+            last, elsewhere = p.passing_bytes
+            for held, waiting, ends in _fullest(actions, p.num_stages, last >= elsewhere):
+                passing = last if ends else elsewhere
+                terms = [
+                    (v, -(k.stored_bytes + held.get(s, 0) * k.kept[n]
+                          + waiting.get(s, 0) * k.handed[n]) / self.limit)
+                    for s in stages
+                    for k, n, v in self.shares[s]
+                ]  # fmt: skip
+                room = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
+                self.problem.at_least("fits", terms, -room)
+
+
+Counts = dict[int, int]  # micro-batches by stage
+
+
+@cache
+def _fullest(
+    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
+) -> list[tuple[Counts, Counts, bool]]:
+    """Moments of a rank that no other has all of: between F and B or I, between I and W, and
+    whether the running function is the last stage's; most_at_last: whether that has most alive."""
+    found: list[tuple[tuple[tuple, tuple], bool]] = []
+    for moment in _moments(actions, num_stages, most_at_last):
+        if not any(_within(moment, other) for other in found):
+            found = [other for other in found if not _within(other, moment)]
+            found.append(moment)
+    return [(dict(held), dict(waiting), more == most_at_last) for (held, waiting), more in found]
+
+
+def _moments(
+    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
+) -> Iterator[tuple[tuple[tuple, tuple], bool]]:
+    held: Counts = {}
+    waiting: Counts = {}
+    for a in actions:
+        if a.kind == "F":
+            held[a.stage] = held.get(a.stage, 0) + 1
+            waiting.setdefault(a.stage, 0)
+        elif a.kind in ("B", "I"):
+            more = (a.stage == num_stages - 1) == most_at_last
+            yield (tuple(sorted(held.items())), tuple(sorted(waiting.items()))), more
+            held[a.stage] -= 1
+            waiting[a.stage] += a.kind == "I"
+        elif a.kind == "W":
+            waiting[a.stage] -= 1
+
+
+def _within(one: tuple, other: tuple) -> bool:
+    """Whether a moment has no more than another of anything."""
+    (counts, most), (others, other_most) = one, other
+    pairs = [
+        (count, dict(there).get(stage, 0))
+        for here, there in zip(counts, others, strict=True)
+        for stage, count in here
+    ]
+    return most <= other_most and all(count <= there for count, there in pairs)

@@ -1,0 +1,169 @@
+"""How short the pipeline of a step can be at best, under any contiguous cuts.
+
+A limit on the step is met when stages, filled in order, each as far as the limit and its memory
+allow, take all units: whatever a stage leaves to those behind it makes theirs longer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ..pipeline.partition import Room, no_longer
+
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Least times of one micro-batch through each unit, whatever its level.
+
+    both: least of a forward and a backward of one level. longest_forward: the most. reduce: of its
+    gradients, where they start in the last backward (0 where they run after every one). slowed: how
+    much longer its last backward takes beside the reductions of the unit behind it on its stage.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    both: Sequence[float]
+    longest_forward: Sequence[float]
+    reduce: Sequence[float]
+    slowed: Sequence[float]
+
+    @staticmethod
+    def of(
+        levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
+    ) -> "Passes":
+        """levels: (forward, backward) of each level of each unit. price: of overlap, a share."""
+        behind = [*reduce[1:], 0.0]
+        return Passes(
+            [min(f for f, _ in unit) for unit in levels],
+            [min(b for _, b in unit) for unit in levels],
+            [min(f + b for f, b in unit) for unit in levels],
+            [max(f for f, _ in unit) for unit in levels],
+            reduce,
+            [price * min(r, *(b for _, b in unit)) for unit, r in zip(levels, behind, strict=True)],
+        )
+
+
+def shortest_pipeline(
+    units: Passes,
+    num_stages: int,
+    num_microbatches: int,
+    warmup: Callable[[int], int],
+    room: Room | None = None,
+    send_us: float = 0.0,
+) -> float:
+    """What no cuts into contiguous stages within their rooms can beat, in the unit of the times;
+    inf where none are.
+
+    warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
+    micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
+    least of a transfer to the next stage. With t = f + b of stage s of n, x of it because memory is
+    short, P the sum of t ahead of it, U behind it, T of all, and R its reductions:
+
+        step >= m t + P + 2 s d + e
+        step >= T + (m - w) t + (w - 1) b + 2 (n - 1) d + e    w forwards, then a backward
+        step >= U + (m - w) t + (w - 1) b + f + R         from the start of its last backward
+
+    where e is what the last backward is slowed by on this stage and those ahead of it, but for one
+    unit of each, as no reduction runs before it. P and U are summed over least times, T too but for
+    x; b is at least t less the longest f. With one micro-batch the third may fall when a unit joins
+    a stage, so it is left out.
+    """
+    warmups = [warmup(s) for s in range(num_stages)]
+    limits = _Limits(units, num_microbatches, warmups, room, send_us)
+    if not limits.met(INF):
+        return INF
+    low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
+    high = low * (num_microbatches + 1) + sum(units.reduce)
+    while not limits.met(high):
+        low, high = high, 2 * high
+    while high - low > 1e-6 * high:
+        limit = (low + high) / 2
+        if limits.met(limit):
+            high = limit
+        else:
+            low = limit
+    return low
+
+
+class _Limits:
+    """The inequalities of `shortest_pipeline`, asked at one limit after another."""
+
+    def __init__(
+        self, units: Passes, m: int, warmups: list[int], room: Room | None, send_us: float
+    ) -> None:
+        self.units, self.m, self.warmups, self.room = units, m, warmups, room
+        self.send_us = send_us
+        self.total = sum(units.both)
+        self.ahead = [0.0, *accumulate(units.both)]
+        apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
+        self.slowed = [0.0, *accumulate(units.slowed)]
+        self.spared = max(units.slowed)
+        self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
+
+    def met(self, limit: float) -> bool:
+        """Whether stages filled in order, each as far as it may, take all units."""
+        index = 0
+        for stage, warmup in enumerate(self.warmups):
+            index = self._filled(index, warmup, stage, limit)
+        return index == len(self.units.both)
+
+    def _filled(self, index: int, w: int, stage: int, limit: float) -> int:
+        """The first unit that a stage starting at `index` cannot take."""
+        units, m = self.units, self.m
+        ahead = self.ahead[index] + 2 * stage * self.send_us
+        total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
+        longer = self.room(stage) if self.room is not None else no_longer
+        both = forward = backward = longest = reduce = 0.0
+        while index < len(units.both):
+            both += units.both[index]
+            forward += units.forward[index]
+            backward += units.backward[index]
+            longest += units.longest_forward[index]
+            reduce += units.reduce[index]
+            more = longer(index)
+            t = both + more
+            steady = (m - w) * t
+            late = total + more + steady + (w - 1) * max(backward, t - longest)
+            last_pass = max(0.0, self.slowed[index + 1] - (stage + 1) * self.spared)
+            if more == INF or max(m * t + ahead, late) + last_pass > limit:
+                break
+            last = self.behind[index + 1] + steady + (w - 1) * backward + forward + reduce
+            if m > 1 and last > limit:
+                break
+            index += 1
+        return index
+
+
+def shortest_start(
+    forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
+) -> float:
+    """What no cuts beat when only the start of a stage waits for those before it.
+
+    forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
+    after the forwards P ahead of it: step >= m t + P.
+    """
+    low, high = sum(forward), (num_microbatches + 1) * sum(both)
+    while high - low > 1e-6 * high:
+        limit = (low + high) / 2
+        if _starts_within(forward, both, num_stages, num_microbatches, limit):
+            high = limit
+        else:
+            low = limit
+    return low
+
+
+def _starts_within(
+    forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
+) -> bool:
+    """Whether stages filled in order, each as far as it may, take all units within a limit."""
+    before, index = 0.0, 0
+    for _ in range(num_stages):
+        busy = ahead = 0.0
+        while index < len(both) and m * (busy + both[index]) + before <= limit:
+            busy += both[index]
+            ahead += forward[index]
+            index += 1
+        before += ahead
+    return index == len(both)

@@ -1,0 +1,1 @@
+"""Costs of ops, redistributions and pieces on one rank."""

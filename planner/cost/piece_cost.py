@@ -1,0 +1,323 @@
+"""What one pass of a piece costs a rank: time by kind, memory kept and memory passing.
+
+Everything is read off the piece's two functions under its placements, so a plan's text gives the
+same numbers as the search that wrote it. Sizes are those of one micro-batch on one rank.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.ops.table import MATMULS, REDISTRIBUTE, added_where_made
+from meshwright.ir.placement import Placement
+
+from .functions import Functions, Phases, PhaseWork, phases_of
+from .op_cost import Costs
+
+_LOSS = ("mw.linear_cross_entropy", "mw.linear_cross_entropy_backward")
+# Logits of one chunk of the fused cross-entropy (runtime/kernels/cross_entropy.py, CHUNK_ELEMENTS);
+# each lives as the matmul's output and once in at least float32.
+LOGITS_ELEMENTS = 2048 * 131072
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One function of a piece: us by kind, and the most bytes it has alive beside its inputs.
+
+    copies_us: what copies to or from the host take from it of the device's memory bandwidth.
+    """
+
+    matmul_us: float
+    attention_us: float
+    pointwise_us: float
+    collective_us: float
+    peak_bytes: float
+    copies_us: float = 0.0
+
+    @property
+    def us(self) -> float:
+        compute_us = self.matmul_us + self.attention_us + self.pointwise_us
+        return compute_us + self.collective_us + self.copies_us
+
+
+NOTHING = Phase(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    """A backward in two: I and W. handed_bytes: what I gives to W; adds_late: W adds gradients."""
+
+    input_grad: Phase
+    weight_grad: Phase
+    handed_bytes: float
+    adds_late: bool
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """kept_bytes: handed from forward to backward on the device. entry_bytes, exit_bytes: x and y
+    on a rank.
+
+    again_us: the part of the backward that computes forward values again. split: of the schedules
+    that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
+    each way. added_bytes: of weights whose gradients are added by the matmuls that make them.
+    """
+
+    forward: Phase
+    backward: Phase
+    kept_bytes: float
+    entry_bytes: float
+    exit_bytes: float
+    again_us: float
+    split: SplitWork | None = None
+    away_bytes: float = 0.0
+    away_us: float = 0.0
+    added_bytes: float = 0.0
+
+
+@dataclass
+class WorkTable:
+    """PieceWork by (graph, what is kept, split or not, what is offloaded) at given costs, each
+    computed once."""
+
+    costs: Costs
+    known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
+
+    def of(
+        self,
+        graph: Graph,
+        placements: dict[str, Placement],
+        saved: tuple[str, ...],
+        split: bool = False,
+        offloaded: tuple[str, ...] = (),
+    ) -> PieceWork:
+        key = (id(graph), saved, split, offloaded)
+        if key not in self.known:
+            if offloaded:
+                staying = self.of(graph, placements, saved, split)
+                work = offloading(staying, graph, placements, saved, offloaded, self.costs)
+            else:
+                work = piece_work(graph, placements, saved, self.costs, split)
+            self.known[key] = (graph, work)
+        return self.known[key][1]
+
+
+def piece_work(
+    graph: Graph,
+    placements: dict[str, Placement],
+    saved: tuple[str, ...],
+    costs: Costs,
+    split: bool = False,
+) -> PieceWork:
+    """Times and bytes of a lowered joint graph under its saved values."""
+    phases = phases_of(graph, placements, saved)
+    functions, forward, backward = phases.functions, phases.forward, phases.backward
+    added = _added(graph, costs)
+    if split and phases.halves is not None:  # what I makes and hands to W is added there
+        added &= {v.name for op in phases.halves[1].graph.ops for v in op.outputs}
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    x = [i.value.name for i in graph.inputs_of("activation")]
+    whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size, added))
+    return PieceWork(
+        _phase(forward, placements, costs, _forward_peak(forward, size)),
+        whole,
+        _kept_bytes(phases, size, ()),
+        sum(size(n) for n in x),
+        size(graph.outputs[0]),
+        sum(op_us(op, backward, placements, costs) for op in phases.again),
+        _split_work(phases, costs, size, whole) if split else None,
+        added_bytes=sum(map(size, added)),
+    )
+
+
+def offloading(
+    work: PieceWork,
+    graph: Graph,
+    placements: dict[str, Placement],
+    saved: tuple[str, ...],
+    offloaded: tuple[str, ...],
+    costs: Costs,
+) -> PieceWork:
+    """`work` with some of the saved values in the host's memory. A copy reads or writes the
+    device's memory once, beside the compute that it hides behind."""
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    phases = phases_of(graph, placements, saved)
+    away = [name for name in phases.functions.kept if name in offloaded]
+    sizes = list(map(size, away))
+    cluster, total = costs.cluster, sum(sizes)
+    slowed = total / cluster.device.hbm_bytes_per_s * 1e6
+    start, split = replace(work.backward, copies_us=slowed), work.split
+    if split is not None:
+        split = replace(split, input_grad=replace(split.input_grad, copies_us=slowed))
+    return replace(
+        work,
+        forward=replace(work.forward, copies_us=slowed),
+        backward=start,
+        split=split,
+        kept_bytes=_kept_bytes(phases, size, away),
+        away_bytes=total,
+        away_us=len(sizes) * cluster.device.launch_us + total / cluster.host_link_bytes_per_s * 1e6,
+    )
+
+
+def offloadable(
+    graph: Graph, placements: dict[str, Placement], saved: tuple[str, ...], costs: Costs
+) -> list[tuple[float, str]]:
+    """(bytes, name) of kept values that can wait in the host's memory, the largest first: those
+    that alone have the memory that they fill."""
+    phases = phases_of(graph, placements, saved)
+    functions, forward = phases.functions, phases.forward
+    homes = {name: forward.storage(name) for name in functions.kept}
+    shared = Counter(homes.values())
+    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
+
+    def size(name: str) -> float:
+        return costs.local_bytes(graph.values[name], placements[name])
+
+    found = [
+        (size(name), name)
+        for name, home in homes.items()
+        if shared[home] == 1 and home not in given and size(name) == size(home)
+    ]
+    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
+
+
+def _split_work(phases: Phases, costs: Costs, size: "Sizes", whole: Phase) -> SplitWork:
+    """The two halves; all in I where the backward is not split."""
+    if phases.halves is None:
+        return SplitWork(whole, NOTHING, 0.0, False)
+    first, second = phases.halves
+    graph, placements = phases.joint, phases.functions.placements
+    dx = graph.outputs[1]
+    handed = [n for n in first.graph.outputs if n != dx or n in _inputs(second.graph)]
+    dy = sum(size(n) for n in _inputs(first.graph, "grad"))
+    peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
+    grads = frozenset(second.graph.outputs)
+    late = _peak(second, size, held=set(), dropped=grads, unwritten=_added(graph, costs))
+    given = _inputs(first.graph, "param", "data", "context")
+    storages = {first.storage(name) for name in handed} - given
+    return SplitWork(
+        _phase(first, placements, costs, peak),
+        _phase(second, placements, costs, late),
+        sum(size(name) for name in storages),
+        True,
+    )
+
+
+def _added(graph: Graph, costs: Costs) -> frozenset[str]:
+    """Gradients that are never written by themselves: the matmuls that make them add them."""
+    if costs.wide_grads:
+        return frozenset()
+    return frozenset(n for n in graph.outputs[2:] if n and added_where_made(graph, n))
+
+
+def _inputs(graph: Graph, *kinds: str) -> set[str]:
+    return {i.value.name for i in graph.inputs if not kinds or i.kind in kinds}
+
+
+def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:
+    us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
+    for op in work.graph.ops:
+        us[_kind(op)] += op_us(op, work, placements, costs)
+    return Phase(us["matmul"], us["attention"], us["pointwise"], us["collective"], peak_bytes)
+
+
+def _kind(op: Op) -> str:
+    if op.target == REDISTRIBUTE:
+        return "collective"
+    if op.target in MATMULS or op.target in _LOSS:
+        return "matmul"
+    return "attention" if op.target.startswith("mw.attention") else "pointwise"
+
+
+def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
+    """Time of one op of a function; redistributions by their links."""
+    ins = tuple(placements[n] for n in op.inputs if n)
+    outs = tuple(placements[v.name] for v in op.outputs)
+    if op.target == REDISTRIBUTE:
+        return costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
+    return costs.op_us(op, ins, outs, work.of[op.output.name])
+
+
+Sizes = Callable[[str], float]
+
+
+def _forward_peak(work: PhaseWork, size: Sizes) -> float:
+    """Most bytes of values that the forward makes, alive at once; outputs live to the end."""
+    return _peak(work, size, held=set(work.graph.outputs), dropped=frozenset())
+
+
+def _backward_peak(
+    functions: Functions, work: PhaseWork, size: Sizes, added: frozenset[str]
+) -> float:
+    """The same for the backward, with the incoming gradient; dx lives on, gradients are added
+    into their bucket as soon as they are made, or where they are."""
+    dx = [n for n in functions.backward.outputs if n not in functions.gradients]
+    dy = sum(
+        size(i.value.name)
+        for i in functions.backward.inputs
+        if i.kind == "grad" and i.value.name not in functions.kept
+    )
+    return dy + _peak(work, size, held=set(dx), dropped=functions.gradients, unwritten=added)
+
+
+def _peak(
+    work: PhaseWork,
+    size: Sizes,
+    held: set[str],
+    dropped: frozenset[str],
+    unwritten: frozenset[str] = frozenset(),
+) -> float:
+    """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
+    ends: dict[str, int] = {}
+    for index, op in enumerate(work.graph.ops):
+        for name in op.inputs:
+            ends[work.storage(name)] = index
+    last = len(work.graph.ops)
+    ends |= {work.storage(name): last for name in held}
+    live = peak = 0.0
+    leaving: dict[int, float] = {}
+    for index, op in enumerate(work.graph.ops):
+        made = 0.0
+        for value in op.outputs:
+            if value.name not in work.materialised or value.name in unwritten:
+                continue
+            bytes_ = size(value.name)
+            made += bytes_
+            end = index if value.name in dropped else ends.get(value.name, index)
+            leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
+        live += made
+        peak = max(peak, live + _workspace_bytes(op, work.graph, size))
+        live -= leaving.pop(index, 0.0)
+    return peak
+
+
+def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
+    """Memory that a kernel takes for itself: a chunk of logits."""
+    if op.target not in _LOSS:
+        return 0.0
+    backward = op.target == _LOSS[1]
+    names = [n for n in op.inputs if n]
+    x, w = (names[2], names[3]) if backward else (names[0], names[1])
+    features = graph.values[x].shape[-1]
+    item = ITEM_BYTES[graph.values[x].dtype]
+    assert isinstance(features, int)
+    tokens, rows = (size(name) / item / features for name in (x, w))
+    return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+
+
+def _kept_bytes(phases: Phases, size: Sizes, away: Sequence[str]) -> float:
+    """Bytes handed to backward on the device, each storage once; parameters and given values are
+    not counted."""
+    functions, forward = phases.functions, phases.forward
+    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
+    storages = {forward.storage(name) for name in functions.kept if name not in away} - given
+    return sum(size(name) for name in storages)

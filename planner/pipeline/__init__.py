@@ -1,0 +1,1 @@
+"""Pipelines: schedules, their generators and validation, partitions, critical paths."""

@@ -1,0 +1,1 @@
+"""What backward finds kept, computes again or fetches from the host: rules, frontier, options."""

@@ -1,0 +1,82 @@
+"""What a prediction rests on: readings, data sheets, assumptions; and what fell back."""
+
+from collections.abc import Iterator
+
+from meshwright.ir.plan import Plan
+
+from ..hardware.cluster import Cluster, Device
+from ..simulate.simulator import OVERLAP_PRICE
+from ..simulate.stage_memory import HOST_SHARE, RESERVED_SHARE
+
+
+def coverage(plan: Plan, cluster: Cluster) -> list[str]:
+    """Lines for a report; none is ever left out, so that no number looks surer than it is."""
+    return [
+        f"  {line}"
+        for line in (
+            *_device(plan, cluster.device),
+            *_links(cluster),
+            *_node(cluster),
+            *_rest(plan),
+        )
+    ]
+
+
+def _device(plan: Plan, device: Device) -> Iterator[str]:
+    sources = dict(device.sources)
+    dtype = plan.dtype
+    if dtype not in dict(device.matmul_flops_per_s):
+        yield f"assumed: {device.name} has no rate for {dtype}, its slowest one is taken"
+    rates = sources.get(dtype, sources.get("matmul_flops_per_s"))
+    yield _said(f"matmul rates of {device.name} in {dtype}", rates)
+    if device.efficiency != 1.0:
+        what = f"large matmuls on {device.name} reach {device.efficiency:.0%} of that"
+        yield _said(what, sources.get("efficiency"))
+    if not device.attention_readings and device.attention_flops_per_s is None:
+        yield f"assumed: attention on {device.name} runs at its matmul rate"
+    else:
+        read = "attention_readings" if device.attention_readings else "attention_flops_per_s"
+        rate = sources.get(read)
+        yield _said(f"attention on {device.name}, forward and backward", rate)
+    yield _said("memory bandwidth", sources.get("hbm_bytes_per_s"))
+    yield _said(f"memory, {device.memory_bytes / 2**30:.1f} GiB", sources.get("memory_bytes"))
+    yield _said(f"{device.launch_us:g} us a launch", sources.get("launch_us"))
+
+
+def _links(cluster: Cluster) -> Iterator[str]:
+    for level in cluster.levels:
+        sources = dict(level.sources)
+        if level.curves:
+            names = sorted({f"{c.collective} over {c.group}" for c in level.curves})
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            yield _said(f"link {level.name}: {shown}", sources.get("curves"))
+        else:
+            yield f"assumed: link {level.name} by latency and bandwidth alone, no curve"
+        yield _said(f"latency of {level.name}, {level.alpha_us:g} us", sources.get("alpha_us"))
+        what = f"bandwidth of {level.name}, {level.bytes_per_s / 1e9:.1f} GB/s a device"
+        yield _said(what, sources.get("bytes_per_s"))
+
+
+def _node(cluster: Cluster) -> Iterator[str]:
+    sources = dict(cluster.sources)
+    yield _said("link to the host", sources.get("host_link_bytes_per_s"))
+    yield _said("memory of the host", sources.get("host_memory_bytes"))
+    yield f"assumed: {HOST_SHARE:.0%} of the host's memory for what plans keep there"
+
+
+def _said(what: str, source: str | None) -> str:
+    """How a figure is known, what it is, and from where."""
+    if source is None:
+        return f"given: {what}, by the cluster's file"
+    how, _, where = source.partition(": ")
+    return f"{how}: {what}" + (f": {where}" if where else "")
+
+
+def _rest(plan: Plan) -> Iterator[str]:
+    yield f"assumed: compute beside a collective takes {OVERLAP_PRICE:.0%} of the shared time more"
+    yield f"assumed: {RESERVED_SHARE:.0%} of the memory for the driver, links and fragments"
+    alone = [p.name for p in plan.pieces if sum(i.piece == p.name for i in plan.instances) == 1]
+    yield f"segments that did not repeat: {', '.join(alone) or 'none'}"
+    yield from (f"fell back: {line}" for line in plan.coverage)
+    if not plan.coverage:
+        yield "fell back: nothing"

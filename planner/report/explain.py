@@ -1,0 +1,157 @@
+"""What a plan decided, in text: a summary, the whole report, one value."""
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Op
+from meshwright.ir.ops.table import passing
+from meshwright.ir.phases import forward_ops
+from meshwright.ir.placement import format_placement
+from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.sizes import evaluate, num_elements
+from meshwright.ir.text.plan_text import plan_hash
+
+from ..cost.functions import functions_of
+from ..hardware.catalogue import CPU
+from ..pipeline.schedules import in_flight
+from ..simulate.stage_memory import Peak, plan_peaks
+from ..simulate.step_model import step_model
+from ..units import gib
+
+
+def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
+    """Bytes of one device of a pp rank at its peak, by kind."""
+    return {kind: int(size) for kind, size in peaks(plan)[rank].bytes_by_kind}
+
+
+def peaks(plan: Plan) -> tuple[Peak, ...]:
+    """The fullest moment of every pp rank; bytes depend on no cluster's rates."""
+    return plan_peaks(plan, step_model(plan, CPU))
+
+
+def summary(plan: Plan) -> str:
+    """The decision in a few lines."""
+    mesh = plan.mesh
+    memory = max(peak.total_bytes for peak in peaks(plan))
+    params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
+    lines = [
+        f"plan {plan_hash(plan)}: {plan.model}, {params:,} parameters, on {plan.cluster}",
+        f"  mesh {mesh}; {plan.global_batch} rows of {plan.seq} tokens a step as "
+        f"{plan.num_microbatches} micro-batches of {plan.micro_batch} x dp {mesh.size('dp')}",
+        f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
+        f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
+        f"  {plan.dtype} {plan.precision}: gradients summed in {plan.grad_dtype}, reduced in "
+        f"{plan.reduce_dtype}; optimizer {plan.optimizer}",
+        f"  peak memory of the fullest rank: {gib(memory)}",
+    ]
+    lines += [f"  {name}: {value:,.6g}" for name, value in plan.costs]
+    lines += [f"  note: {c}" for c in plan.coverage]
+    return "\n".join(lines)
+
+
+def report(plan: Plan) -> str:
+    """Summary, memory by stage and kind, and one table row per piece and per stage."""
+    lines = [summary(plan), "", "peak memory of one device of each pp rank"]
+    for rank, peak in enumerate(peaks(plan)):
+        kinds, where = dict(peak.bytes_by_kind), peak.where
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in kinds.items())
+        lines.append(f"  rank {rank}: {gib(sum(kinds.values()))} in {where} ({parts})")
+    lines += ["", "stages"]
+    for stage in range(plan.num_stages):
+        mine = [i for i in plan.instances if i.stage == stage]
+        rank = plan.stage_ranks[stage]
+        lines.append(
+            f"  stage {stage} on rank {rank}: {len(mine)} segments, {mine[0].name} to "
+            f"{mine[-1].name}"
+        )
+    for rank, actions in enumerate(plan.schedule):
+        lines.append(f"  rank {rank}: {in_flight(actions)} passes in flight")
+    lines += ["", "pieces (bytes are of one micro-batch on one rank)"]
+    for piece in plan.pieces:
+        lines += _piece_lines(plan, piece)
+    return "\n".join(lines)
+
+
+def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
+    uses = sum(i.piece == piece.name for i in plan.instances)
+    saved = [(plan.local_bytes(piece, n), n) for n in piece.saved]
+    total = sum(size for size, _ in saved)
+    moves = [op for op in piece.graph.ops if op.target == "redistribute"]
+    away = sum(plan.local_bytes(piece, n) for n in piece.offloaded)
+    moved = f", {gib(away)} on the host" if away else ""
+    lines = [
+        f"  {piece.name} x{uses}: saves {len(saved)} values, {gib(total)}{moved}; "
+        f"{len(moves)} redistributions"
+    ]
+    for item in piece.graph.inputs_of("param"):
+        at = format_placement(piece.placements[item.value.name])
+        lines.append(f"    weight %{item.value.name} @ {at}")
+    for op in moves:
+        lines.append(f"    {op.attr('kind')} %{op.inputs[0]} ({gib(_moved(plan, piece, op))})")
+    for size, name in sorted(saved, reverse=True):
+        where = ", on the host" if name in piece.offloaded else ""
+        lines.append(f"    saved %{name} {gib(size)}{where}")
+    return lines
+
+
+def _moved(plan: Plan, piece: Piece, op: Op) -> int:
+    return max(plan.local_bytes(piece, n) for n in (op.inputs[0], op.output.name))
+
+
+def explain_value(plan: Plan, name: str) -> str:
+    """Where a value lies, whether it is kept, who makes and reads it, per piece that has it."""
+    name = name.removeprefix("%")
+    holders = [p for p in plan.pieces if name in p.graph.values]
+    if not holders:
+        known = sorted({n for p in plan.pieces for n in p.graph.values})
+        import difflib
+
+        near = difflib.get_close_matches(name, known, 3)
+        raise PlanError(
+            f"no value %{name} among the plan's {len(known)}; near: {', '.join(near) or 'none'}"
+        )
+    return "\n".join(line for piece in holders for line in _value_lines(plan, piece, name))
+
+
+def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
+    graph = piece.graph
+    value = graph.values[name]
+    maker = graph.producer.get(name)
+    source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
+    readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
+    forward = {v.name for op in forward_ops(graph) for v in op.outputs}
+    kept = (
+        _fate(piece, name) if name in forward else "a value of the backward" if maker else "given"
+    )
+    return [
+        f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
+        f"  placement {format_placement(piece.placements[name])}, "
+        f"{gib(plan.local_bytes(piece, name))} a rank",
+        f"  made by {source}; {kept}",
+        f"  read by {readers}",
+    ]
+
+
+def _fate(piece: Piece, name: str) -> str:
+    """What becomes of a forward value until its backward."""
+    if name in piece.offloaded:
+        return "kept for backward in the host's memory"
+    if name in piece.saved:
+        return "saved for backward"
+    if name in passing(piece.graph):
+        return "not kept: exists in chunks, which backward computes again in passing"
+    recomputed = functions_of(piece.graph, piece.placements, piece.saved).recomputed
+    if piece.graph.producer[name].output.name in recomputed:
+        return "not kept: computed again in backward, at the time that --segment shows"
+    return "forward only: backward does not need it"
+
+
+def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
+    """A warning where the numbers that stand in a plan are not those of its decisions."""
+    found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
+    off = [
+        f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"
+        for name, value in plan.costs
+        if name in found and abs(value / found[name] - 1) > 1e-6
+    ]
+    if not off:
+        return ""
+    return f"note: the plan was changed after it was predicted: it says {', '.join(off)}\n"

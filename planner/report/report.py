@@ -1,0 +1,122 @@
+"""The report of a search, in text: the decision, where time and memory go, who lost and why."""
+
+from meshwright.ir.plan import Plan
+
+from ..search.incumbent import Loser
+from ..search.search import Found
+from ..simulate.predict import Prediction
+from ..simulate.stage_memory import usable_bytes, usable_host_bytes
+from ..units import gib
+from .coverage import coverage
+from .explain import summary
+
+RUNNERS_UP = 12
+
+
+def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
+    """Everything `plan` has to say about why this plan; the search's own part comes last."""
+    cluster = prediction.cluster
+    limit = usable_bytes(cluster)
+    parts = [
+        [_decision(plan, found, prediction), "", summary(plan)],
+        ["us of one micro-batch by segment, forward + backward", *_segments(plan, prediction)],
+        [f"ranks (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
+         *_ranks(plan, prediction)],
+        [f"memory at the peak of rank {prediction.fullest}", *_memory(prediction)],
+        ["runners-up and why each lost", *_losers(found)],
+        ["coverage", *coverage(plan, cluster)],
+        ["bound", *_bound(found)],
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _decision(plan: Plan, found: Found, prediction: Prediction) -> str:
+    costs, mesh = dict(plan.costs), plan.mesh
+    step = prediction.step_us / 1e6
+    return (
+        f"{plan.model} on {plan.cluster}: mesh {mesh}, {plan.num_microbatches} micro-batches of "
+        f"{plan.micro_batch} rows, ZeRO {plan.zero}, recompute {plan.recompute}, "
+        f"{plan.schedule_name}. Predicted {step:.4g} s a step, "
+        f"{costs['predicted_tokens_per_s']:,.0f} tokens/s, "
+        f"{gib(prediction.peak_bytes)} at the peak; at most {found.gap:.1%} above the best of "
+        f"{found.num_candidates} combinations."
+    )
+
+
+def _segments(plan: Plan, prediction: Prediction) -> list[str]:
+    lines = [
+        "  piece                uses    matmul attention pointwise    tp links    again     kept"
+    ]
+    if offloads := any(piece.offloaded for piece in plan.pieces):
+        lines[0] += "    on host"
+    works = {u.name: u.work for units in prediction.model.stages for u in units}
+    for piece in plan.pieces:
+        names = [i.name for i in plan.instances if i.piece == piece.name]
+        work = works[names[0]]
+        columns = (
+            sum(getattr(phase, f"{kind}_us") for phase in (work.forward, work.backward))
+            for kind in ("matmul", "attention", "pointwise", "collective")
+        )
+        times = "".join(f"{value:11,.0f}" for value in (*columns, work.again_us))
+        away = f"{gib(work.away_bytes):>11}" if offloads else ""
+        lines.append(f"  {piece.name:<20} {len(names):>4}{times}{gib(work.kept_bytes):>11}{away}")
+    return lines
+
+
+def _ranks(plan: Plan, prediction: Prediction) -> list[str]:
+    lines = ["  rank  segments      busy ms  waiting ms  bubble ms  at the end        peak  stages"]
+    timeline, stages = prediction.timeline, prediction.model.stages
+    for rank in range(len(plan.schedule)):
+        mine = plan.stages_of(rank)
+        parts = [timeline.busy_us[rank], timeline.exposed_us[rank], timeline.bubble_us(rank)]
+        times = [part / 1e3 for part in (*parts, timeline.step_us - sum(parts))]
+        lines.append(
+            f"  {rank:>4}  {sum(len(stages[s]) for s in mine):>8}"
+            f"  {times[0]:>11,.1f}{times[1]:>12,.1f}{max(times[2], 0.0):>11,.1f}"
+            f"{max(times[3], 0.0):>12,.1f}"
+            f"  {gib(prediction.peaks[rank].total_bytes):>10}  {', '.join(map(str, mine))}"
+        )
+    return _thinned(lines)
+
+
+def _thinned(lines: list[str]) -> list[str]:
+    """Long tables keep their ends."""
+    if len(lines) <= 20:
+        return lines
+    return [*lines[:10], f"  ... {len(lines) - 18} more", *lines[-8:]]
+
+
+def _memory(prediction: Prediction) -> list[str]:
+    peak = prediction.peaks[prediction.fullest]
+    rows = [(kind, size) for kind, size in peak.bytes_by_kind if size]
+    if away := prediction.host_bytes:
+        most = gib(usable_host_bytes(prediction.cluster))
+        rows.append((f"host memory, of {most}", away))
+    return [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
+
+
+def _losers(found: Found) -> list[str]:
+    def order(loser: Loser) -> tuple[float, float]:
+        seen = loser.bound_us if loser.fits is None else float("inf")
+        return loser.step_us or seen, loser.bound_us
+
+    rows = sorted(found.losers, key=order)[:RUNNERS_UP]
+    lines = [f"  {loser.candidate}: {loser.reason(found.best)}" for loser in rows]
+    return lines or ["  none: the pins leave one combination"]
+
+
+def _prices(found: Found) -> str:
+    return "one price" if found.num_prices == 1 else f"each of {found.num_prices} prices"
+
+
+def _bound(found: Found) -> list[str]:
+    best = found.best.timeline.step_us
+    return [
+        f"  no combination takes less than {found.bound_us / 1e3:,.1f} ms; this one "
+        f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
+        f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
+        f"{found.num_unfit} do not fit, the rest are bounded above the best",
+        "  recompute: over the levels of each segment's frontier (kept bytes against time)",
+        f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
+        "over these",
+    ]

@@ -1,0 +1,1 @@
+"""The search: pins, candidates, their costs, the best plan found, and why nothing fits."""

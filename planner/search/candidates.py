@@ -1,0 +1,142 @@
+"""The plans that the search compares: every whole combination of decisions, named.
+
+Meshes are factorings of the device count with tp inside a node; micro-batches divide a rank's rows.
+A pin restricts its own decision and nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.ir.placement import Mesh
+
+from ..hardware.catalogue import CPU
+from ..hardware.cluster import Cluster
+from ..hardware.topology import OUTER, ordered
+from ..pipeline.schedules import GENERATORS, chunks_of, runs
+from ..remat.options import CHOSEN
+from .pins import Pins
+
+MAX_MICRO_BATCH = 32
+# Stages of fewer units on average are too uneven: a layer is two, of different times.
+MIN_UNITS_A_STAGE = 4
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """One combination. num_microbatches follows from the global batch; recompute is a rule, or
+    `chosen`: the level of every instance is found within the combination (fitting.py)."""
+
+    pp: int
+    dp: int
+    tp: int
+    micro_batch: int
+    num_microbatches: int
+    zero: int
+    recompute: str
+    schedule: str
+    chunks: int = 1  # stages of a rank
+    outer: str = "pp"  # the axis whose neighbours are the farthest apart
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * self.chunks
+
+    @property
+    def mesh(self) -> Mesh:
+        return ordered(Mesh((("pp", self.pp), ("dp", self.dp), ("tp", self.tp))), self.outer)
+
+    def __str__(self) -> str:
+        schedule = f" {self.schedule}" if self.pp > 1 else ""
+        schedule += f" chunks={self.chunks}" if self.schedule == "interleaved" else ""
+        outer = "" if self.outer == OUTER[0] else f" outer={self.outer}"
+        return (
+            f"pp={self.pp} dp={self.dp} tp={self.tp} micro_batch={self.micro_batch} "
+            f"zero={self.zero} recompute={self.recompute}{schedule}{outer}"
+        )
+
+    def reordered(self) -> "Candidate | None":
+        """With the other one of pp and dp outermost; None where one of them is of one rank."""
+        if 1 in (self.pp, self.dp):
+            return None
+        return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
+
+
+def candidates(
+    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+) -> Iterator[Candidate]:
+    """All combinations that the pins leave, in no order that matters."""
+    for pp, dp, tp in meshes(cluster, global_batch, pins, num_instances):
+        rows = global_batch // dp
+        for micro_batch in _micro_batches(rows, pins):
+            for zero in _zeros(dp, pins):
+                m, rule = rows // micro_batch, pins.recompute or CHOSEN
+                for schedule, chunks in _schedules(pp, m, pins, num_instances):
+                    given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
+                    yield Candidate(*given, pins.outer or OUTER[0])
+
+
+def meshes(
+    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+) -> Iterator[tuple[int, int, int]]:
+    """(pp, dp, tp): tp divides a node, dp divides the batch, no stage is empty."""
+    total = cluster.num_devices
+    for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
+        for pp in divisors(total // tp) if total % tp == 0 else []:
+            dp = total // tp // pp
+            pinned = pins.pp in (None, pp) and pins.dp in (None, dp)
+            if pinned and pp <= num_instances and global_batch % dp == 0:
+                yield pp, dp, tp
+
+
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _micro_batches(rows: int, pins: Pins) -> list[int]:
+    if pins.micro_batch is not None:
+        return [pins.micro_batch] if rows % pins.micro_batch == 0 else []
+    return [n for n in divisors(rows) if n <= MAX_MICRO_BATCH]
+
+
+def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
+    if pins.zero is not None:
+        return (pins.zero,)
+    return (0, 1, 2, 3) if dp > 1 else (0,)
+
+
+def may_offload(cluster: Cluster, pins: Pins) -> bool:
+    """Whether values may wait in the host's memory: where the search chooses what is kept, and
+    devices have a memory of their own. A pin decides otherwise."""
+    if pins.offload is not None:
+        return pins.offload == "on"
+    return pins.recompute is None and cluster.device.name != CPU.device.name
+
+
+def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
+    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
+    names = GENERATORS if pp > 1 else GENERATORS[:1]
+    if pins.schedule is not None:
+        names = (pins.schedule,)
+    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
+    found = []
+    for name in names:
+        if not runs(name, pp, m):
+            continue
+        for chunks in _chunks(name, pp, pins, wanted):
+            few = chunks * pp * MIN_UNITS_A_STAGE > num_instances
+            if chunks > 1 and few and not (pins.schedule or pins.chunks or wanted):
+                continue
+            if pp * chunks <= num_instances and wanted in (None, pp * chunks):
+                found.append((name, chunks))
+    return found
+
+
+def _chunks(name: str, pp: int, pins: Pins, wanted: int | None) -> tuple[int, ...]:
+    """Stages of a rank to try; a pin for interleaved passes over the others."""
+    if name != "interleaved":
+        chunks = chunks_of(name, None)
+        return (chunks,) if pins.chunks in (None, chunks) else ()
+    if pins.chunks is not None:
+        return (pins.chunks,)
+    return (max(2, wanted // pp),) if wanted else (2, 4)

@@ -1,0 +1,58 @@
+"""Pins against each other, the cluster and the batch: what no model could be planned under.
+
+Asked before a model is traced, which takes seconds to minutes; what its segments decide (how many
+stages there can be, names of values) is asked after.
+"""
+
+import sys
+
+from meshwright.ir.errors import PlanError
+
+from ..hardware.cluster import Cluster
+from ..pipeline.partition import check_cuts
+from ..pipeline.schedules import check_sizes
+from .candidates import candidates
+from .make_plan import (
+    choose_mesh,
+    choose_micro_batch,
+    choose_optimizer,
+    choose_reduce_dtype,
+    choose_schedule,
+)
+from .pins import Pins
+
+
+def check_pins(
+    cluster: Cluster, global_batch: int, dtype: str, pins: Pins, *, search: bool = True
+) -> None:
+    """Raises PlanError naming the demands that collide.
+
+    search: whether decisions without a pin are free, or take their defaults.
+    """
+    choose_reduce_dtype(dtype, pins)
+    choose_optimizer(pins)
+    if not search:
+        check_defaults(cluster, global_batch, pins)
+        return
+    _, chunks = choose_schedule(pins)
+    if pins.cuts is not None:
+        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
+        check_cuts(pins.cuts, stages)
+    if next(candidates(cluster, global_batch, pins, sys.maxsize), None) is None:
+        check_defaults(cluster, global_batch, pins)  # its messages say which demands collide
+        raise PlanError(
+            f"no mesh of {cluster.num_devices} devices divides a global batch of {global_batch} "
+            "rows under these pins; drop one"
+        )
+
+
+def check_defaults(cluster: Cluster, global_batch: int, pins: Pins) -> int:
+    """The pins with defaults for the rest; returns the number of stages. Raises PlanError."""
+    mesh = choose_mesh(cluster.num_devices, pins)
+    _, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
+    name, chunks = choose_schedule(pins)
+    check_sizes(name, mesh.size("pp"), num_microbatches)
+    stages = mesh.size("pp") * chunks
+    if pins.cuts is not None:
+        check_cuts(pins.cuts, stages)
+    return stages

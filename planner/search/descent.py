@@ -1,0 +1,96 @@
+"""Cuts of a pipeline by steepest descent on the longest path of its schedule.
+
+Stages that share a rank, or whose backward runs in two, are not fastest when they are equal: what a
+rank lacks in one stage another may make up. A step moves a run of neighbouring cuts by one or two
+units all together, to the best of all such neighbours, until none is better. They are priced side
+by side, without collectives, at given levels and over the first micro-batches; every further one
+takes what the busiest rank takes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipeline.critical_path import LAST, Waits, waits_of
+from ..pipeline.schedules import SPLIT, stage_ranks
+from .candidate_costs import Parts
+from .candidates import Candidate
+
+Starts = tuple[int, ...]  # the first unit of every stage
+
+SHIFTS = (-2, -1, 1, 2)
+# Micro-batches that the path is followed through, in terms of ranks.
+FOLLOWED = 3
+MAX_STEPS = 40
+
+
+def descend(parts: Parts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
+    """The best cuts found from `starts`; picks: the level of every unit."""
+    length = _Length(parts, c, picks)
+    best, us = starts, length.of([starts])[0]
+    for _ in range(MAX_STEPS):
+        options = neighbours(best, len(parts.menus))
+        if not options:
+            break
+        lengths = length.of(options)
+        index = int(np.argmin(lengths))
+        if not lengths[index] < us * (1 - 1e-9):
+            break
+        best, us = options[index], lengths[index]
+    return best
+
+
+def neighbours(starts: Starts, count: int) -> list[Starts]:
+    """Cuts of `count` units with a run of neighbouring ones moved; no stage is empty."""
+    ends = (*starts, count)
+    found = []
+    for first in range(1, len(starts)):
+        for last in range(first, len(starts)):
+            for shift in SHIFTS:
+                left = ends[first] + shift - ends[first - 1]
+                right = ends[last + 1] - ends[last] - shift
+                if left > 0 and right > 0:
+                    moved = (start + shift for start in starts[first : last + 1])
+                    found.append((*starts[:first], *moved, *starts[last + 1 :]))
+    return found
+
+
+class _Length:
+    """The step of many cuts at once."""
+
+    def __init__(self, parts: Parts, c: Candidate, picks: Sequence[int]) -> None:
+        self.count, self.ranks = len(parts.menus), stage_ranks(c.schedule, c.pp, c.chunks)
+        followed = min(c.num_microbatches, FOLLOWED * c.pp)
+        self.more = c.num_microbatches - followed
+        self.waits: Waits = waits_of(c.schedule, c.pp, followed, c.chunks)
+        self.send_us = parts.sends_us(self.ranks)
+        self.sums = {kind: _sums(parts, picks, kind) for kind in _kinds(c)}
+
+    def of(self, cuts: Sequence[Starts]) -> NDArray[np.float64]:
+        """By cuts, in us."""
+        ends = np.array([(*starts, self.count) for starts in cuts]).T
+        stages = {
+            (stage, kind): sums[ends[stage + 1]] - sums[ends[stage]]
+            for kind, sums in self.sums.items()
+            for stage in range(len(self.ranks))
+        }
+        return self.waits.lengths(stages, self.send_us) + self.more * self._busiest(stages)
+
+    def _busiest(self, stages: dict[tuple[int, str], NDArray]) -> NDArray[np.float64]:
+        ranks: dict[int, list[NDArray]] = {}
+        for (stage, kind), us in stages.items():
+            if kind != LAST:
+                ranks.setdefault(self.ranks[stage], []).append(us)
+        return np.max([np.sum(parts, axis=0) for parts in ranks.values()], axis=0)
+
+
+def _kinds(c: Candidate) -> tuple[str, ...]:
+    return ("F", "I", "W") if c.schedule in SPLIT else ("F", "B", LAST)
+
+
+def _sums(parts: Parts, picks: Sequence[int], kind: str) -> NDArray[np.float64]:
+    """Of an action of a kind over the units before each."""
+    action = "B" if kind == LAST else kind
+    us = [menu[k].pass_us(action) for menu, k in zip(parts.menus, picks, strict=True)]
+    return np.concatenate([[0.0], np.cumsum(us)])

@@ -1,0 +1,405 @@
+"""Cuts and levels of a candidate within memory, and its simulated step.
+
+1F1B and GPipe: cuts whose slowest stage is the fastest there is, when every stage may free the
+bytes that are too many where that costs least (remat/options.py), then the levels of each stage
+(remat/selection.py). Memory that the cuts do not foresee is met by cutting again for a little less
+of it, and last by stages filled in order with all that any choice fits, which finds cuts wherever
+there are some, choices being exact.
+
+Other schedules hold several stages a rank or two kinds of memory. Their cuts are those of equal
+stages and those of their linear relaxation (lp_bound.py), rounded to whole units; then the units of
+a rank give up bytes where they cost least, and where that finds nothing, all units at one price.
+
+What comes near the best is then cut anew by a descent on the longest path (descent.py), and the
+best of all is polished.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ..bounds.analytic import Pace
+from ..clock import timed
+from ..pipeline.partition import Room, balanced, stages_of
+from ..pipeline.schedules import PLAIN, SPLIT, listed, stage_ranks, stages_held
+from ..remat.options import fastest, priced_levels
+from ..remat.rules import Kept
+from ..remat.selection import Picks, choose, is_exact
+from ..simulate.simulator import Timeline, simulate
+from ..simulate.stage_memory import Filling, host_bytes, model_peaks, usable_host_bytes
+from ..simulate.step_model import StepModel
+from .candidate_costs import Evaluator, Parts, held_of, with_levels
+from .candidates import Candidate
+from .descent import descend
+from .instances import with_stages
+from .lp_bound import tightened
+from .pins import Pins
+from .shared_ranks import shared_picks
+
+INF = float("inf")
+# Shares of the memory that cuts are made for, one after another.
+SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
+DESCENTS = 2
+# Cuts that polishing looks at.
+MAX_POLISHED = 100
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A candidate in stages that fit: the first unit of each, the level of each unit, what that
+    keeps, its step, and its peak."""
+
+    candidate: Candidate
+    starts: tuple[int, ...]
+    picks: Picks
+    saved: tuple[Kept, ...]
+    model: StepModel
+    timeline: Timeline
+    peak_bytes: float
+
+
+Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of every unit
+
+
+@timed("cuts and levels")
+def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None:
+    """Cut and simulate; None where nothing is found that fits the memory."""
+    found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
+    return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
+
+
+def _fitted(
+    evaluator: Evaluator, c: Candidate, placed: Placed, model: StepModel, peak_bytes: float
+) -> Fitted:
+    levels = evaluator.levels(c)
+    pieces = [i.piece for i in evaluator.layout(c).instances]
+    saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
+    return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
+
+
+@timed("cuts and levels")
+def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
+    """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
+    where that makes it faster."""
+    c, parts = fitted.candidate, evaluator.parts_of(fitted.candidate)
+    if evaluator.pins.cuts is not None or c.num_stages == 1:
+        return fitted
+    starts = fitted.starts
+    picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
+    for _ in range(DESCENTS):
+        starts = descend(parts, c, starts, picks)
+        other = _at(evaluator, c, starts, limit_bytes)
+        if other is None:
+            break
+        picks = other.picks
+        fitted = min(fitted, other, key=lambda f: f.timeline.step_us)
+    return fitted
+
+
+def reordered(evaluator: Evaluator, fitted: Fitted) -> Fitted | None:
+    """The same cuts and levels with the other axis outermost, which holds the same bytes."""
+    other = fitted.candidate.reordered()
+    if other is None:
+        return None
+    model = step_of(evaluator, other, fitted.starts, fitted.picks)
+    return replace(fitted, candidate=other, model=model, timeline=simulate(model))
+
+
+@timed("cuts and levels")
+def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
+    """The best reached by moving one cut by one unit again and again, each time to the first that
+    is faster."""
+    tried = {fitted.starts}
+    moving = evaluator.pins.cuts is None and fitted.candidate.num_stages > 1
+    while moving:
+        moving = False
+        for starts in _neighbours(fitted.starts, len(fitted.picks)):
+            if starts in tried or len(tried) == MAX_POLISHED:
+                continue
+            tried.add(starts)
+            other = _at(evaluator, fitted.candidate, starts, limit_bytes)
+            if other is not None and other.timeline.step_us < fitted.timeline.step_us:
+                fitted, moving = other, True
+                break
+    return fitted
+
+
+def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    stops = (*starts[1:], count)
+    for stage in range(1, len(starts)):
+        for start in (starts[stage] - 1, starts[stage] + 1):
+            if starts[stage - 1] < start < stops[stage]:
+                yield (*starts[:stage], start, *starts[stage + 1 :])
+
+
+def _at(
+    evaluator: Evaluator, c: Candidate, starts: tuple[int, ...], limit_bytes: float
+) -> Fitted | None:
+    """Fitted to these cuts."""
+    found = [
+        _fitted(evaluator, c, *fitting)
+        for cutter in _cutters(evaluator, c, limit_bytes)
+        for fitting in _fitting(evaluator, c, limit_bytes, cutter.leveled(starts))
+    ]
+    return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
+
+
+def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
+    """Whether cuts and levels are found that fit."""
+    return next(_found(evaluator, c, limit_bytes), None) is not None
+
+
+def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
+    """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
+    return c.schedule in PLAIN and is_exact(evaluator.parts_of(c).menus)
+
+
+def _found(
+    evaluator: Evaluator, c: Candidate, limit_bytes: float
+) -> Iterator[tuple[Placed, StepModel, float]]:
+    """The first that fits of every way to cut; of the last resort where none does."""
+    cutters = _cutters(evaluator, c, limit_bytes)
+    seen: set[Placed] = set()
+    for options in (way for cutter in cutters for way in cutter.ways()):
+        found = next(_fitting(evaluator, c, limit_bytes, options), None)
+        if found is not None and found[0] not in seen:
+            seen.add(found[0])
+            yield found
+    if not seen:
+        last = next(_fitting(evaluator, c, limit_bytes, cutters[0].last_resort()), None)
+        yield from () if last is None else (last,)
+
+
+def _fitting(
+    evaluator: Evaluator, c: Candidate, limit_bytes: float, options: Iterator[Placed]
+) -> Iterator[tuple[Placed, StepModel, float]]:
+    for placed in options:
+        model = step_of(evaluator, c, *placed)
+        if evaluator.offloads and not _host_holds(evaluator, model):
+            continue
+        peaks = model_peaks(model, c.dp, evaluator.precision, evaluator.context_bytes(c))
+        peak = max(p.total_bytes for p in peaks)
+        if peak <= limit_bytes:
+            yield placed, model, peak
+
+
+def _host_holds(evaluator: Evaluator, model: StepModel) -> bool:
+    most = usable_host_bytes(evaluator.cluster)
+    return all(host_bytes(model, rank) <= most for rank in range(len(model.schedule)))
+
+
+def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
+    """The step under cuts and levels."""
+    layout = evaluator.layout(c)
+    picked = with_levels(layout.instances, picks)
+    stages = stages_of(starts, len(picked))
+    instances, buckets = with_stages(picked, layout.buckets, stages)
+    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    ranks = stage_ranks(c.schedule, c.pp, c.chunks)
+    table = evaluator.parts_of(c).table
+    return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
+
+
+def least_peak_bytes(evaluator: Evaluator, c: Candidate) -> float:
+    """The smallest limit that cuts and levels of the candidate are found for, to 1%."""
+    low, high = 0.0, 1e15
+    while high > 1.01 * max(low, 1.0):
+        middle = (max(low, 1.0) * high) ** 0.5
+        if fits(evaluator, c, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _cutters(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
+    """One; where units may offload, another one whose units do not, as choices count no copies
+    that compute waits for."""
+    offloads = (False, True) if evaluator.offloads else (False,)
+    return [_Cutter(evaluator, c, limit_bytes, stays) for stays in offloads]
+
+
+class _Cutter:
+    """Cuts and levels to try for one candidate, the best first."""
+
+    def __init__(
+        self, evaluator: Evaluator, c: Candidate, limit_bytes: float, stays: bool = False
+    ) -> None:
+        """stays: nothing is offloaded."""
+        self.evaluator, self.c, self.limit, self.stays = evaluator, c, limit_bytes, stays
+        self.parts: Parts = evaluator.parts_of(c)
+        self.context = evaluator.context_bytes(c)
+        self.pinned = evaluator.pins.cuts
+
+    def ways(self) -> list[Iterator[Placed]]:
+        """Cuts and levels by several rules, none always the best."""
+        return [self._chosen() if self.c.schedule in PLAIN else self._equal(), self._rounded()]
+
+    def last_resort(self) -> Iterator[Placed]:
+        if self.c.schedule in PLAIN:
+            yield from self._tightest()
+        else:
+            yield from self._even()
+            for picks in priced_levels(self.parts.at_plain):
+                for starts in self._shared_cuts(picks):
+                    yield starts, picks
+
+    def _equal(self) -> Iterator[Placed]:
+        """Stages of the same time at the fastest levels."""
+        starts = self._cut([min(map(sum, levels)) for levels in self.parts.full], None)
+        yield from self.leveled(starts)
+
+    def _even(self) -> Iterator[Placed]:
+        """Stages that hold the same at the leanest levels."""
+        c, menus = self.c, self.parts.menus
+        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        most = max(kept + waiting for kept, waiting in held)
+        kept = [min(unit.work.kept_bytes for unit in menu) for menu in menus]
+        stored = [self.evaluator.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
+        sizes = [s + most * k for s, k in zip(stored, kept, strict=True)]
+        yield from self.leveled(self._cut(sizes, None))
+
+    def _rounded(self) -> Iterator[Placed]:
+        """Stages that end with the unit nearest to where those of the linear relaxation end."""
+        if self.pinned is not None:
+            return
+        relaxed = tightened(self.evaluator, self.c, self.limit)
+        if relaxed.stage_us:
+            times = [min(map(sum, levels)) for levels in self.parts.plain]
+            yield from self.leveled(rounded(times, relaxed.stage_us))
+
+    def leveled(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
+        """Cuts with the levels that fit them, if any do."""
+        if starts is None:
+            return
+        if self.c.schedule in PLAIN:
+            picks = self._picks(starts, self.limit)
+        else:
+            picks = shared_picks(self.evaluator, self.c, starts, self.limit, self.stays)
+        if picks is not None:
+            yield starts, picks
+
+    def _chosen(self) -> Iterator[Placed]:
+        times = [min(map(sum, levels)) for levels in self.parts.full]
+        seen = set()
+        for share in SHARES:
+            limit = share * self.limit
+            room = self.evaluator.room(self.c, self.parts, self.parts.at_full, limit)
+            starts = self._cut(times, room)
+            picks = self._picks(starts, limit) if starts else None
+            if starts and picks and (starts, picks) not in seen:
+                seen.add((starts, picks))
+                yield starts, picks
+
+    def _tightest(self) -> Iterator[Placed]:
+        times = [min(map(sum, levels)) for levels in self.parts.full]
+        starts = self._cut(times, self._exact_room())
+        picks = self._picks(starts, self.limit) if starts else None
+        if starts and picks:
+            yield starts, picks
+
+    def _cut(self, times: Sequence[float], room: Room | None) -> tuple[int, ...] | None:
+        if self.pinned is not None:
+            return (0, *(int(n) for n in self.pinned.split(",")))
+        found = balanced(times, self.c.num_stages, room)
+        return None if found is None else tuple(found)
+
+    def _picks(self, starts: tuple[int, ...], limit: float) -> Picks | None:
+        """The levels of all stages; None where one of them does not fit."""
+        picks: Picks = ()
+        stops = (*starts[1:], len(self.parts.menus))
+        for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            found = self._stage_picks(start, stop, stage, limit)
+            if found is None:
+                return None
+            picks += found
+        return picks
+
+    def _stage_picks(self, start: int, stop: int, stage: int, limit: float) -> Picks | None:
+        menus = self.parts.menus[start:stop]
+        times = [[f + b for f, b in levels] for levels in self.parts.full[start:stop]]
+        held = sum(menu[0].owned_bytes for menu in menus)
+        largest = max(menu[0].bucket_bytes for menu in menus)
+        room = limit - self.context - self.evaluator.storage_bytes(self.c, held, largest)
+        return choose(menus, times, held_of(self.c, stage), room, self.stays)
+
+    def _exact_room(self) -> Room:
+        """Whether some levels fit."""
+
+        def room(stage: int) -> Callable[[int], float]:
+            start: list[int] = []
+
+            def longer(index: int) -> float:
+                start.append(index)
+                found = self._stage_picks(start[0], index + 1, stage, self.limit)
+                return INF if found is None else 0.0
+
+            return longer
+
+        return room
+
+    def _shared_cuts(self, picks: Picks) -> Iterator[tuple[int, ...]]:
+        """Of stages that share a rank; the second for its share of memory, a guess, as the stages
+        of a rank are not fullest at once."""
+        times = _times(self.parts.plain, picks)
+        for room in (lambda: None, lambda: self._share(picks)):
+            starts = self._cut(times, room())
+            if starts:
+                yield starts
+            if self.pinned is not None:
+                return
+
+    def _share(self, picks: Picks) -> Room:
+        """Whether units still fit a stage within its share of a rank."""
+        c = self.c
+        share = (self.limit - self.context) / c.chunks
+        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+
+        def room(stage: int) -> Callable[[int], float]:
+            filled = Filling(c.schedule in SPLIT)
+            counts = held[stage]
+
+            def longer(index: int) -> float:
+                filled.add(self.parts.menus[index][picks[index]])
+                stored = filled.bucket_bytes, filled.largest_bytes
+                size = self.evaluator.storage_bytes(c, *stored) + filled.peak(*counts).total_bytes
+                return 0.0 if size <= share else INF
+
+            return longer
+
+        return room
+
+
+def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...]:
+    """First units of contiguous stages, each begun where the sum of times is nearest to that of
+    the stages before; every stage has a unit."""
+    sums = [0.0, *accumulate(times)]
+    starts = [0]
+    count = len(stage_us)
+    for stage, reached in enumerate(accumulate(stage_us[:-1]), start=1):
+        allowed = range(starts[-1] + 1, len(times) - (count - stage) + 1)
+        starts.append(min(allowed, key=lambda index: abs(sums[index] - reached)))
+    return tuple(starts)
+
+
+def _times(pace: Pace, picks: Picks) -> list[float]:
+    return [sum(levels[k]) for levels, k in zip(pace, picks, strict=True)]
+
+
+def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
+    """The pins that ask for exactly this candidate, its levels aside."""
+    c = fitted.candidate
+    cuts = ",".join(map(str, fitted.starts[1:])) or None
+    return replace(
+        pins,
+        pp=c.pp,
+        dp=c.dp,
+        tp=c.tp,
+        micro_batch=c.micro_batch,
+        zero=c.zero,
+        recompute=c.recompute,
+        schedule=c.schedule,
+        outer=c.outer,
+        chunks=c.chunks if c.schedule == "interleaved" else None,
+        cuts=cuts,
+    )

@@ -1,0 +1,210 @@
+"""The incumbent: the best plan that the search has found, and what is done to make it better.
+
+A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
+unless that is enough. In the end those near the best are cut anew and tried with the other axis
+outermost; the best one's placements are solved again at other prices of a byte, its cuts polished;
+last, what holds up the gap is bounded with more effort.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from ..bounds.lp import THOROUGH
+from .candidate_costs import Evaluator
+from .candidates import Candidate
+from .fitting import Fitted, descended, fit, never_fits, polished, reordered
+from .lp_bound import tightened
+
+INF = float("inf")
+Progress = Callable[[str], None]
+
+# How much slower than the best a plan may be to be cut anew: what that gained at most on the
+# shapes of benchmarks/search_time.py.
+NEAR = 0.12
+# How much slower than the best one may be, as it is cut, for other cuts to be sought with the other
+# axis outermost.
+REORDERED = 0.02
+# Candidates bounded again in the end at most, and the gap at which no more are.
+MAX_HELD, SMALL_GAP = 12, 0.04
+# Of the default price of a byte, other ones that the best plan's placements are solved at: those
+# that made it faster on some shape of benchmarks/search_time.py, which higher ones never did.
+PRICE_SHARES = (0.0, 0.25)
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A candidate that was not chosen: its bound, and its step where it was simulated.
+
+    fits: False where no cuts fit the memory, None where that was never asked.
+    """
+
+    candidate: Candidate
+    bound_us: float
+    step_us: float | None = None
+    fits: bool | None = None
+
+    def reason(self, best: Fitted) -> str:
+        """One line."""
+        won = best.timeline.step_us
+        if self.step_us is not None:
+            return f"{self.step_us / 1e3:,.1f} ms a step, {self.step_us / won - 1:+.1%}"
+        if self.fits is False:
+            return "its cuts do not fit the memory"
+        return f"at least {self.bound_us / 1e3:,.1f} ms a step, {self.bound_us / won - 1:+.1%}"
+
+
+@dataclass
+class Incumbent:
+    """The best so far, and all that was looked at.
+
+    bounds: of what was simulated, as other cuts of it were not. priced_by: what the best was fitted
+    with.
+    """
+
+    evaluator: Evaluator
+    limit: float
+    progress: Progress
+    num_unfit: int
+    best: Fitted | None = None
+    losers: list[Loser] = field(default_factory=list)
+    bounds: dict[Candidate, float] = field(default_factory=dict)
+    fitted: list[Fitted] = field(default_factory=list)
+    cut_anew: set[Candidate] = field(default_factory=set)
+    simulated: int = 0
+
+    def __post_init__(self) -> None:
+        self.priced_by = self.evaluator
+
+    @property
+    def best_us(self) -> float:
+        return INF if self.best is None else self.best.timeline.step_us
+
+    def look(self, c: Candidate, bound: float) -> None:
+        """Bound a candidate again, and simulate it unless that is enough."""
+        bound = _tighter(self.evaluator, c, bound, self.best_us, self.limit)
+        if bound == INF:
+            self._unfit(c, bound)
+        elif bound >= self.best_us:
+            self.losers.append(Loser(c, bound))
+        else:
+            self._fit(c, bound)
+
+    def _unfit(self, c: Candidate, bound: float) -> None:
+        self.num_unfit += 1
+        self.losers.append(Loser(c, bound, fits=False))
+
+    def _fit(self, c: Candidate, bound: float) -> None:
+        fitted = fit(self.evaluator, c, self.limit)
+        if fitted is not None or not never_fits(self.evaluator, c):
+            self.bounds[c] = bound
+        if fitted is None:
+            self._unfit(c, bound)
+            return
+        self.simulated += 1
+        self.fitted.append(fitted)
+        self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
+        if self._offer(fitted, str(c)):
+            self._cut_anew(fitted)  # a lower best leaves less to look at
+
+    def _offer(self, fitted: Fitted, what: str) -> bool:
+        """Whether it is the best now."""
+        better = fitted.timeline.step_us < self.best_us
+        if better:
+            self.best = fitted
+            self.progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {what}")
+        return better
+
+    def _near(self) -> list[Fitted]:
+        """What was simulated and is not far from the best, the fastest first."""
+        found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
+        return [f for f in found if f.timeline.step_us <= (1 + NEAR) * self.best_us]
+
+    def _cut_anew(self, fitted: Fitted) -> None:
+        c = fitted.candidate
+        if c not in self.cut_anew:
+            self.cut_anew.add(c)
+            other = descended(self.evaluator, fitted, self.limit)
+            self._note(c, step_us=other.timeline.step_us)
+            self._offer(other, f"{c}, cut anew")
+
+    def _note(self, c: Candidate, **found: float) -> None:
+        """What became known of a candidate that was looked at."""
+        place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
+        self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
+
+    def finish(self) -> None:
+        """Cut anew, try the best with placements at other prices, and polish its cuts."""
+        self.progress(
+            f"{len(self._near())} plans near the best: other cuts, orders of axes, prices"
+        )
+        for fitted in self._near():
+            if self.bounds.get(fitted.candidate, INF) < self.best_us:
+                self._cut_anew(fitted)
+        self._reorder()
+        assert self.best is not None
+        c = self.best.candidate
+        for share, other in repriced(self.evaluator, c.tp):
+            if (found := fit(other, c, self.limit)) is not None:
+                found = descended(other, found, self.limit)
+                if self._offer(found, f"a byte of its placements at {share:g} of the price"):
+                    self.priced_by = other
+        self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
+        self._hold()
+
+    def _reorder(self) -> None:
+        """Try those near the best with the other axis outermost, and cut anew what comes near."""
+        if not self.evaluator.any_order:
+            return
+        for fitted in [f for f in (self.best, *self._near()) if f is not None]:
+            other = reordered(self.evaluator, fitted)
+            if other is None or other.timeline.step_us > (1 + REORDERED) * self.best_us:
+                continue
+            c, ways = other.candidate, [other]
+            self._offer(other, str(c))
+            if c not in self.cut_anew:  # as one cut twice has one fit
+                self.cut_anew.add(c)
+                ways += [found] if (found := fit(self.evaluator, c, self.limit)) else []
+            for found in ways:
+                self._offer(descended(self.evaluator, found, self.limit), f"{c}, cut anew")
+
+    def _hold(self) -> None:
+        """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
+        most = self.best_us
+        for count in range(MAX_HELD):
+            c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
+            if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
+                break
+            if count == 0:
+                self.progress("bounds of what may be faster, with more effort")
+            found = tightened(self.evaluator, c, self.limit, most, THOROUGH).step_us
+            if found <= self.bounds[c]:
+                break
+            self.bounds[c] = found
+            self._note(c, bound_us=found)
+
+
+def repriced(evaluator: Evaluator, tp: int) -> Iterator[tuple[float, Evaluator]]:
+    """Evaluators whose placements differ, with their share of the default price."""
+    pins = evaluator.pins
+    if tp == 1 or pins.price is not None:
+        return
+    base = evaluator.sharding(tp)
+    seen = [base]
+    for share in PRICE_SHARES:
+        given = replace(pins, price=share * base.price)
+        sizes = evaluator.seq, evaluator.global_batch
+        other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given)
+        found = other.sharding(tp)
+        if not any(found.same_placements(known) for known in seen):
+            seen.append(found)
+            yield share, other
+
+
+def _tighter(
+    evaluator: Evaluator, c: Candidate, bound_us: float, most_us: float, limit: float
+) -> float:
+    """The best bound known, dearer ones only while they matter."""
+    bound_us = max(bound_us, evaluator.bound_us(c, limit))
+    if bound_us < most_us:
+        bound_us = max(bound_us, tightened(evaluator, c, limit, most_us).step_us)
+    return bound_us

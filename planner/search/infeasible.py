@@ -1,0 +1,217 @@
+"""When nothing fits: the smallest set of pins that rules everything out, by how much, and what to
+change.
+
+Pins are demands next to the device's memory and the size of the model and its sequences. A set of
+pins is in conflict when nothing fits under it alone, all other decisions free; sets are asked by
+size, so the first one found is a smallest one. The empty set means that the sizes alone do not fit.
+Changes are looked for the same way, under all other pins: one pin, or as few as needed; then more
+devices, shorter sequences, and larger memories under all pins.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.sizes import num_elements
+
+from ..cost.op_cost import number
+from ..hardware.catalogue import CATALOGUE
+from ..hardware.cluster import Cluster, parse_cluster
+from ..remat.options import CHOSEN
+from ..simulate.stage_memory import usable_bytes
+from ..units import gib
+from .candidate_costs import Evaluator
+from .candidates import Candidate, candidates
+from .fitting import fits, least_peak_bytes
+from .pins import Pins
+
+# Pins that change what a rank holds under the same placements.
+MEMORY_PINS = (
+    "pp", "dp", "tp", "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
+    "precision", "reduce_dtype", "optimizer", "offload",
+)  # fmt: skip
+SHORTEST_SEQ = 64
+MOST_LARGER = 3  # clusters that hold the model's state, asked for a plan that fits
+
+
+@dataclass
+class Refusal:
+    """What is asked, again and again, of evaluators that differ in their pins or sequence."""
+
+    evaluator: Evaluator
+    limit_bytes: float
+    known: dict[tuple, bool] = field(default_factory=dict)
+
+    def text(self) -> str:
+        conflict = self.conflict()
+        need, candidate = self.least(conflict)
+        device, pins = self.evaluator.cluster.device, self.evaluator.pins
+        names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
+        what = names or f"{self.evaluator.traced.model} at seq {self.evaluator.seq}"
+        verb = "need" if len(conflict) > 1 else "needs"
+        text = (
+            f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
+            f"{gib(need - self.limit_bytes)} too much; {device.name} holds "
+            f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
+        )
+        ways = list(self.changes())
+        ways += ["--pin offload=on"] if self.fits_offloading() else []
+        short = self.shorter_seq()
+        ways += [f"--seq {short} instead of {self.evaluator.seq}"] if short else []
+        ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
+        most, _ = self.least(tuple(self.pinned()))
+        times = math.ceil(10 * most / self.limit_bytes) / 10
+        ways.append(f"about {times:.1f} times the memory of a device")
+        return f"{text}; what would fit: {'; '.join(ways)}"
+
+    def pinned(self) -> list[str]:
+        return [n for n in MEMORY_PINS if getattr(self.evaluator.pins, n) is not None]
+
+    def conflict(self) -> tuple[str, ...]:
+        """A smallest set of pins under which nothing fits."""
+        names = self.pinned()
+        for size in range(len(names)):
+            for some in combinations(names, size):
+                free = [n for n in names if n not in some]
+                if not self.fitting(self.without(free)):
+                    return some
+        return tuple(names)
+
+    def least(self, conflict: tuple[str, ...]) -> tuple[float, Candidate]:
+        """What the most frugal candidates under these pins alone need at least, and which does."""
+        freed = self.without([n for n in self.pinned() if n not in conflict])
+        return min((least_peak_bytes(freed, c), c) for c in frugal(freed))
+
+    def changes(self) -> Iterator[str]:
+        """Fewest pins to change, each set with the nearest values that fit under all others."""
+        names = self.pinned()
+        for size in range(1, len(names) + 1):
+            ways = [way for some in combinations(names, size) if (way := self._change(some))]
+            if ways:
+                yield from ways
+                return
+
+    def _change(self, names: tuple[str, ...]) -> str:
+        freed = self.without(names)
+        found = self.fitting(freed)
+        if not found:
+            return ""
+        old = self.evaluator.pins
+        nearest = min(found, key=lambda c: (sum(_far(c, old, n) for n in names), c))
+        return " and ".join(_words(nearest, old, n) for n in names)
+
+    def shorter_seq(self) -> int | None:
+        """The longest of half the sequence, a quarter of it and so on that fits."""
+        seq = self.evaluator.seq // 2
+        while seq >= SHORTEST_SEQ:
+            shorter = replace(self.evaluator, seq=seq, **_emptied())
+            if self.fitting(shorter):
+                return seq
+            seq //= 2
+        return None
+
+    def more_devices(self) -> str:
+        """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
+        none of a few does."""
+        e, tried = self.evaluator, 0
+        held = e.precision.param + e.precision.grad + e.precision.state
+        sizes = (number(num_elements(i.value.shape), {}) for i in e.traced.graph.inputs_of("param"))
+        whole = held * sum(sizes)
+        for cluster in larger(e.cluster):
+            limit = usable_bytes(cluster)
+            if whole > limit * cluster.num_devices:
+                continue
+            other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins)
+            asked = Refusal(other, limit)
+            by_tp = sorted(frugal(other), key=lambda c: c.tp)  # the first needs no placements
+            if any(asked._fits(other, c) for c in by_tp):
+                return cluster.name
+            tried += 1
+            if tried == MOST_LARGER:
+                break
+        return ""
+
+    def fits_offloading(self) -> bool:
+        """Whether something fits with activations in the host's memory."""
+        if self.evaluator.offloads:
+            return False
+        pins = replace(self.evaluator.pins, offload="on")
+        other = replace(self.evaluator, pins=pins, **_emptied())
+        return bool(Refusal(other, self.limit_bytes).fitting(other))
+
+    def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
+        """The evaluator with these pins free; the placements stay."""
+        pins = replace(self.evaluator.pins, **dict.fromkeys(names))
+        if not {"precision", "reduce_dtype", "optimizer", "offload"} & set(names):
+            return replace(self.evaluator, pins=pins)
+        return replace(self.evaluator, pins=pins, **_emptied())
+
+    def fitting(self, evaluator: Evaluator) -> list[Candidate]:
+        """The frugal candidates that fit; none when the pins contradict each other."""
+        return [c for c in frugal(evaluator) if self._fits(evaluator, c)]
+
+    def _fits(self, evaluator: Evaluator, c: Candidate) -> bool:
+        pins = evaluator.pins
+        key = (c, evaluator.seq, pins.cuts, evaluator.precision, evaluator.offloads)
+        if key not in self.known:
+            stores = evaluator.stored_bytes(c) <= self.limit_bytes
+            self.known[key] = stores and fits(evaluator, c, self.limit_bytes)
+        return self.known[key]
+
+
+def larger(cluster: Cluster) -> Iterator[Cluster]:
+    """Twice, four times and so on as many of a catalogue's devices, up to 4096 times."""
+    model = CATALOGUE.get(cluster.name.partition(":")[0])
+    if model is None or model.device != cluster.device:
+        return
+    for times in (2**n for n in range(1, 13)):
+        count, node = times * cluster.num_devices, model.devices_per_node
+        if count <= node:
+            yield parse_cluster(f"{model.name}:{count}")
+        elif count % node == 0:
+            yield parse_cluster(f"{model.name}:{node}x{count // node}")
+
+
+def _emptied() -> dict[str, Any]:
+    """What an evaluator keeps of units: their levels, sums and bounds."""
+    names = ("tables", "priced", "parts", "pipelines", "relaxed", "longer_tails")
+    return {n: {} for n in names}
+
+
+def frugal(evaluator: Evaluator) -> list[Candidate]:
+    """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
+    count = len(evaluator.traced.segmented.instances)
+    try:
+        space = list(candidates(evaluator.cluster, evaluator.global_batch, evaluator.pins, count))
+    except PlanError:
+        return []
+
+    def thrift(c: Candidate) -> tuple:
+        return c.micro_batch, -c.zero, c.schedule == "gpipe", c
+
+    best: dict[tuple, Candidate] = {}
+    for c in sorted(space, key=thrift):
+        best.setdefault((c.pp, c.dp, c.tp), c)
+    return list(best.values())
+
+
+def _far(c: Candidate, old: Pins, name: str) -> float:
+    """How far a changed pin is from what it was: sizes by their ratio, ZeRO by levels."""
+    before, after = getattr(old, name), getattr(c, name, None)
+    if name == "zero":
+        return abs(before - after)
+    if isinstance(before, int) and isinstance(after, int):
+        return abs(math.log2(after / before))
+    return 0.0
+
+
+def _words(c: Candidate, old: Pins, name: str) -> str:
+    before, after = getattr(old, name), getattr(c, name, None)
+    if name == "cuts":
+        return "other cuts"
+    if after is None or after == CHOSEN:
+        return f"{name} left to the search instead of {before}"
+    return f"{name}={after} instead of {before}"

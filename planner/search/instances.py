@@ -1,0 +1,104 @@
+"""Instances, parameters and buckets of a sharded model, on the stages that cuts give them."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.placement import Mesh, only_axis, replicated
+from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
+from meshwright.ir.traced import Traced
+
+from ..remat.rules import Kept
+from ..sharding.boundary_layouts import Lowered, ShardedModel
+from .buckets import make_buckets
+
+
+def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
+    """Every logical parameter with its placement on tp, in order of first use."""
+    found: dict[str, Param] = {}
+    inits = {i.ref: i.init for i in traced.graph.inputs_of("param")}
+    for instance, piece in zip(traced.segmented.instances, sharded.instances, strict=True):
+        low = sharded.lowered[piece]
+        for item, name in zip(low.graph.inputs_of("param"), instance.params, strict=True):
+            value = item.value
+            placement = low.placements.get(value.name, replicated(len(value.shape)))
+            placement = only_axis(placement, "tp")
+            param = Param(name, value.dtype, value.shape, placement, inits[name])
+            if found.setdefault(name, param).placement != placement:
+                raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")
+    return tuple(found.values())
+
+
+def with_variants(
+    sharded: ShardedModel, saved: Sequence[Kept]
+) -> tuple[ShardedModel, dict[str, Kept]]:
+    """A piece for every set of values that instances of one keep, and the set by piece name.
+
+    The most frequent set has the piece's own name, the others a number behind it.
+    """
+    uses = Counter(zip(sharded.instances, saved, strict=True))
+    taken = set(sharded.lowered)
+    names: dict[tuple[str, Kept], str] = {}
+    for piece, kept in sorted(uses, key=lambda use: (-uses[use], use)):
+        first = all(of != piece for of, _ in names)
+        names[piece, kept] = piece if first else _numbered(piece, taken)
+        taken.add(names[piece, kept])
+    order = {use: names[use] for use in zip(sharded.instances, saved, strict=True)}
+    lowered = {name: _renamed(sharded.lowered[piece], name) for (piece, _), name in order.items()}
+    instances = tuple(order[use] for use in zip(sharded.instances, saved, strict=True))
+    kept_by = {name: kept for (_, kept), name in order.items()}
+    return replace(sharded, lowered=lowered, instances=instances), kept_by
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    return next(found for n in count(2) if (found := f"{name}_{n}") not in taken)
+
+
+def _renamed(low: Lowered, name: str) -> Lowered:
+    graph = Graph(name, low.graph.inputs, low.graph.ops, low.graph.outputs)
+    return replace(low, name=name, graph=graph)
+
+
+_LAYER = re.compile(r"^(.*?\d+\.)")
+
+
+def instances_of(
+    traced: Traced,
+    sharded: ShardedModel,
+    stages: Sequence[int],
+    params: tuple[Param, ...],
+    pieces: tuple[Piece, ...],
+    mesh: Mesh,
+) -> tuple[tuple[InstancePlan, ...], tuple[Bucket, ...]]:
+    """Named instances on their stages, and the buckets that hold their parameters."""
+    uses = Counter(name for i in traced.segmented.instances for name in set(i.params))
+    tied = {name for name, count in uses.items() if count > 1}
+    names: Counter[str] = Counter()
+    instances = []
+    for item, piece, stage in zip(
+        traced.segmented.instances, sharded.instances, stages, strict=True
+    ):
+        match = next((_LAYER.match(p) for p in item.params if _LAYER.match(p)), None)
+        name = f"{match[1]}{item.segment}" if match else item.segment
+        names[name] += 1
+        name = name if names[name] == 1 else f"{name}_{names[name]}"
+        own = tuple(p for p in item.params if p not in tied)
+        buckets = ((name,) if own else ()) + tuple(f"tied.{p}" for p in item.params if p in tied)
+        instances.append(InstancePlan(name, piece, stage, item.params, buckets))
+    return tuple(instances), make_buckets(tuple(instances), pieces, params, mesh)
+
+
+def with_stages(
+    instances: tuple[InstancePlan, ...], buckets: tuple[Bucket, ...], stages: Sequence[int]
+) -> tuple[tuple[InstancePlan, ...], tuple[Bucket, ...]]:
+    """The same instances and buckets under other cuts."""
+    placed = tuple(replace(i, stage=s) for i, s in zip(instances, stages, strict=True))
+    homes: dict[str, set[int]] = {b.name: set() for b in buckets}
+    for item in placed:
+        for name in item.buckets:
+            homes[name].add(item.stage)
+    return placed, tuple(replace(b, stages=tuple(sorted(homes[b.name]))) for b in buckets)

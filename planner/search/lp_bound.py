@@ -1,0 +1,217 @@
+"""The tightest bound of a candidate: its pipeline relaxed to a linear program (bounds/lp.py).
+
+It is asked only of candidates that the bounds of evaluate.py leave, as it takes a tenth of a second
+and more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..bounds.analytic import Pace
+from ..bounds.lp import INF, QUICK, Effort, Kind, Pipeline, Relaxed, Times, relax
+from ..clock import timed
+from ..cost.piece_cost import Phase
+from ..pipeline.critical_path import LAST, waits_of
+from ..pipeline.schedules import SPLIT, listed, stage_ranks
+from ..simulate.simulator import OVERLAP_PRICE
+from ..simulate.step_model import Unit
+from .candidate_costs import Evaluator, Parts
+from .candidates import Candidate
+
+# Longer schedules are not relaxed: with so many micro-batches their bubbles are small.
+MAX_ACTIONS = 40000
+
+
+def tightened(
+    evaluator: Evaluator,
+    c: Candidate,
+    limit_bytes: float | None,
+    enough_us: float = INF,
+    effort: Effort = QUICK,
+) -> Relaxed:
+    """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
+    tightened beyond `enough_us`."""
+    key = (c, limit_bytes, effort)
+    if key not in evaluator.relaxed:
+        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
+    return evaluator.relaxed[key]
+
+
+@timed("bounds")
+def _tightened(
+    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
+) -> Relaxed:
+    if 2 * c.num_stages * c.num_microbatches > MAX_ACTIONS or c.pp == 1:
+        return Relaxed(0.0)
+    sync_us = evaluator.parts_of(c).table.links.world_us()
+    waits = (c.schedule, c.pp, c.num_microbatches, c.chunks)
+    paths = evaluator.paths.setdefault(waits, [])
+    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, effort, paths)
+    return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
+
+
+def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -> Pipeline:
+    """What the relaxation asks of a candidate."""
+    parts = evaluator.parts_of(c)
+    ranks = stage_ranks(c.schedule, c.pp, c.chunks)
+    kinds, spared = _Kinds(evaluator, c, parts).found()
+    return Pipeline(
+        kinds,
+        listed(c.schedule, c.pp, c.num_microbatches, c.chunks),
+        waits_of(c.schedule, c.pp, c.num_microbatches, c.chunks),
+        ranks,
+        spared,
+        evaluator.bound_sends_us(c, ranks),
+        OVERLAP_PRICE,
+        limit_bytes,
+        _fixed_bytes(evaluator, c, parts, ranks),
+        (_passing(parts.menus[-1:], c), _passing(parts.menus, c)),
+    )
+
+
+def _passing(menus: Sequence[Sequence[Unit]], c: Candidate) -> float:
+    """What a backward of one of the units has alive at least."""
+    return min(_start(u, c).peak_bytes for menu in menus for u in menu)
+
+
+def _start(unit: Unit, c: Candidate) -> Phase:
+    split = unit.work.split
+    return split.input_grad if c.schedule in SPLIT and split else unit.work.backward
+
+
+def _fixed_bytes(
+    evaluator: Evaluator, c: Candidate, parts: Parts, ranks: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Of each rank: data and context, and the buffers of its largest bucket at least."""
+    sizes = [menu[0].bucket_bytes for menu in parts.menus]
+    largest = [min(sizes)] * c.pp
+    for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
+        largest[rank] = max(largest[rank], size)
+    context = evaluator.context_bytes(c)
+    return tuple(context + evaluator.storage_bytes(c, 0.0, size) for size in largest)
+
+
+class _Kinds:
+    """Equal units counted together."""
+
+    def __init__(self, evaluator: Evaluator, c: Candidate, parts: Parts) -> None:
+        self.c, self.parts, self.reduces = c, parts, c.zero >= 2
+        self.split = c.schedule in SPLIT
+        self.per_byte = evaluator.storage_bytes(c, 1.0, 0.0)
+        self.tails = _tails(evaluator, c, parts)
+        self.gathers = any(menu[0].gather_us for menu in parts.menus)
+        alone = not (self.reduces and self.gathers)  # no gathers among the reductions
+        reduce = [menu[0].reduce_us if alone else 0.0 for menu in parts.menus]
+        self.slowed, self.unslowed = _slowed(parts.menus, reduce)
+        self.full = parts.full != parts.plain
+
+    def found(self) -> tuple[tuple[Kind, ...], dict[str, float]]:
+        """Kinds, the first and last unit's first; and what an action is spared."""
+        counts: dict[tuple, tuple[int, int]] = {}
+        last = len(self.parts.menus) - 1
+        for index in (0, last, *range(1, last)):
+            ends = {0: "first", last: LAST}.get(index, "")
+            key = (ends, id(self.parts.menus[index]), self.slowed[index], self.tails[index],
+                   tuple(self.parts.full[index]))  # fmt: skip
+            found, count = counts.get(key, (index, 0))
+            counts[key] = found, count + 1
+        kinds = tuple(self._kind(index, count) for index, count in counts.values())
+        return kinds, self._spared()
+
+    def _kind(self, index: int, count: int) -> Kind:
+        c, menu = self.c, self.parts.menus[index]
+        unit = menu[0]
+        passes = c.num_microbatches if self.reduces else 1
+        split = [u.work.split for u in menu]
+        return Kind(
+            count=count,
+            alone=self._alone(menu),
+            beside=self._beside(index),
+            reduce_us=0.0 if self.reduces else unit.reduce_us,
+            traffic_us=passes * unit.reduce_us + 2 * c.num_microbatches * unit.gather_us,
+            tail_us=self.tails[index],
+            stored_bytes=self.per_byte * unit.owned_bytes,
+            kept=tuple(u.work.kept_bytes for u in menu),
+            handed=tuple(s.handed_bytes if self.split and s else 0.0 for s in split),
+        )
+
+    def _alone(self, menu: Sequence[Unit]) -> Times:
+        kinds = ("F", "I", "W") if self.split else ("F", "B", LAST)
+        return {kind: tuple(self._pass_us(u, kind) for u in menu) for kind in kinds}
+
+    def _pass_us(self, unit: Unit, kind: str) -> float:
+        """With what compute waits for before reductions, where there are any."""
+        action = "B" if kind == LAST else kind
+        ready = self.reduces or kind == LAST
+        blocking = unit.blocking_us if ready and kind != "F" and unit.completes_in(action) else 0.0
+        return unit.pass_us(action) + blocking
+
+    def _beside(self, index: int) -> Times:
+        """Where backward is in two, its collectives are not told apart."""
+        forward, backward = zip(*self.parts.full[index], strict=True)
+        gathers = {"F": forward} if self.full else {}
+        if self.split:
+            return gathers
+        if self.reduces and self.gathers:
+            return gathers | {"B": backward, LAST: backward}
+        alone = self._alone(self.parts.menus[index])
+        kinds = ("B", LAST) if self.reduces else (LAST,)
+        slowed, longer = self.slowed[index], self._lets_drain(index)
+        return gathers | {
+            k: tuple(us + slowed - more for us, more in zip(alone[k], longer, strict=True))
+            for k in kinds
+        }
+
+    def _lets_drain(self, index: int) -> list[float]:
+        """By level, how much less the next unit in backward is slowed, at most, because this one
+        takes longer than at its fastest level."""
+        us = [u.pass_us("B") for u in self.parts.menus[index]]
+        return [OVERLAP_PRICE * (1 + OVERLAP_PRICE) * (one - min(us)) for one in us]
+
+    def _spared(self) -> dict[str, float]:
+        """What the ends of a stage may spare a pass (passes.slack_us, each direction apart); of the
+        last backward without gathers, what its first units are not slowed by."""
+        first = min(menu[0].gather_us for menu in self.parts.menus)
+        forward, backward = (_most(self.parts.plain, self.parts.full, way) for way in (0, 1))
+        backward = max(0.0, 2 * backward - first) if self.gathers else self.unslowed
+        last = backward if self.reduces else self.unslowed
+        return {"F": max(0.0, forward - first), "B": backward, LAST: last}
+
+
+def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[list[float], float]:
+    """By how much reductions slow each unit in a last backward, whatever its level, where the unit
+    before it is at its fastest; and what the first two units of a stage are spared of that at most.
+    reduce: by unit, in us.
+
+    When a unit begins, the reduction of the one before it has just been issued, and of the one
+    before that is left what the time between was too short for. Where compute waits for a copy
+    meanwhile, it loses more than the reductions that it then runs without would have slowed it.
+    """
+    least = [min(u.pass_us("B") for u in menu) for menu in menus]
+    walls = [
+        (1 + OVERLAP_PRICE) * (us + m[0].blocking_us) for us, m in zip(least, menus, strict=True)
+    ]
+    walls, late = [*walls, 0.0], [*reduce, 0.0, 0.0]
+    found, second = [], []
+    for index, us in enumerate(least):
+        left = max(0.0, late[index + 2] - walls[index + 1])
+        second.append(OVERLAP_PRICE * min(us, late[index + 1]))
+        found.append(OVERLAP_PRICE * min(us, late[index + 1] + left))
+    ahead = [0.0, *(one - other for one, other in zip(found, second, strict=True))]
+    return found, max(one + more for one, more in zip(found, ahead, strict=False))
+
+
+def _most(plain: Pace, full: Pace, way: int) -> float:
+    """The most that collectives add to a unit in one direction."""
+    return max(
+        beside[way] - alone[way]
+        for levels in zip(plain, full, strict=True)
+        for alone, beside in zip(*levels, strict=True)
+    )
+
+
+def _tails(evaluator: Evaluator, c: Candidate, parts: Parts) -> list[float]:
+    """By unit, the update and refresh of the buckets that it is the first to hold, in us."""
+    layout, table = evaluator.layout(c), parts.table
+    us = {b.name: table.optimizer_us(b) + table.refresh_us(b) for b in layout.buckets}
+    return [sum(us.pop(name, 0.0) for name in item.buckets) for item in layout.instances]

@@ -1,0 +1,207 @@
+"""From a traced model, a cluster and pins to a Plan.
+
+Order: mesh, micro-batch, placements (sharding ILP), saved values, stage cuts, buckets, schedule.
+"""
+
+from collections.abc import Callable
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.ops.table import flops
+from meshwright.ir.phases import forward_ops
+from meshwright.ir.placement import Mesh
+from meshwright.ir.plan import Piece, Plan, grad_dtype
+from meshwright.ir.sizes import evaluate
+from meshwright.ir.traced import Traced
+
+from ..hardware.cluster import Cluster
+from ..hardware.topology import OUTER, ordered
+from ..pipeline.partition import cut_stages
+from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
+from ..remat.rules import Kept, check_rule, saved_values
+from ..sharding.boundary_layouts import ShardedModel, shard_model
+from ..simulate.predict import predict, with_costs
+from ..simulate.step_model import STATES
+from .instances import instances_of, params_of, with_variants
+from .pins import Pins
+
+Progress = Callable[[str], None]
+
+
+def make_plan(
+    traced: Traced,
+    cluster: Cluster,
+    *,
+    seq: int,
+    global_batch: int,
+    pins: Pins,
+    progress: Progress = lambda _: None,
+    sharded: ShardedModel | None = None,
+    saved: tuple[Kept, ...] | None = None,
+) -> Plan:
+    """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
+
+    Decisions that no pin fixes take defaults; `search` compares them instead. sharded: placements
+    already found. saved: the values that each instance keeps, found with them. Raises PlanError
+    when the pins contradict each other or the sizes.
+    """
+    mesh = choose_mesh(cluster.num_devices, pins)
+    micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
+    pp, (name, chunks) = mesh.size("pp"), choose_schedule(pins)
+    check_sizes(name, pp, num_microbatches)
+    progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
+    sharded = sharded or shard_model(
+        traced.segmented,
+        traced.joints,
+        tp=mesh.size("tp"),
+        cluster=cluster,
+        micro_batch=micro_batch,
+        seq=seq,
+        num_microbatches=num_microbatches,
+        price=pins.price,
+        shard_matmul_weights=bool(pins.shard_weights),
+        progress=progress,
+    )
+    if pins.offload == "on" and saved is None:
+        raise PlanError(
+            f"offload={pins.offload}: which values wait in the host's memory is for the search to "
+            "say; plan with it (search = true in a job file), or leave the pin out"
+        )
+    recompute = pins.recompute or "cheap"
+    if saved is not None:
+        sharded, kept = with_variants(sharded, saved)
+    else:
+        check_rule(recompute, [low.graph for low in sharded.lowered.values()])
+        kept = {
+            name: Kept(saved_values(low.graph, recompute)) for name, low in sharded.lowered.items()
+        }
+    pieces = tuple(
+        Piece(low.name, low.graph, low.placements, kept[low.name].saved, kept[low.name].offloaded)
+        for low in sharded.lowered.values()
+    )
+    per_token = flops_per_token(traced, seq)
+    stages = cut_stages(_instance_flops(traced, seq), pp * chunks, pins.cuts)
+    params = params_of(traced, sharded)
+    instances, buckets = instances_of(traced, sharded, stages, params, pieces, mesh)
+    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
+    plan = Plan(
+        model=traced.model,
+        dtype=traced.dtype,
+        graph_hash=traced.graph_hash,
+        cluster=cluster.name,
+        vocab_size=traced.vocab_size,
+        mesh=mesh,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        num_microbatches=num_microbatches,
+        seq=seq,
+        zero=pins.zero or 0,
+        recompute=recompute,
+        schedule_name=name,
+        flops_per_token=per_token,
+        precision=choose_precision(traced.dtype, pins),
+        reduce_dtype=choose_reduce_dtype(traced.dtype, pins),
+        optimizer=choose_optimizer(pins),
+        coverage=(*traced.warnings, *sharded.coverage),
+        context=traced.segmented.context,
+        constants=traced.constants,
+        params=params,
+        pieces=pieces,
+        instances=instances,
+        buckets=buckets,
+        stage_ranks=stage_ranks(name, pp, chunks),
+        schedule=schedule,
+    )
+    return with_costs(plan, predict(plan, cluster), cluster)
+
+
+def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
+    pp, tp = pins.pp or 1, pins.tp or 1
+    dp = pins.dp or max(1, num_devices // (pp * tp))
+    if pp * dp * tp != num_devices:
+        raise PlanError(
+            f"mesh pp={pp} dp={dp} tp={tp} is {pp * dp * tp} devices, the cluster has "
+            f"{num_devices}; pin axes whose product is {num_devices}"
+        )
+    return ordered(Mesh((("pp", pp), ("dp", dp), ("tp", tp))), pins.outer or OUTER[0])
+
+
+def choose_schedule(pins: Pins) -> tuple[str, int]:
+    """(name, stages of a rank); 1F1B unless pinned."""
+    name = pins.schedule or ("interleaved" if (pins.chunks or 1) > 1 else "1f1b")
+    check_name(name)
+    return name, chunks_of(name, pins.chunks)
+
+
+def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:
+    """(rows of one rank in a micro-batch, number of micro-batches)."""
+    dp = mesh.size("dp")
+    if global_batch % dp:
+        below = global_batch - global_batch % dp
+        near = f"{below} or {below + dp}" if below else f"{dp}"
+        raise PlanError(
+            f"global batch {global_batch} does not divide over dp={dp}; take {near} rows"
+        )
+    rows = global_batch // dp
+    if pins.micro_batch is not None:
+        if rows % pins.micro_batch:
+            raise PlanError(
+                f"micro_batch={pins.micro_batch} does not divide the {rows} rows of a "
+                f"data-parallel rank (global batch {global_batch} over dp={dp}); take one of "
+                f"{', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}, or pin dp"
+            )
+        return pins.micro_batch, rows // pins.micro_batch
+    wanted = max(1, rows // (4 * mesh.size("pp"))) if mesh.size("pp") > 1 else min(rows, 8)
+    size = max(n for n in range(1, wanted + 1) if rows % n == 0)
+    return size, rows // size
+
+
+def _forward_flops(graph: Graph, seq: int) -> float:
+    sizes = {"B": 1, "S": seq}
+    return float(sum(evaluate(flops(op, graph), sizes) for op in forward_ops(graph)))
+
+
+def _instance_flops(traced: Traced, seq: int) -> list[float]:
+    each = {name: _forward_flops(graph, seq) for name, graph in traced.joints.items()}
+    return [each[i.segment] for i in traced.segmented.instances]
+
+
+def flops_per_token(traced: Traced, seq: int) -> float:
+    """Model flops of forward and backward per token: 3 x the forward's matmuls and attention.
+
+    Equals 6 x matmul parameters + 6 L D S for causal attention (half of 12 L D S); the embedding
+    lookup counts nothing.
+    """
+    return 3.0 * sum(_instance_flops(traced, seq)) / seq
+
+
+PRECISIONS = ("pure", "master")
+
+
+def choose_precision(dtype: str, pins: Pins) -> str:
+    """`pure` unless pinned; master weights are for dtypes narrower than float32."""
+    precision = pins.precision or "pure"
+    if precision not in PRECISIONS:
+        raise PlanError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
+    if precision == "master" and dtype not in ("bf16", "f16"):
+        raise PlanError(f"precision=master needs dtype bf16, the plan's is {dtype}")
+    return precision
+
+
+def choose_reduce_dtype(dtype: str, pins: Pins) -> str:
+    """That of the gradients as a rank sums them, unless pinned. Float64 keeps all its digits."""
+    if pins.reduce_dtype is not None and dtype == "f64":
+        raise PlanError(
+            f"reduce_dtype={pins.reduce_dtype} with dtype f64: a program in f64 reduces its "
+            "gradients in f64; leave the pin out, or plan with --dtype f32 or bf16"
+        )
+    return pins.reduce_dtype or grad_dtype(dtype, choose_precision(dtype, pins))
+
+
+def choose_optimizer(pins: Pins) -> str:
+    """`adamw` unless pinned."""
+    name = pins.optimizer or "adamw"
+    if name not in STATES:
+        raise PlanError(f"optimizer={name}: give one of {', '.join(STATES)}")
+    return name

@@ -1,0 +1,91 @@
+"""Pins: the decisions a user fixes, and defaults for those left open."""
+
+import difflib
+import math
+from dataclasses import dataclass, fields
+
+from meshwright.ir.errors import PlanError
+
+from ..hardware.topology import OUTER
+from ..pipeline.schedules import GENERATORS
+
+MOST = {"zero": 3, "shard_weights": 1}
+# Known before a model is traced.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": GENERATORS,
+    "precision": ("pure", "master"),
+    "reduce_dtype": ("bf16", "f32"),
+    "offload": ("on", "off"),
+    "outer": OUTER,
+}
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Fixed decisions; None leaves the choice to the planner.
+
+    pp, dp, tp: mesh axis sizes. micro_batch: rows of one data-parallel rank in a micro-batch.
+    zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over dp.
+    recompute: cheap, all, none, or names of values. chunks: stages of a rank, of the interleaved
+    schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
+    resident byte in us (None: from the cluster).
+    shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
+    plan's dtype) or master (gradients summed, moments and master weights in float32).
+    reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
+    optimizer: whose state and traffic are counted, and which a run takes if told of no other.
+    offload: whether the search may keep activations in the host's memory (None: where it chooses
+    what is kept, on devices with a memory of their own). outer: which of pp and dp has its
+    neighbours the farthest apart (None: pp, and over several nodes the search's choice).
+    """
+
+    pp: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    micro_batch: int | None = None
+    zero: int | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    cuts: str | None = None
+    price: float | None = None
+    shard_weights: int | None = None
+    precision: str | None = None
+    reduce_dtype: str | None = None
+    optimizer: str | None = None
+    offload: str | None = None
+    outer: str | None = None
+
+
+def parse_pins(texts: list[str]) -> Pins:
+    """Pins from `KEY=VALUE` texts; raises PlanError naming the nearest key or the bad value."""
+    kinds = {f.name: f.type for f in fields(Pins)}
+    given: dict[str, object] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, 1)
+            hint = f"; did you mean {near[0]}" if near else ""
+            raise PlanError(f"pin {text!r}: unknown key {key!r}{hint}; keys: {', '.join(kinds)}")
+        if key in given:
+            raise PlanError(f"pin {key}: given twice, {given[key]} and {value}; give it once")
+        given[key] = _convert(key, value, str(kinds[key]))
+    return Pins(**given)  # type: ignore[arg-type]
+
+
+def _convert(key: str, value: str, kind: str) -> object:
+    if kind.startswith("str"):
+        if not value:
+            raise PlanError(f"pin {key}=: no value; leave the pin out to let the search choose")
+        if key in CHOICES and value not in CHOICES[key]:
+            raise PlanError(f"{key}={value}: unknown; give one of {', '.join(CHOICES[key])}")
+        return value
+    try:
+        number = float(value) if kind.startswith("float") else int(value)
+    except ValueError:
+        raise PlanError(f"pin {key}={value}: expected a number, got {value!r}") from None
+    least = 0 if key in ("zero", "price", "shard_weights") else 1
+    most = MOST.get(key, math.inf)
+    if not (least <= number <= most and math.isfinite(number)):
+        limit = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
+        raise PlanError(f"pin {key}={value}: expected {limit}, got {value}")
+    return number

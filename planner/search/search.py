@@ -1,0 +1,237 @@
+"""The outer search: the fastest plan that fits, and how far from the best it may be.
+
+Candidates (candidates.py) are taken in order of their lower bound (candidate_costs.py), a floor
+first that costs next to nothing, ties by name, until the next bound is no better than the best step
+found (incumbent.py). What was not simulated cannot beat the bound it has, so
+
+    bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
+    gap = best / bound - 1
+
+A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
+The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
+level of every instance, with the placements that the sharding ILP gives for each tp at the default
+price of a byte; and, where those of another price made the best plan faster, over these as well.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from meshwright.ir.capture.collector import rarely_collected
+from meshwright.ir.errors import InfeasibleError, PlanError
+from meshwright.ir.placement import Mesh
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+
+from ..clock import CLOCK, timed
+from ..hardware.cluster import Cluster
+from ..pipeline.partition import cut_stages
+from ..remat.options import CHOSEN
+from ..remat.rules import check_rule
+from ..simulate.predict import Prediction, predict, with_costs
+from ..simulate.stage_memory import usable_bytes
+from .candidate_costs import Evaluator
+from .candidates import Candidate, candidates
+from .demands import check_defaults
+from .fitting import Fitted, fixed_pins
+from .incumbent import INF, Incumbent, Loser, Progress
+from .infeasible import Refusal
+from .make_plan import choose_schedule, make_plan
+from .pins import Pins
+
+# Candidates simulated at most; those beyond leave their bounds to the gap.
+MAX_SIMULATED = 200
+
+
+# Plans without a pipeline to look at before all others, by floor: they take no time to fit, and
+# with a best step known, bounds need not be tightened beyond it.
+NUM_FIRST = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """The winner, what it was priced by, its bound and what else was looked at. num_prices: of a
+    byte, at which placements were solved for all combinations."""
+
+    best: Fitted
+    evaluator: Evaluator
+    bound_us: float
+    losers: tuple[Loser, ...]
+    num_prices: int
+    num_candidates: int
+    num_simulated: int
+    num_unfit: int
+
+    @property
+    def gap(self) -> float:
+        gap = self.best.timeline.step_us / self.bound_us - 1
+        return gap if gap > 1e-9 else 0.0  # below that it is rounding
+
+
+@rarely_collected()
+def search_plan(
+    traced: Traced,
+    cluster: Cluster,
+    *,
+    seq: int,
+    global_batch: int,
+    pins: Pins,
+    progress: Progress = lambda _: None,
+) -> tuple[Plan, Found, Prediction]:
+    """The fastest plan under the pins that fits every device, with what was predicted and why.
+
+    Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
+    nearest changes that fit when nothing does.
+    """
+    evaluator = Evaluator(traced, cluster, seq, global_batch, pins)
+    found = search(evaluator, progress)
+    best = found.best
+    plan = make_plan(
+        traced,
+        cluster,
+        seq=seq,
+        global_batch=global_batch,
+        pins=fixed_pins(best, pins),
+        sharded=found.evaluator.sharding(best.candidate.tp),
+        saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
+    )
+    prediction = predict(plan, cluster)
+    progress(f"time by layer: {CLOCK.text()}")
+    limits = ("bound_us", found.bound_us), ("gap", found.gap)
+    return with_costs(plan, prediction, cluster, *limits), found, prediction
+
+
+@timed("the rest")
+def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
+    """Compare every candidate that the pins leave; again with the placements of the best, where
+    they are of another price of a byte."""
+    _check(evaluator)
+    limit = usable_bytes(evaluator.cluster)
+    passes = [_explored(evaluator, limit, progress)]
+    first = passes[0].looking
+    if first.best is None:
+        raise InfeasibleError(Refusal(evaluator, limit).text())
+    first.finish()
+    if first.priced_by is not evaluator:
+        progress("all combinations again, with the placements of the best")
+        passes.append(_explored(first.priced_by, limit, progress, first.best))
+        passes[-1].looking.finish()
+    last = passes[-1].looking
+    assert last.best is not None
+    losers = _merged(x for one in passes for x in one.looking.losers)
+    return Found(
+        last.best,
+        last.priced_by,
+        min(last.best.timeline.step_us, *(one.bound_us for one in passes)),
+        tuple(x for x in losers if x.candidate != last.best.candidate)
+        + _unseen(passes[0].known, losers),
+        len(passes),
+        passes[0].num_candidates,
+        sum(one.looking.simulated for one in passes),
+        first.num_unfit,
+    )
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Every candidate under one evaluator. left_us: a bound on those never looked at. known: the
+    best bound of each that can store the model."""
+
+    looking: Incumbent
+    left_us: float
+    known: dict[Candidate, float]
+    num_candidates: int
+
+    @property
+    def bound_us(self) -> float:
+        return min(self.left_us, *self.looking.bounds.values(), INF)
+
+
+def _explored(
+    evaluator: Evaluator, limit: float, progress: Progress, best: Fitted | None = None
+) -> _Pass:
+    """Look at candidates, the lowest bound first, until none can be faster than the best."""
+    ranked, num_unfit = _ranked(evaluator, limit, progress)
+    looking = Incumbent(evaluator, limit, progress, num_unfit, best)
+    left, known = INF, {candidate: floor for floor, candidate in ranked}
+    first = [(floor, c) for floor, c in ranked if c.pp == 1][:NUM_FIRST]
+    for floor, candidate in first:
+        looking.look(candidate, floor)
+    waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
+    while waiting:
+        bound, bounded, candidate = heappop(waiting)
+        if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
+            left = bound
+            break
+        if bounded:
+            looking.look(candidate, bound)
+        else:
+            known[candidate] = max(bound, evaluator.bound_us(candidate))
+            heappush(waiting, (known[candidate], True, candidate))
+    return _Pass(looking, left, known, len(ranked) + num_unfit)
+
+
+def _merged(losers: Iterable[Loser]) -> list[Loser]:
+    """One of each candidate: the fastest that was simulated, else the one least bounded."""
+    found: dict[Candidate, Loser] = {}
+    for loser in losers:
+        known = found.setdefault(loser.candidate, loser)
+        if _order(loser) < _order(known):
+            found[loser.candidate] = loser
+    return list(found.values())
+
+
+def _order(loser: Loser) -> tuple[float, float]:
+    return loser.step_us or INF, loser.bound_us
+
+
+def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ...]:
+    """The best-bounded candidate of every mesh that was never simulated."""
+    meshes = {x.candidate.mesh for x in seen}
+    found: dict[Mesh, Loser] = {}
+    for bound, candidate in sorted((bound, c) for c, bound in known.items()):
+        if candidate.mesh not in meshes:
+            fits = False if bound == INF else None
+            found.setdefault(candidate.mesh, Loser(candidate, bound, fits=fits))
+    return tuple(found.values())
+
+
+def _check(evaluator: Evaluator) -> None:
+    """The pins against each other and the sizes, before anything is solved."""
+    pins = evaluator.pins
+    _, chunks = choose_schedule(pins)
+    if pins.cuts is not None:
+        count = len(evaluator.traced.segmented.instances)
+        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
+        cut_stages([1.0] * count, stages, pins.cuts)
+    if pins.recompute is not None:
+        check_rule(pins.recompute, list(evaluator.traced.joints.values()))
+
+
+def _space(evaluator: Evaluator) -> list[Candidate]:
+    pins, traced = evaluator.pins, evaluator.traced
+    count = len(traced.segmented.instances)
+    found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
+    if not found:  # the messages of the fixed path say which demands collide
+        stages = check_defaults(evaluator.cluster, evaluator.global_batch, pins)
+        cut_stages([1.0] * count, stages, pins.cuts)
+        raise PlanError(
+            f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
+            f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"
+        )
+    return found
+
+
+@timed("bounds")
+def _ranked(
+    evaluator: Evaluator, limit: float, progress: Progress
+) -> tuple[list[tuple[float, Candidate]], int]:
+    """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
+    space = _space(evaluator)
+    for tp in sorted({c.tp for c in space}):
+        progress(f"placements for tp={tp}")
+        evaluator.sharding(tp)
+    fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
+    progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+    ranked = sorted((evaluator.floor_us(c), c) for c in fitting)
+    return ranked, len(space) - len(fitting)

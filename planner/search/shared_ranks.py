@@ -1,0 +1,91 @@
+"""Levels of units whose stages share a rank, or hold two kinds of memory.
+
+A micro-batch of stage s counts as often as s has it in flight at most; the units of a rank give up
+bytes where they cost least by that count, until the fullest moment of its schedule fits.
+"""
+
+from collections.abc import Sequence
+
+from ..pipeline.schedules import SPLIT, listed, stage_ranks, stages_held
+from ..remat.selection import INF, Picks, choose_along
+from ..simulate.stage_memory import Filling, filled, walk
+from ..simulate.step_model import Unit
+from .candidate_costs import Evaluator
+from .candidates import Candidate
+
+
+def shared_picks(
+    evaluator: Evaluator,
+    c: Candidate,
+    starts: Sequence[int],
+    limit_bytes: float,
+    stays: bool = False,
+) -> Picks | None:
+    """The level of every unit under cuts, rank by rank; None where one of them does not fit.
+
+    stays: nothing is offloaded.
+    """
+    stops = (*starts[1:], len(evaluator.parts_of(c).menus))
+    stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
+    homes = stage_ranks(c.schedule, c.pp, c.chunks)
+    picks: dict[int, int] = {}
+    for rank in range(c.pp):
+        mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
+        found = _rank_picks(evaluator, c, rank, mine, limit_bytes, stays)
+        if found is None:
+            return None
+        picks |= found
+    return tuple(picks[index] for index in range(len(picks)))
+
+
+def _rank_picks(
+    evaluator: Evaluator,
+    c: Candidate,
+    rank: int,
+    stages: dict[int, range],
+    limit_bytes: float,
+    stays: bool,
+) -> dict[int, int] | None:
+    parts, split = evaluator.parts_of(c), c.schedule in SPLIT
+    actions = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
+    indices = [index for units in stages.values() for index in units]
+    stored = sum(parts.menus[i][0].owned_bytes for i in indices)
+    largest = max(parts.menus[i][0].bucket_bytes for i in indices)
+    room = limit_bytes - evaluator.context_bytes(c)
+    room -= evaluator.storage_bytes(c, stored, largest)
+    held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    counts = {i: held[s] for s, units in stages.items() for i in units}
+    staying = set(indices) if stays else {units[-1] for units in stages.values()}
+    points = [
+        [
+            (INF, INF)
+            if i in staying and unit.work.away_bytes
+            else (sum(us), _weight(unit, split, *counts[i]))
+            for us, unit in zip(parts.full[i], parts.menus[i], strict=True)
+        ]
+        for i in indices
+    ]
+
+    known: dict[tuple[int, Picks], Filling] = {}
+
+    def filling(stage: int, picks: Picks) -> Filling:
+        if (stage, picks) not in known:
+            units = zip(stages[stage], picks, strict=True)
+            known[stage, picks] = filled((parts.menus[i][level] for i, level in units), split)
+        return known[stage, picks]
+
+    def fits(picks: Picks) -> bool:
+        fillings, end = {}, 0
+        for stage, units in stages.items():  # in the order of `indices`
+            start, end = end, end + len(units)
+            fillings[stage] = filling(stage, picks[start:end])
+        return walk(actions, fillings).total_bytes <= room
+
+    found = choose_along(points, fits)
+    return None if found is None else dict(zip(indices, found, strict=True))
+
+
+def _weight(unit: Unit, split: bool, held: int, waiting: int) -> float:
+    """Bytes of a unit on its rank, at most."""
+    handed = unit.work.split.handed_bytes if split and unit.work.split else 0.0
+    return held * unit.work.kept_bytes + waiting * handed

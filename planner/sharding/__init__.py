@@ -1,0 +1,1 @@
+"""Placements of a joint graph: strategies, the ILP, boundary layouts, lowering."""

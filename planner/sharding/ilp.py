@@ -1,0 +1,284 @@
+"""The sharding ILP: the placement of every value of a joint graph on one mesh axis.
+
+Sets
+    N  nodes (ops, params, cuts, given inputs; nodes.py), K(n) the strategies of node n
+    V  values; A(v) the placements that v is made in, W(r) those that read r asks for
+    R  reads: (node, position) of a value
+    H  values held from forward to backward; P parameters
+Variables, all 0/1
+    x[n,k]     node n runs strategy k
+    e[r,a,b]   read r takes its value from placement a to b
+    m[v,a,b]   value v is redistributed from a to b, once however many read it
+    s[v,b]     a copy of v in placement b is resident between forward and backward
+Objective, in us
+    sum x[n,k] (us(n,k) + price * bytes(n,k))      ops; params with their gradient and two moments
+    + sum m[v,a,b] us(v,a,b) + sum s[v,b] price * bytes(v,b)
+Constraints
+    choose[n]      sum_k x[n,k] = 1
+    leave[r,a]     sum_b e[r,a,b] = sum of x[n,k] of the maker over k that make v in a
+    enter[r,b]     sum_a e[r,a,b] = sum of x[n,k] of the reader over k that read v in b
+    once[r,a,b]    m[v,a,b] >= e[r,a,b]                         where a is not b
+    via[r,a,b]     m[v,a,whole] >= e[r,a,b]   b a shard; a partial max or lse, or a shard of b's dim
+    held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
+    gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
+
+A read from a to b needs copy b resident, a slice the whole a that it is taken from.
+
+The e of one read are a transport problem, so the relaxation is tight and nearly always integral.
+Resident activations are the copies of forward values that backward reads, as if none were
+recomputed. Reads that can only be in one way are written into the costs and have no variables.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.placement import Placement, format_placement, replicated
+
+from .. import solver
+from ..cost.op_cost import Costs, GraphWork, held_copy, redistribution
+from ..solver import Problem
+from .nodes import Choice, Demands, Node, nodes_of
+
+# Ties go to the first named: a price far below any time, by position.
+TIE_US = 1e-5
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The chosen placements of a joint graph on one axis.
+
+    made: each value where it is made. ops: the choice of each op in order, with its us. reads:
+    per op the placement of each present operand. outputs: placement of each graph output (None for
+    an absent one). objective_us counts resident bytes at the price; bound_us never exceeds the
+    optimum. num_variables is the size of the problem solved.
+    """
+
+    made: dict[str, Placement]
+    ops: tuple[Choice, ...]
+    outputs: tuple[Placement | None, ...]
+    objective_us: float
+    bound_us: float
+    branched: bool
+    num_variables: int
+    coverage: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[tuple[Placement, ...], ...]:
+        return tuple(choice.strategy.inputs for choice in self.ops)
+
+
+@dataclass
+class Formulation:
+    """A problem with what is needed to read its solution back."""
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    problem: Problem
+    chosen: list[list[int]]  # x variables per node
+    tie_us: float
+    coverage: tuple[str, ...]
+
+
+def shard(graph: Graph, costs: Costs, price: float, demands: Demands) -> Sharding:
+    """The cheapest placement of a joint graph: formulate, solve, invert.
+
+    price: us per resident byte of a rank, 0 allowed. Raises InfeasibleError for contradicting pins.
+    """
+    formulation = formulate(graph, costs, price, demands)
+    return invert(formulation, solver.solve(formulation.problem))
+
+
+def formulate(graph: Graph, costs: Costs, price: float, demands: Demands) -> Formulation:
+    nodes, coverage = nodes_of(graph, costs, demands)
+    return _Builder(graph, nodes, costs, price, demands).build(coverage)
+
+
+class _Builder:
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: tuple[Node, ...],
+        costs: Costs,
+        price: float,
+        demands: Demands,
+    ) -> None:
+        self.graph, self.nodes, self.costs, self.price = graph, nodes, costs, price
+        self.problem = Problem()
+        self.chosen: list[list[int]] = []
+        self.maker = {
+            name: (n, k) for n, node in enumerate(nodes) for k, name in enumerate(node.makes)
+        }
+        self.held = GraphWork(graph).held
+        self.params = frozenset(i.value.name for i in graph.inputs_of("param"))
+        self.fixed = _unmoved(graph, nodes) if demands.shard_matmul_weights else frozenset()
+        self.moves: dict[tuple, int] = {}
+        self.copies: dict[tuple, int] = {}
+        self.tie_us = 0.0
+
+    def build(self, coverage: tuple[str, ...]) -> Formulation:
+        for node in self.nodes:
+            self._choose(node)
+        for index, node in enumerate(self.nodes):
+            for position, value in enumerate(node.reads):
+                self._read(index, position, value)
+        return Formulation(self.graph, self.nodes, self.problem, self.chosen, self.tie_us, coverage)
+
+    def _choose(self, node: Node) -> None:
+        found = []
+        for k, choice in enumerate(node.choices):
+            cost = choice.us + self.price * choice.bytes + k * TIE_US
+            found.append(
+                self.problem.variable(f"x[{node.name},{choice.strategy.name}]", cost, True)
+            )
+        self.tie_us += max(0, len(node.choices) - 1) * TIE_US
+        self.chosen.append(found)
+        self.problem.equal(f"choose[{node.name}]", [(v, 1.0) for v in found], 1.0)
+
+    def _ways(self, index: int, of: Callable[[Choice], Placement]) -> dict[Placement, list[int]]:
+        """The x variables of a node by the placement that `of` reads off their strategy."""
+        ways: dict[Placement, list[int]] = {}
+        for variable, choice in zip(self.chosen[index], self.nodes[index].choices, strict=True):
+            ways.setdefault(of(choice), []).append(variable)
+        return ways
+
+    def _read(self, index: int, position: int, value: str) -> None:
+        """Families leave, enter, once, via, held and gathered of one read."""
+        maker, made = self.maker[value]
+        sources = self._ways(maker, lambda c: c.strategy.outputs[made])
+        targets = self._ways(index, lambda c: c.strategy.inputs[position])
+        where = f"{self.nodes[index].name}:{position}"
+        edges = self._edges(value, where, sources, targets)
+        leaving: dict[Placement, list[int]] = {a: [] for a in sources}
+        entering: dict[Placement, list[int]] = {b: [] for b in targets}
+        for (a, b), edge in edges.items():
+            leaving[a].append(edge)
+            entering[b].append(edge)
+        for family, taken, ways in (("leave", leaving, sources), ("enter", entering, targets)):
+            for placement, variables in ways.items():
+                terms = [(e, 1.0) for e in taken[placement]] + [(v, -1.0) for v in variables]
+                name = f"{family}[{where},{format_placement(placement)}]"
+                self.problem.equal(name, terms, 0.0)
+        if self.nodes[index].backward:
+            self._held(value, where, edges)
+
+    def _edges(self, value: str, where: str, sources: dict, targets: dict) -> dict[tuple, int]:
+        edges = {}
+        item = self.graph.values[value]
+        for a in sources:
+            for b in targets:
+                cost = self.costs.redistribute_us(item, a, b)
+                if cost is None or (a != b and value in self.fixed):
+                    continue
+                label = f"{where},{format_placement(a)},{format_placement(b)}"
+                edge = self.problem.variable(f"e[{label}]", 0.0)
+                edges[a, b] = edge
+                if a != b:
+                    self._once(value, label, edge, a, b, cost)
+        return edges
+
+    def _once(
+        self, value: str, label: str, edge: int, a: Placement, b: Placement, cost: float
+    ) -> None:
+        axis = self.costs.axis
+        kind = redistribution(a, b, axis)
+        if kind in ("all_reduce", "all_gather") and b.shard(axis) is not None:
+            whole = replicated(len(b.dims))
+            item = self.graph.values[value]
+            reduced = self.costs.redistribute_us(item, a, whole)
+            assert reduced is not None
+            self.problem.at_least(
+                f"via[{label}]", [(self._move(value, a, whole, reduced), 1.0), (edge, -1.0)], 0.0
+            )
+            cost = self.costs.redistribute_us(item, whole, b) or 0.0
+        self.problem.at_least(
+            f"once[{label}]", [(self._move(value, a, b, cost), 1.0), (edge, -1.0)], 0.0
+        )
+
+    def _move(self, value: str, a: Placement, b: Placement, cost: float) -> int:
+        if (value, a, b) not in self.moves:
+            name = f"m[%{value},{format_placement(a)},{format_placement(b)}]"
+            self.moves[value, a, b] = self.problem.variable(name, cost)
+        return self.moves[value, a, b]
+
+    def _held(self, value: str, where: str, edges: dict[tuple, int]) -> None:
+        if self.price == 0 or value not in self.held | self.params:
+            return
+        gathered = value in self.params
+        needed: dict[Placement, list[tuple[int, float]]] = {}
+        for (a, b), edge in edges.items():
+            copy = held_copy(a, b, self.costs.axis)
+            if not (gathered and copy == a):
+                needed.setdefault(copy, []).append((edge, -1.0))
+        for copy, terms in needed.items():
+            name = f"{'gathered' if gathered else 'held'}[{where},{format_placement(copy)}]"
+            self.problem.at_least(name, [(self._copy(value, copy), 1.0), *terms], 0.0)
+
+    def _copy(self, value: str, b: Placement) -> int:
+        if (value, b) not in self.copies:
+            cost = self.price * self.costs.local_bytes(self.graph.values[value], b)
+            self.copies[value, b] = self.problem.variable(
+                f"s[%{value},{format_placement(b)}]", cost
+            )
+        return self.copies[value, b]
+
+
+def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:
+    """Parameters that can only be sharded: their matmuls must read them as they lie."""
+    return frozenset(
+        node.makes[0]
+        for node in nodes
+        if node.name.startswith("param ")
+        and all(
+            c.strategy.outputs[0].dims != ((),) * len(c.strategy.outputs[0].dims)
+            for c in node.choices
+        )
+    )
+
+
+def invert(formulation: Formulation, solution: solver.Solution) -> Sharding:
+    """The placements behind a solution's values."""
+    picked = [
+        next(c for c, v in zip(node.choices, variables, strict=True) if solution.values[v])
+        for node, variables in zip(formulation.nodes, formulation.chosen, strict=True)
+    ]
+    made = {
+        name: placement
+        for node, choice in zip(formulation.nodes, picked, strict=True)
+        for name, placement in zip(node.makes, choice.strategy.outputs, strict=True)
+    }
+    graph = formulation.graph
+    by_value = {n.makes[0]: c for n, c in zip(formulation.nodes, picked, strict=True) if n.makes}
+    ties = sum(
+        TIE_US * node.choices.index(choice)
+        for node, choice in zip(formulation.nodes, picked, strict=True)
+    )
+    return Sharding(
+        made={name: made[name] for name in graph.values},
+        ops=tuple(by_value[op.output.name] for op in graph.ops),
+        outputs=_outputs(formulation, picked),
+        objective_us=solution.objective - ties,
+        bound_us=min(solution.objective - ties, solution.bound - formulation.tie_us),
+        branched=solution.branched,
+        num_variables=len(formulation.problem.names),
+        coverage=formulation.coverage,
+    )
+
+
+def _outputs(formulation: Formulation, picked: list[Choice]) -> tuple[Placement | None, ...]:
+    """Placement of each output: as the cut, param or loss node that stands for it reads it."""
+    graph = formulation.graph
+    found: dict[str, Placement] = {}
+    for node, choice in zip(formulation.nodes, picked, strict=True):
+        for name, placement in zip(node.reads, choice.strategy.inputs, strict=True):
+            found[f"{node.name} {name}"] = placement
+    params = [i.value.name for i in graph.inputs_of("param")]
+    readers = [*(f"cut %{i.value.name}" for i in graph.inputs_of("grad"))] or [
+        f"output %{graph.outputs[0]}"
+    ]
+    readers += [f"cut %{i.value.name}" for i in graph.inputs_of("activation")] or [""]
+    readers += [f"param %{p}" for p in params]
+    return tuple(
+        found[f"{reader} {name}"] if name else None
+        for reader, name in zip(readers, graph.outputs, strict=True)
+    )

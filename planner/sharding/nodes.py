@@ -1,0 +1,201 @@
+"""The choices of a sharding problem: one node per op, input and output of a joint graph.
+
+A node makes values, reads values, and offers strategies, each with a price. Three kinds beside
+ops: a *param* makes the parameter and reads its gradient, so both are chosen together; a *cut*
+makes what comes in over a segment boundary and reads what goes out over it, in the layout that the
+boundary has; a *given* makes data and context, whole on every rank.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph, Input, Value
+from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
+
+from ..cost.op_cost import Costs, GraphWork, shard_on
+from ..hardware.cluster import collective_us
+from .strategies import Axis, Strategy, strategies_of, strides_of
+
+LAYOUTS = ("replicated", "sequence")
+MATMUL_WEIGHTS = frozenset("mw.linear mw.linear_cross_entropy mm bmm".split())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One strategy of a node and what it costs: us of time, resident bytes."""
+
+    strategy: Strategy
+    us: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """reads and makes are value names; every choice places them in these orders."""
+
+    name: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a segment's neighbours and pins ask of its placements.
+
+    boundary_in, boundary_out: "replicated" or "sequence" (dim 1 of activation and gradient).
+    param_pins, grad_pins: by input name, the placement of a parameter and of its gradient.
+    whole_reads: False keeps matmul weights sharded, also where ops read them.
+    """
+
+    boundary_in: str = "replicated"
+    boundary_out: str = "replicated"
+    param_pins: tuple[tuple[str, Placement], ...] = ()
+    grad_pins: tuple[tuple[str, Placement], ...] = ()
+    shard_matmul_weights: bool = False
+    num_microbatches: int = 1
+
+
+def layout(kind: str, value: Value, axis: Axis) -> Placement:
+    """The placement of a cut value under a boundary layout."""
+    if kind == "replicated":
+        return replicated(len(value.shape))
+    if not axis.divides(value.shape[1]):
+        raise PlanError(f"S={axis.sizes['S']} does not divide over {axis.name}={axis.size}")
+    return shard_on(len(value.shape), 1, axis.name)
+
+
+def nodes_of(
+    graph: Graph, costs: Costs, demands: Demands
+) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """All nodes of a joint graph, inputs first, ops in order, then cuts; and coverage lines."""
+    axis = Axis(costs.axis, costs.group, costs.sizes)
+    ops, coverage = _ops(graph, costs, axis)
+    grads = _gradients(graph)
+    nodes = [_given(i.value) for i in graph.inputs if i.kind in ("data", "context", "constant")]
+    for item in graph.inputs_of("param"):
+        wanted = _wanted(item.value.name, ops)
+        nodes.append(_param(graph, item, grads.get(item.value.name, ""), wanted, costs, demands))
+    return (*nodes, *ops, *_cuts(graph, axis, demands)), coverage
+
+
+def _ops(graph: Graph, costs: Costs, axis: Axis) -> tuple[list[Node], tuple[str, ...]]:
+    work, strides = GraphWork(graph), strides_of(graph, axis)
+    nodes, coverage = [], []
+    for index, op in enumerate(graph.ops):
+        extra = [(f, b) for (k, f), found in strides.items() if k == index for b in found]
+        offered, warning = strategies_of(op, graph, axis, extra)
+        coverage += [warning] if warning else []
+        moved = work.of[op.output.name]
+        choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]
+        reads, makes = tuple(n for n in op.inputs if n), tuple(v.name for v in op.outputs)
+        name = f"{op.target} %{op.output.name}"
+        nodes.append(Node(name, reads, makes, tuple(choices), work.is_backward(op)))
+    return nodes, tuple(coverage)
+
+
+def _gradients(graph: Graph) -> dict[str, str]:
+    """Name of the gradient of each parameter, by input name."""
+    params = [i.value.name for i in graph.inputs_of("param")]
+    return {p: g for p, g in zip(params, graph.outputs[2:], strict=True) if g}
+
+
+def _wanted(name: str, ops: list[Node]) -> tuple[Placement, ...]:
+    """Sharded placements that some strategy reads `name` in."""
+    found: dict[Placement, None] = {}
+    for node in ops:
+        for position, read in enumerate(node.reads):
+            if read == name:
+                found.update((c.strategy.inputs[position], None) for c in node.choices)
+    return tuple(p for p in found if p.dims != ((),) * len(p.dims))
+
+
+def _given(value: Value) -> Node:
+    whole = Strategy("replicated", (), (replicated(len(value.shape)),))
+    return Node(f"input %{value.name}", (), (value.name,), (Choice(whole, 0.0),))
+
+
+def _param(
+    graph: Graph,
+    item: Input,
+    grad: str,
+    wanted: Iterable[Placement],
+    costs: Costs,
+    demands: Demands,
+) -> Node:
+    """A parameter with its gradient: equal shards, or whole with a whole or partial one."""
+    value = item.value
+    whole = replicated(len(value.shape))
+    pin, grad_pin = (
+        dict(demands.param_pins).get(value.name),
+        dict(demands.grad_pins).get(value.name),
+    )
+    shards = [p for p in wanted if pin is None or p == pin]
+    if pin is not None and pin != whole:
+        shards = [pin]
+    must = demands.shard_matmul_weights and _is_matmul_weight(graph, value.name) and shards
+    placed = [] if must or (pin is not None and pin != whole) else [(whole, whole)]
+    if placed and grad:
+        placed.append((whole, with_partial(whole, costs.axis, "sum")))
+    placed += [(shard, shard) for shard in shards]
+    choices = [
+        _param_choice(value, p, g, costs, demands)
+        for p, g in placed
+        if grad_pin is None or not grad or g == grad_pin
+    ]
+    reads = (grad,) if grad else ()
+    kept = tuple(c if grad else Choice(_without_grad(c), c.us, c.bytes) for c in choices)
+    return Node(f"param %{value.name}", reads, (value.name,), kept, True)
+
+
+def _without_grad(choice: Choice) -> Strategy:
+    return Strategy(choice.strategy.name, (), choice.strategy.outputs)
+
+
+def _is_matmul_weight(graph: Graph, name: str) -> bool:
+    return any(op.target in MATMUL_WEIGHTS for op in graph.users[name])
+
+
+def _param_choice(
+    value: Value, placed: Placement, grad: Placement, costs: Costs, demands: Demands
+) -> Choice:
+    us = grad_us(value, grad, costs, demands.num_microbatches)
+    return Choice(
+        Strategy(format_placement(grad), (grad,), (placed,)), us, param_bytes(value, placed, costs)
+    )
+
+
+def param_bytes(value: Value, placement: Placement, costs: Costs) -> float:
+    """Resident bytes of a parameter: weight, gradient and two moments, in the parameter's dtype."""
+    return 4 * costs.local_bytes(value, placement)
+
+
+def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) -> float:
+    """A partial gradient is reduced over the axis once a step: its share of one micro-batch."""
+    if grad.partial_op(costs.axis) is None:
+        return 0.0
+    size = costs.full_bytes(value)
+    return collective_us(costs.cluster, "all_reduce", size, costs.group) / num_microbatches
+
+
+def _cuts(graph: Graph, axis: Axis, demands: Demands) -> list[Node]:
+    """Boundary nodes: what comes in over a cut, and what goes out over it."""
+    nodes = []
+    y, d_x = graph.outputs[:2]
+    for kind, side, read in (
+        ("activation", demands.boundary_in, d_x),
+        ("grad", demands.boundary_out, y),
+    ):
+        for item in graph.inputs_of(kind):
+            placed = layout(side, item.value, axis)
+            strategy = Strategy(side, (placed,) if read else (), (placed,))
+            name = item.value.name
+            nodes.append(
+                Node(f"cut %{name}", (read,) if read else (), (name,), (Choice(strategy, 0.0),))
+            )
+    if not graph.inputs_of("grad"):
+        whole = replicated(len(graph.values[y].shape))
+        nodes.append(Node(f"output %{y}", (y,), (), (Choice(Strategy("loss", (whole,), ()), 0.0),)))
+    return nodes

@@ -1,0 +1,1 @@
+"""A plan as the simulator sees it: step model, memory, the simulated step."""

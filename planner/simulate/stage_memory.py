@@ -1,0 +1,282 @@
+"""Memory of one rank at every action of its schedule and every unit in it, by kind.
+
+A rank holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
+of micro-batch j: what the other micro-batches in flight kept, what this one kept up to k, what k's
+function has alive, and the gathered and reduced buckets around k. Where backward runs in two, what
+I hands to W lives between them. The fullest unit of a stage's F, B, I or W does not depend on what
+the rest of the rank holds, so the walk goes over actions alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.plan import Plan
+from meshwright.ir.schedule import COMPUTE, Action
+from meshwright.ir.sizes import evaluate, num_elements
+
+from ..hardware.cluster import Cluster
+from ..pipeline.schedules import most_held
+from .step_model import IN_TRANSIT, Precision, StepModel, Unit, precision_of_plan
+
+# What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
+# the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
+# that predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills
+# memory to the last byte and dies is worth less than one a little slower.
+RESERVED_SHARE = 0.09
+# Of a host's memory, what offloaded values may take; the rest is for the system, the data that it
+# keeps of files and a checkpoint on its way to disk.
+HOST_SHARE = 0.6
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Memory of one device that a plan may count on."""
+    return (1 - RESERVED_SHARE) * cluster.device.memory_bytes
+
+
+def usable_host_bytes(cluster: Cluster) -> float:
+    """Memory of the host that one device may offload to."""
+    return HOST_SHARE * cluster.host_memory_bytes / cluster.devices_per_node
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of a rank: total and parts in bytes, and the unit it happens at."""
+
+    bytes_by_kind: tuple[tuple[str, float], ...]
+    where: str
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(size for _, size in self.bytes_by_kind)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes of a rank's buckets, and how the ZeRO level cuts them over dp."""
+
+    bucket_bytes: float
+    largest_bytes: float
+    dp: int
+    zero: int
+    precision: Precision
+
+    def by_kind(self) -> dict[str, float]:
+        cut = [1 if self.zero < level else self.dp for level in (3, 2, 1)]
+        wide = self.precision.grad / self.precision.param
+        found = {
+            "parameters": self.bucket_bytes / cut[0],
+            "gradients": self.bucket_bytes * wide / cut[1],
+            "optimizer": self.bucket_bytes * self.precision.state / self.precision.param / cut[2],
+        }
+        if self.dp > 1 and self.zero == 3:
+            found["gathered parameters"] = 2 * self.largest_bytes
+        if size := self._buffer_bytes():
+            found["gradient buffers"] = size
+        return found
+
+    def _buffer_bytes(self) -> float:
+        """Gradients on their way: a reduction runs behind each backward until the next one begins.
+
+        Levels 2 and 3 sum in buffers, which a copy that travels takes the place of.
+        """
+        grad, carried = self.precision.grad, self.precision.carried
+        item = 2 * grad if self.zero >= 2 else 0
+        if self.dp > 1 and self.precision.copies:
+            item = 2 * carried + (grad if self.zero >= 2 else 0)
+        return item / self.precision.param * self.largest_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.by_kind().values())
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The fullest of a kind of action. live: bytes of its own micro-batch, passing: of the function
+    that is running."""
+
+    live_bytes: float
+    passing_bytes: float
+    where: str
+
+    @property
+    def total_bytes(self) -> float:
+        return self.live_bytes + self.passing_bytes
+
+
+@dataclass
+class Filling:
+    """What a stage holds of micro-batches, as units are added to it in order.
+
+    Of one micro-batch: kept_bytes from F to B or I, away_bytes in the host's memory meanwhile,
+    handed_bytes from I to W. Beside a unit in forward is what the IN_TRANSIT before it offload,
+    which is leaving; in backward what itself and those before it offload, which is back.
+    """
+
+    split: bool = False
+    bucket_bytes: float = 0.0
+    largest_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    handed_bytes: float = 0.0
+    away_bytes: float = 0.0
+    near: tuple[float, ...] = (0.0,) * IN_TRANSIT  # bytes that the last units offload
+    moments: dict[str, Moment] = field(default_factory=dict)
+
+    def add(self, unit: Unit) -> None:
+        work, leaving = unit.work, sum(self.near)
+        before = self.kept_bytes + leaving
+        self._see("F", before + work.entry_bytes, work.forward.peak_bytes, unit)
+        self.kept_bytes += work.kept_bytes
+        self.away_bytes += work.away_bytes
+        self.near = (*self.near[1:], work.away_bytes)
+        fetched = self.kept_bytes + work.away_bytes + leaving
+        if self.split:
+            assert work.split is not None, unit.name
+            self._hand(work.split.handed_bytes)
+            self.handed_bytes += work.split.handed_bytes
+            self._see("I", fetched, work.split.input_grad.peak_bytes, unit)
+            self._see("W", self.handed_bytes, work.split.weight_grad.peak_bytes, unit)
+        else:
+            self._see("B", fetched, work.backward.peak_bytes, unit)
+        self.bucket_bytes += unit.owned_bytes
+        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+
+    def _hand(self, size: float) -> None:
+        """A later unit's I comes first: what it hands over is there in those of earlier units."""
+        if before := self.moments.get("I"):
+            live_bytes = before.live_bytes + size
+            self.moments["I"] = Moment(live_bytes, before.passing_bytes, before.where)
+
+    def _see(self, kind: str, live: float, passing: float, unit: Unit) -> None:
+        best = self.moments.get(kind)
+        if best is None or live + passing > best.live_bytes + best.passing_bytes:
+            self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
+
+    def peak(self, held: int, waiting: int) -> Moment:
+        """The fullest moment, `held` micro-batches between F and B or I, and `waiting` for W."""
+        kept, handed = held * self.kept_bytes, waiting * self.handed_bytes
+        beside = {
+            "F": kept - self.kept_bytes + handed,
+            "B": kept - self.kept_bytes,
+            "I": kept - self.kept_bytes + handed,
+            "W": kept + handed - self.handed_bytes,
+        }
+        totals = {k: m.total_bytes + max(0.0, beside[k]) for k, m in self.moments.items()}
+        kind = max(totals, key=totals.__getitem__)
+        moment = self.moments[kind]
+        return replace(moment, live_bytes=moment.live_bytes + max(0.0, beside[kind]))
+
+
+_WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+
+
+def filled(units: Iterable[Unit], split: bool) -> Filling:
+    found = Filling(split)
+    for unit in units:
+        found.add(unit)
+    return found
+
+
+def moments(
+    actions: tuple[Action, ...], stages: dict[int, Filling]
+) -> Iterator[tuple[Action, Moment, float]]:
+    """Every compute action of a rank's schedule, its fullest moment, and what is live after it;
+    stages: those the rank holds."""
+    others = 0.0
+    for action in actions:
+        if action.kind not in COMPUTE:
+            continue
+        stage, kind = stages[action.stage], action.kind
+        others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
+        moment = stage.moments[kind]
+        fullest = replace(moment, live_bytes=others + moment.live_bytes)
+        others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
+        yield action, fullest, others
+
+
+def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
+    """The fullest moment of a rank's schedule, the first of equals."""
+    changes = {s: _changes(filling) for s, filling in stages.items()}
+    found, most, others = (0.0, actions[0]), -1.0, 0.0
+    for action in actions:
+        if action.kind not in COMPUTE:
+            continue
+        before, total, after = changes[action.stage][action.kind]
+        others += before
+        if others + total > most:
+            found, most = (others, action), others + total
+        others += after
+    beside, action = found
+    moment = stages[action.stage].moments[action.kind]
+    return replace(moment, live_bytes=beside + moment.live_bytes)
+
+
+def _changes(filling: Filling) -> dict[str, tuple[float, float, float]]:
+    """By kind of action: what other micro-batches hold less before it, the action's own fullest
+    moment, and what they hold more after it."""
+    kept, handed = filling.kept_bytes, filling.handed_bytes
+    before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
+    after = {"F": kept, "I": handed}
+    return {
+        kind: (before[kind], moment.total_bytes, after.get(kind, 0.0))
+        for kind, moment in filling.moments.items()
+    }
+
+
+def stages_filled(model: StepModel, rank: int) -> dict[int, Filling]:
+    """The stages that a rank holds."""
+    split = any(a.kind == "W" for a in model.schedule[rank])
+    pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
+    return {s: filled(units, split) for s, (units, home) in pairs if home == rank}
+
+
+def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
+    """The peak of a rank; context: bytes given to all."""
+    moment = walk(model.schedule[rank], stages_filled(model, rank))
+    kinds = storage.by_kind() | {
+        "activations": moment.live_bytes,
+        "temporaries": moment.passing_bytes,
+        "context and data": context,
+    }
+    return Peak(tuple(kinds.items()), moment.where)
+
+
+def host_bytes(model: StepModel, rank: int) -> float:
+    """What a rank offloads at most, if its stages are fullest at once."""
+    homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
+    away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
+    actions = model.schedule[rank]
+    return sum(most_held(actions, s)[0] * size for s, size in away.items() if size)
+
+
+def model_peaks(
+    model: StepModel, dp: int, precision: Precision, context: float
+) -> tuple[Peak, ...]:
+    """The peak of every rank."""
+    peaks = []
+    for rank in range(len(model.schedule)):
+        mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
+        units = [u for s in mine for u in model.stages[s]]
+        stored = sum(u.owned_bytes for u in units)
+        largest = max(u.bucket_bytes for u in units)
+        storage = Storage(stored, largest, dp, model.zero, precision)
+        peaks.append(rank_peak(model, rank, storage, context))
+    return tuple(peaks)
+
+
+def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
+    """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
+    dp, context = plan.mesh.size("dp"), context_bytes(plan)
+    return model_peaks(model, dp, precision_of_plan(plan), context)
+
+
+def context_bytes(plan: Plan) -> float:
+    """Values given to every unit: rotary tables and the like, and a step's tokens and labels."""
+    values = plan.context.values
+    given = sum(
+        evaluate(num_elements(values[n].shape), plan.sizes) * ITEM_BYTES[values[n].dtype]
+        for n in plan.context.outputs
+    )
+    rows = plan.micro_batch * plan.num_microbatches
+    return given + 2 * 8 * rows * plan.seq

@@ -1,0 +1,329 @@
+"""A plan as the simulator sees it: per stage the units it runs, what they cost and what they hold.
+
+A pp rank runs one stage or several; what is stored and updated belongs to the rank.
+
+A *unit* is a segment instance on its stage: one piece, its buckets, and the collectives that the
+ZeRO level makes of them. Built from the plan and the cluster alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.plan import Bucket, InstancePlan, Plan
+from meshwright.ir.schedule import Schedule
+
+from ..cost.op_cost import Costs
+from ..cost.piece_cost import PieceWork, WorkTable
+from ..hardware.cluster import Cluster
+from ..hardware.topology import Links
+
+# Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
+# writes one beyond what all do. AdamW's kernel clips while it reads. Muon's are those of hidden
+# matrices (direction and update; the exchange of whole matrices and the iteration are not counted).
+# Adafactor's rows and columns are next to nothing; it reads weights and gradients twice, and writes
+# its update and reads it twice.
+STATES = {
+    "adamw": (2, -2),
+    "sgd": (1, 0),
+    "lion": (1, 0),
+    "schedule-free": (2, 0),
+    "muon": (1, 4),
+    "adafactor": (0, 5),
+}
+
+# Units whose offloaded values may be on their way (runtime/offload.py; a test holds them equal).
+IN_TRANSIT = 2
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of an element: of parameters, of gradients where they are summed and where they
+    travel, of what the optimizer keeps, and of what one update moves.
+
+    An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
+    gradient and its states and writes all but the gradient; clearing writes the gradient. With
+    float32 masters these stand for the parameter, which is written once more
+    (runtime/optimizers/).
+    """
+
+    param: int
+    grad: int
+    carried: int
+    state: int
+    moved: int
+
+    @property
+    def wide_grads(self) -> bool:
+        """Whether gradients are summed in another type than parameters have."""
+        return self.grad != self.param
+
+    @property
+    def copies(self) -> bool:
+        """Whether gradients are copied to travel."""
+        return self.carried != self.grad
+
+
+def precision_of(dtype: str, precision: str, reduce_dtype: str, optimizer: str) -> Precision:
+    item, carried = ITEM_BYTES[dtype], ITEM_BYTES[reduce_dtype]
+    states, further = STATES[optimizer]
+    moves = 7 + 2 * states + further
+    if precision == "master":
+        wide = 4
+        return Precision(item, wide, carried, (states + 1) * wide, moves * wide + item)
+    return Precision(item, item, carried, states * item, moves * item)
+
+
+def precision_of_plan(plan: Plan) -> Precision:
+    return precision_of(plan.dtype, plan.precision, plan.reduce_dtype, plan.optimizer)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One instance. Times in us, sizes in bytes of one rank.
+
+    gather_us: parameters before use (ZeRO 3). reduce_us: gradients over dp, when this instance
+    completes them. blocking_us: what compute waits for before that, gradients over tp and copies of
+    them in the dtype that travels. bucket_bytes: its parameters, whole;
+    owned_bytes: those that no earlier unit of the rank holds.
+    """
+
+    name: str
+    work: PieceWork
+    accumulate_us: float
+    gather_us: float
+    reduce_us: float
+    blocking_us: float
+    bucket_bytes: float
+    owned_bytes: float
+
+    def pass_us(self, kind: str) -> float:
+        """Compute of an action of a kind: F, B, I or W, gradients added where they are made."""
+        if kind == "F":
+            return self.work.forward.us
+        if kind == "B":
+            return self.work.backward.us + self.accumulate_us
+        assert self.work.split is not None, self.name
+        phase = self.work.split.weight_grad if kind == "W" else self.work.split.input_grad
+        return phase.us + (self.accumulate_us if self.completes_in(kind) else 0.0)
+
+    def completes_in(self, kind: str) -> bool:
+        """Whether an action of a kind adds its gradients."""
+        late = self.work.split is not None and self.work.split.adds_late
+        return kind == "B" or (kind == "W" and late) or (kind == "I" and not late)
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Everything the simulator asks of a plan.
+
+    stage_ranks: of every stage its pp rank. send_us: by stage, activations to the next one (and
+    gradients back). optimizer_us: by rank, memory traffic of the update. refresh_us: by rank,
+    gathering updated parameters (ZeRO 1, 2). tied_us: by rank, summing gradients of parameters with
+    homes elsewhere.
+    """
+
+    stages: tuple[tuple[Unit, ...], ...]
+    stage_ranks: tuple[int, ...]
+    schedule: Schedule
+    zero: int
+    reduces_every_microbatch: bool
+    num_microbatches: int
+    send_us: tuple[float, ...]
+    optimizer_us: tuple[float, ...]
+    refresh_us: tuple[float, ...]
+    tied_us: tuple[float, ...]
+    sync_us: float
+
+
+def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
+    wide = precision_of_plan(plan).wide_grads
+    return WorkTable(Costs(cluster, plan.mesh.size("tp"), plan.sizes, wide_grads=wide))
+
+
+def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
+    """The step of a plan on a cluster."""
+    table = table or work_table(plan, cluster)
+    split = plan.splits_backward
+    works = {
+        p.name: table.of(p.graph, p.placements, p.saved, split, p.offloaded) for p in plan.pieces
+    }
+    links = Links(cluster, plan.mesh)
+    units = UnitTable(works, plan.zero, links, precision_of_plan(plan))
+    parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
+    return units.step(*parts, plan.num_microbatches)
+
+
+@dataclass
+class UnitTable:
+    """Units and steps under one mesh and ZeRO level. works: by piece name."""
+
+    works: dict[str, PieceWork]
+    zero: int
+    links: Links
+    precision: Precision
+    known: dict[tuple, Unit] = field(default_factory=dict)
+
+    def step(
+        self,
+        instances: tuple[InstancePlan, ...],
+        buckets: tuple[Bucket, ...],
+        stage_ranks: tuple[int, ...],
+        schedule: Schedule,
+        num_microbatches: int,
+    ) -> StepModel:
+        stages = self._stages(instances, buckets, stage_ranks)
+        homes = [{stage_ranks[s] for s in b.stages} for b in buckets]
+        held = [
+            [(b, len(at) > 1) for b, at in zip(buckets, homes, strict=True) if rank in at]
+            for rank in range(len(schedule))
+        ]
+        return StepModel(
+            stages,
+            stage_ranks,
+            schedule,
+            self.zero,
+            self.zero >= 2,
+            num_microbatches,
+            self._sends(stages, stage_ranks),
+            tuple(sum(self.optimizer_us(b) for b, _ in found) for found in held),
+            tuple(sum(self.refresh_us(b) for b, _ in found) for found in held),
+            tuple(sum(self._tied_us(b) for b, tied in found if tied) for found in held),
+            self.links.world_us(),
+        )
+
+    def _stages(
+        self,
+        instances: tuple[InstancePlan, ...],
+        buckets: tuple[Bucket, ...],
+        stage_ranks: tuple[int, ...],
+    ) -> tuple[tuple[Unit, ...], ...]:
+        mine: list[list[InstancePlan]] = [[] for _ in stage_ranks]
+        for item in instances:
+            mine[item.stage].append(item)
+        seen: dict[int, set[str]] = {rank: set() for rank in stage_ranks}
+        return tuple(
+            self.units(found, buckets, seen[rank])
+            for found, rank in zip(mine, stage_ranks, strict=True)
+        )
+
+    def _sends(
+        self, stages: tuple[tuple[Unit, ...], ...], stage_ranks: tuple[int, ...]
+    ) -> tuple[float, ...]:
+        ways = zip(stages, stage_ranks, stage_ranks[1:], strict=False)
+        transfer = self.links.transfer_us
+        return (*(transfer(u[-1].work.exit_bytes, *ends) for u, *ends in ways), 0.0)
+
+    def units(
+        self,
+        instances: Sequence[InstancePlan],
+        buckets: tuple[Bucket, ...],
+        stored: set[str],
+    ) -> tuple[Unit, ...]:
+        """The units of one stage. stored: see holdings."""
+        found = holdings(instances, buckets, self.zero, stored)
+        return tuple(
+            replace(self.unit(item.piece, holding), name=item.name)
+            for item, holding in zip(instances, found, strict=True)
+        )
+
+    def unit(self, piece: str, holding: "Holding") -> Unit:
+        """A unit without a name; equal ones are one object."""
+        key = (piece, holding.key)
+        if key not in self.known:
+            self.known[key] = self._unit(self.works[piece], holding)
+        return self.known[key]
+
+    def _unit(self, work: PieceWork, holding: "Holding") -> Unit:
+        mine, fresh, owned = holding.mine, holding.fresh, holding.owned
+        links, dp = self.links, self.links.mesh.size("dp")
+        hbm = links.cluster.device.hbm_bytes_per_s / 1e6
+        whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
+        wider = self.precision.grad / self.precision.param
+        # Read both, write the sum; where matmuls add, their flops hide that they read.
+        accumulate = (1 + 2 * wider) * (whole - work.added_bytes) / hbm
+        if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
+            accumulate += wider * (ready + 3 * ready / dp) / hbm
+        gather = 0.0
+        if self.zero == 3:
+            gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
+        kind = "all_reduce" if self.zero == 0 else "reduce_scatter"
+        carried = self.precision.carried / self.precision.param
+        reduce = sum(links.axis_us(kind, carried * bucket_bytes(b), "dp") for b in fresh)
+        partial = sum(
+            links.axis_us("all_reduce", carried * _partial_bytes(b), "tp")
+            for b in fresh
+            if _partial_bytes(b)
+        )
+        blocking, kept = partial + self._copies_us(ready), sum(map(bucket_bytes, owned))
+        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept)
+
+    def _copies_us(self, ready: float) -> float:
+        """Memory traffic of the copy that travels; level 0 copies it back, the others' shards are
+        read in place of gradients. ready: bytes of the buckets."""
+        dp, precision = self.links.mesh.size("dp"), self.precision
+        if dp == 1 or not precision.copies:
+            return 0.0
+        moved = (precision.grad + precision.carried) / precision.param * ready
+        hbm = self.links.cluster.device.hbm_bytes_per_s / 1e6
+        return (2 if self.zero == 0 else 1) * moved / hbm
+
+    def optimizer_us(self, bucket: Bucket) -> float:
+        """Memory traffic of the norm, the clip and the update."""
+        cuts = self.links.mesh.size("dp") if self.zero else 1
+        moved = self.precision.moved * bucket.numel / cuts
+        return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
+
+    def refresh_us(self, bucket: Bucket) -> float:
+        """Gathering the updated parameters, where all of them are kept."""
+        if self.zero not in (1, 2):
+            return 0.0
+        return self.links.axis_us("all_gather", bucket_bytes(bucket), "dp")
+
+    def _tied_us(self, bucket: Bucket) -> float:
+        carried = self.precision.carried / self.precision.param * bucket_bytes(bucket)
+        size = carried / (self.links.mesh.size("dp") if self.zero else 1)
+        return self.links.axis_us("all_reduce", size, "pp")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes;
+    owned: that count as stored with it. key: equal for instances that cost the same."""
+
+    mine: tuple[Bucket, ...]
+    fresh: tuple[Bucket, ...]
+    owned: tuple[Bucket, ...]
+    key: tuple
+
+
+def holdings(
+    instances: Sequence[InstancePlan], buckets: tuple[Bucket, ...], zero: int, stored: set[str]
+) -> list[Holding]:
+    """The buckets of a stage's instances; one that several share is completed by the first.
+
+    stored: names of buckets that earlier stages of the rank hold; this stage's are added.
+    """
+    by_name = {b.name: b for b in buckets}
+    seen: set[str] = set() if zero >= 2 else set(stored)  # 2, 3: every stage reduces
+    found = []
+    for item in instances:
+        mine = tuple(by_name[name] for name in item.buckets)
+        fresh, owned = (tuple(b for b in mine if b.name not in old) for old in (seen, stored))
+        seen.update(item.buckets)
+        stored.update(item.buckets)
+        key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned) for b in mine)
+        found.append(Holding(mine, fresh, owned, key))
+    return found
+
+
+def bucket_bytes(bucket: Bucket) -> float:
+    return bucket.numel * ITEM_BYTES[bucket.dtype]
+
+
+def _partial_bytes(bucket: Bucket) -> float:
+    """Bytes of the leading region whose gradients are summed over tp."""
+    later = [e.offset for e in bucket.entries if not e.partial]
+    if not any(e.partial for e in bucket.entries):
+        return 0.0
+    return min(later, default=bucket.numel) * ITEM_BYTES[bucket.dtype]
