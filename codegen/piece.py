@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
-from meshwright.ir.ops.table import added_where_made, without_passing
-from meshwright.ir.phases import split_backward
+from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
 from .local import Locals, identifier
@@ -21,67 +20,22 @@ class PieceText:
     """The text of one piece's functions under a plan."""
 
     def __init__(self, piece: Piece, plan: Plan) -> None:
-        self.piece, self.plan, self.graph = piece, plan, without_passing(piece.graph, piece.saved)
+        self.piece, self.plan = piece, plan
+        self.phases = phases_of(piece.graph, piece.saved)
+        self.joint, self.graph = self.phases.joint, self.phases.joint.graph
         self.local = Locals.of(piece, plan)
         self.read = {n for op in self.graph.ops for n in op.inputs} | set(self.graph.outputs)
         self.x = self.graph.inputs_of("activation")
         self.operands = operand_inputs(piece)
         self.params = self.graph.inputs_of("param")
-        self.forward_ops = self._needed({self.graph.outputs[0]}, set())
-        made = {v.name for op in self.forward_ops for v in op.outputs}
-        given = {i.value.name for i in self.graph.inputs} | set(piece.saved)
-        grads = {n for n in self.graph.outputs[1:] if n}
-        self.backward_ops = self._backward_order(self._needed(grads, given), made)
-        read = {n for op in self.backward_ops for n in op.inputs} | grads
-        kept = [i.value.name for i in (*self.x, *self.operands)]
-        self.saved = [n for n in kept if n in read] + list(piece.saved)
+        self.saved = _saved(self.phases)
         self.offloads = [k for k, name in enumerate(self.saved) if name in piece.offloaded]
-        self.recomputed = frozenset(
-            op.output.name for op in self.backward_ops if op.output.name in made
-        )
-        self.split = (
-            split_backward(self.graph, self.backward_ops, self.recomputed)
-            if plan.splits_backward
-            else None
-        )
+        self.split = self.phases.halves if plan.splits_backward else None
 
     @property
     def functions(self) -> tuple[str, ...]:
         """What is written, by suffix of the piece's name."""
         return ("forward", *(("input_grad", "weight_grad") if self.split else ("backward",)))
-
-    def _needed(self, wanted: set[str], given: set[str]) -> list[Op]:
-        """Ops that make `wanted` from `given`, in the graph's order."""
-        wanted = wanted - given
-        kept = []
-        for op in reversed(self.graph.ops):
-            if any(v.name in wanted for v in op.outputs):
-                kept.append(op)
-                wanted |= set(op.inputs) - given
-        return kept[::-1]
-
-    def _backward_order(self, ops: list[Op], forward_made: set[str]) -> list[Op]:
-        """Recomputed ops right before their first reader, so that they live shortly."""
-        producer = {v.name: op for op in ops for v in op.outputs}
-        placed: set[int] = set()
-        order: list[Op] = []
-
-        def place(op: Op) -> None:
-            if id(op) in placed:
-                return
-            placed.add(id(op))
-            for name in op.inputs:
-                if name in producer:
-                    place(producer[name])
-            order.append(op)
-
-        for op in ops:
-            if op.output.name not in forward_made:
-                place(op)
-        for name in self.graph.outputs[1:]:
-            if name in producer:
-                place(producer[name])
-        return order
 
     def write(self, writer: Writer) -> None:
         self._forward(writer)
@@ -92,11 +46,11 @@ class PieceText:
     def _forward(self, writer: Writer) -> None:
         names = [identifier(i.value.name) for i in (*self.x, *self.operands)]
         with writer.block(f"def {self.piece.name}_forward({', '.join(['params', *names])}):"):
-            y = self.graph.values[self.graph.outputs[0]]
+            y = self.graph.values[self.joint.y]
             writer.line(f'"""{self._signature(y.name)}"""')
             self._unpack(writer, self.params, "params")
             last = ""
-            for op in self.forward_ops:
+            for op in self.phases.forward.ops:
                 last = self._op(writer, op, last)
             if self.piece.saved:
                 writer.line(f"# saved for backward, a micro-batch: {self._saved_text()}")
@@ -142,7 +96,7 @@ class PieceText:
 
         grad: where its output `added` is added.
         """
-        again = backward and op.output.name in self.recomputed
+        again = backward and op.output.name in self.phases.recomputed
         source = op.source or ("gradients" if backward else "")
         note = f"recompute: {source}" if again else source
         if note and note != last:
@@ -157,7 +111,7 @@ class PieceText:
             writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
             self._unpack_saved(writer)
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.backward_ops, pending)
+            self._gradient_ops(writer, self.phases.backward.ops, pending)
             writer.line(f"return {self._dx}")
 
     def _input_grad(self, writer: Writer) -> None:
@@ -165,7 +119,7 @@ class PieceText:
         with writer.block(f"def {self.piece.name}_input_grad(params, saved, dy):"):
             writer.line(f'"""{self._given}Returns {self._dx_text}, handed."""')
             self._unpack_saved(writer)
-            self._gradient_ops(writer, self.split.input_grad, {})
+            self._gradient_ops(writer, self.split.input_grad.ops, {})
             writer.line("# handed to weight_grad")
             names = [identifier(n) for n in self.split.handed]
             writer.wrapped("handed = (", names, ",)")
@@ -177,7 +131,7 @@ class PieceText:
             writer.line('"""Adds to grads."""')
             writer.wrapped("(", [identifier(n) for n in self.split.handed], ",) = handed")
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.split.weight_grad, pending)
+            self._gradient_ops(writer, self.split.weight_grad.ops, pending)
 
     @property
     def _given(self) -> str:
@@ -186,12 +140,11 @@ class PieceText:
 
     @property
     def _dx(self) -> str:
-        return identifier(self.graph.outputs[1]) if self.graph.outputs[1] else "None"
+        return identifier(self.joint.dx) if self.joint.dx else "None"
 
     @property
     def _dx_text(self) -> str:
-        dx = self.graph.outputs[1]
-        return f"d_x {self._shape(dx)}" if dx else "None"
+        return f"d_x {self._shape(self.joint.dx)}" if self.joint.dx else "None"
 
     def _unpack_saved(self, writer: Writer) -> None:
         self._unpack(writer, self.params, "params")
@@ -200,10 +153,10 @@ class PieceText:
 
     def _unpack_grads(self, writer: Writer) -> dict[str, str]:
         """Gradients' names by the value that is added to each."""
-        grads = [f"grad_{identifier(i.value.name)}" for i in self.params]
-        if grads:
-            writer.wrapped("(", grads, ",) = grads")
-        return dict(zip(self.graph.outputs[2:], grads, strict=True))
+        names = {param: f"grad_{identifier(param)}" for param in self.joint.grads}
+        if names:
+            writer.wrapped("(", list(names.values()), ",) = grads")
+        return {grad: names[param] for param, grad in self.joint.grads.items()}
 
     def _gradient_ops(self, writer: Writer, ops: Sequence[Op], pending: dict[str, str]) -> None:
         """Ops, each parameter gradient added to its bucket as soon as it is there."""
@@ -222,12 +175,12 @@ class PieceText:
 
     def _adds(self, name: str, pending: dict[str, str]) -> bool:
         """Whether the op that makes this value adds it to its gradient as well."""
-        fits = name in pending and added_where_made(self.graph, name)
+        fits = name in pending and name in self.phases.added(split=False)
         return fits and not self._is_shared_out(name)
 
     def _is_shared_out(self, name: str) -> bool:
         """Whether every tp rank holds the whole of a gradient that its bucket sums over tp."""
-        index = self.graph.outputs[2:].index(name)
+        index = list(self.joint.grads.values()).index(name)
         whole = self.local.placement(name).partial_op("tp") is None
         return whole and self._summed_over_tp(index)
 
@@ -240,6 +193,13 @@ class PieceText:
         """Whether the bucket sums this parameter's gradient over tp (another use is partial)."""
         used = {i.params[index] for i in self.plan.instances if i.piece == self.piece.name}
         return any(e.partial for b in self.plan.buckets for e in b.entries if e.param in used)
+
+
+def _saved(phases: Phases) -> list[str]:
+    """What forward hands to backward, in order: x, data and context, then saved values."""
+    entry = [v.name for v in phases.joint.values("activation")]
+    first = [n for n in phases.kept if n in entry]
+    return [*first, *phases.given, *(n for n in phases.kept if n not in entry)]
 
 
 def _bytes_text(size: int) -> str:

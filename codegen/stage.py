@@ -2,6 +2,7 @@
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Graph
+from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
 from .local import Locals, identifier
@@ -205,5 +206,5 @@ def _border(plan: Plan, item: InstancePlan, entry: bool) -> str:
     piece = plan.piece(item.piece)
     local = Locals.of(piece, plan)
     graph = piece.graph
-    value = graph.inputs_of("activation")[0].value if entry else graph.values[graph.outputs[0]]
+    value = graph.inputs_of("activation")[0].value if entry else graph.values[Joint(graph).y]
     return f"({local.shape_text(value)}, torch.{TORCH_NAMES[value.dtype]})"

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import MATMULS, REDISTRIBUTE, added_where_made
+from meshwright.ir.ops.table import MATMULS, REDISTRIBUTE
 from meshwright.ir.placement import Placement
 
-from .functions import Functions, Phases, PhaseWork, phases_of
 from .op_cost import Costs
+from .phase_work import PhaseWork, PieceFunctions, functions_of
 
 _LOSS = ("mw.linear_cross_entropy", "mw.linear_cross_entropy_backward")
 # Logits of one chunk of the fused cross-entropy (runtime/kernels/cross_entropy.py, CHUNK_ELEMENTS);
@@ -112,25 +112,24 @@ def piece_work(
     split: bool = False,
 ) -> PieceWork:
     """Times and bytes of a lowered joint graph under its saved values."""
-    phases = phases_of(graph, placements, saved)
-    functions, forward, backward = phases.functions, phases.forward, phases.backward
-    added = _added(graph, costs)
-    if split and phases.halves is not None:  # what I makes and hands to W is added there
-        added &= {v.name for op in phases.halves[1].graph.ops for v in op.outputs}
+    functions = functions_of(graph, saved)
+    forward, backward = functions.forward, functions.backward
+    # Gradients that are never written by themselves: the matmuls that make them add them.
+    added = frozenset() if costs.wide_grads else functions.phases.added(split)
 
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
 
-    x = [i.value.name for i in graph.inputs_of("activation")]
-    whole = _phase(backward, placements, costs, _backward_peak(functions, backward, size, added))
+    joint = functions.phases.joint
+    whole = _phase(backward, placements, costs, _backward_peak(functions, size, added))
     return PieceWork(
         _phase(forward, placements, costs, _forward_peak(forward, size)),
         whole,
-        _kept_bytes(phases, size, ()),
-        sum(size(n) for n in x),
-        size(graph.outputs[0]),
-        sum(op_us(op, backward, placements, costs) for op in phases.again),
-        _split_work(phases, costs, size, whole) if split else None,
+        _kept_bytes(functions, size, ()),
+        sum(size(v.name) for v in joint.values("activation")),
+        size(joint.y),
+        sum(op_us(op, backward, placements, costs) for op in functions.phases.again),
+        _split_work(functions, placements, costs, size, whole) if split else None,
         added_bytes=sum(map(size, added)),
     )
 
@@ -149,8 +148,8 @@ def offloading(
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
 
-    phases = phases_of(graph, placements, saved)
-    away = [name for name in phases.functions.kept if name in offloaded]
+    functions = functions_of(graph, saved)
+    away = [name for name in functions.phases.kept if name in offloaded]
     sizes = list(map(size, away))
     cluster, total = costs.cluster, sum(sizes)
     slowed = total / cluster.device.hbm_bytes_per_s * 1e6
@@ -162,7 +161,7 @@ def offloading(
         forward=replace(work.forward, copies_us=slowed),
         backward=start,
         split=split,
-        kept_bytes=_kept_bytes(phases, size, away),
+        kept_bytes=_kept_bytes(functions, size, away),
         away_bytes=total,
         away_us=len(sizes) * cluster.device.launch_us + total / cluster.host_link_bytes_per_s * 1e6,
     )
@@ -173,11 +172,11 @@ def offloadable(
 ) -> list[tuple[float, str]]:
     """(bytes, name) of kept values that can wait in the host's memory, the largest first: those
     that alone have the memory that they fill."""
-    phases = phases_of(graph, placements, saved)
-    functions, forward = phases.functions, phases.forward
-    homes = {name: forward.storage(name) for name in functions.kept}
+    functions = functions_of(graph, saved)
+    forward = functions.forward
+    homes = {name: forward.storage(name) for name in functions.phases.kept}
     shared = Counter(homes.values())
-    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
+    given = {i.value.name for i in forward.graph.inputs if i.kind != "activation"}
 
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
@@ -190,18 +189,25 @@ def offloadable(
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
-def _split_work(phases: Phases, costs: Costs, size: "Sizes", whole: Phase) -> SplitWork:
+def _split_work(
+    functions: PieceFunctions,
+    placements: dict[str, Placement],
+    costs: Costs,
+    size: "Sizes",
+    whole: Phase,
+) -> SplitWork:
     """The two halves; all in I where the backward is not split."""
-    if phases.halves is None:
+    if functions.halves is None:
         return SplitWork(whole, NOTHING, 0.0, False)
-    first, second = phases.halves
-    graph, placements = phases.joint, phases.functions.placements
-    dx = graph.outputs[1]
+    first, second = functions.halves
+    phases = functions.phases
+    dx = phases.joint.dx
     handed = [n for n in first.graph.outputs if n != dx or n in _inputs(second.graph)]
     dy = sum(size(n) for n in _inputs(first.graph, "grad"))
     peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
     grads = frozenset(second.graph.outputs)
-    late = _peak(second, size, held=set(), dropped=grads, unwritten=_added(graph, costs))
+    added = frozenset() if costs.wide_grads else phases.added(split=True)
+    late = _peak(second, size, held=set(), dropped=grads, unwritten=added)
     given = _inputs(first.graph, "param", "data", "context")
     storages = {first.storage(name) for name in handed} - given
     return SplitWork(
@@ -210,13 +216,6 @@ def _split_work(phases: Phases, costs: Costs, size: "Sizes", whole: Phase) -> Sp
         sum(size(name) for name in storages),
         True,
     )
-
-
-def _added(graph: Graph, costs: Costs) -> frozenset[str]:
-    """Gradients that are never written by themselves: the matmuls that make them add them."""
-    if costs.wide_grads:
-        return frozenset()
-    return frozenset(n for n in graph.outputs[2:] if n and added_where_made(graph, n))
 
 
 def _inputs(graph: Graph, *kinds: str) -> set[str]:
@@ -255,18 +254,18 @@ def _forward_peak(work: PhaseWork, size: Sizes) -> float:
     return _peak(work, size, held=set(work.graph.outputs), dropped=frozenset())
 
 
-def _backward_peak(
-    functions: Functions, work: PhaseWork, size: Sizes, added: frozenset[str]
-) -> float:
+def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]) -> float:
     """The same for the backward, with the incoming gradient; dx lives on, gradients are added
     into their bucket as soon as they are made, or where they are."""
-    dx = [n for n in functions.backward.outputs if n not in functions.gradients]
+    phases, work = functions.phases, functions.backward
+    gradients = frozenset(phases.joint.made_grads)
+    dx = [n for n in phases.backward.outputs if n not in gradients]
     dy = sum(
         size(i.value.name)
-        for i in functions.backward.inputs
-        if i.kind == "grad" and i.value.name not in functions.kept
+        for i in phases.backward.inputs
+        if i.kind == "grad" and i.value.name not in phases.kept
     )
-    return dy + _peak(work, size, held=set(dx), dropped=functions.gradients, unwritten=added)
+    return dy + _peak(work, size, held=set(dx), dropped=gradients, unwritten=added)
 
 
 def _peak(
@@ -314,10 +313,10 @@ def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
     return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
 
 
-def _kept_bytes(phases: Phases, size: Sizes, away: Sequence[str]) -> float:
+def _kept_bytes(functions: PieceFunctions, size: Sizes, away: Sequence[str]) -> float:
     """Bytes handed to backward on the device, each storage once; parameters and given values are
     not counted."""
-    functions, forward = phases.functions, phases.forward
-    given = {i.value.name for i in functions.forward.inputs if i.kind != "activation"}
-    storages = {forward.storage(name) for name in functions.kept if name not in away} - given
+    kept, forward = functions.phases.kept, functions.forward
+    given = {i.value.name for i in forward.graph.inputs if i.kind != "activation"}
+    storages = {forward.storage(name) for name in kept if name not in away} - given
     return sum(size(name) for name in storages)

@@ -27,11 +27,11 @@ from networkx.algorithms.flow import preflow_push
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.table import FREE, without_passing
-from meshwright.ir.phases import forward_ops
+from meshwright.ir.phases import Joint, forward_ops
 from meshwright.ir.placement import Placement
 
-from ..cost.functions import PhaseWork, functions_of
 from ..cost.op_cost import Costs
+from ..cost.phase_work import functions_of
 from ..cost.piece_cost import op_us
 from .rules import saved_under
 
@@ -66,7 +66,7 @@ def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tu
 def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> Weights:
     """An op again takes what it takes in a forward that keeps nothing, fused with its neighbours;
     the exact price of a choice is `work.piece_work`'s."""
-    forward = PhaseWork(functions_of(graph, placements, ()).forward)
+    forward = functions_of(graph, ()).forward
     values = [v for op in forward.graph.ops for v in op.outputs]
     values += [i.value for i in graph.inputs_of("activation")]
     return Weights(
@@ -108,7 +108,7 @@ class _Problem:
         self.maker = {v.name: op for op in self.ops for v in op.outputs}
         self.entries = {i.value.name for i in graph.inputs_of("activation")}
         backward = [op for op in graph.ops if op.output.name not in self.maker]
-        read = [n for op in backward for n in op.inputs] + list(graph.outputs[1:])
+        read = [n for op in backward for n in op.inputs] + list(Joint(graph).results)
         self.read = [n for n in dict.fromkeys(read) if n in self.maker or n in self.entries]
 
     def best(self, of_ps: int, of_byte: int) -> Choice:

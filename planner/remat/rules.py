@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.table import passing
-from meshwright.ir.phases import forward_ops
+from meshwright.ir.phases import Joint, forward_ops
 
 RULES = ("cheap", "all", "none")
 
@@ -64,7 +64,7 @@ def _needed(
     """(saved, reached) values of a walk from what backward reads, on through what is recomputed."""
     made = {v.name: op for op in forward_ops(graph) for v in op.outputs}
     backward = [op for op in graph.ops if op.output.name not in made]
-    waiting = [n for op in backward for n in op.inputs] + list(graph.outputs[1:])
+    waiting = [n for op in backward for n in op.inputs] + list(Joint(graph).results)
     saved: set[str] = set()
     seen: set[str] = set()
     while waiting:

@@ -3,13 +3,12 @@
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.table import passing
-from meshwright.ir.phases import forward_ops
+from meshwright.ir.phases import forward_ops, phases_of
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.text.plan_text import plan_hash
 
-from ..cost.functions import functions_of
 from ..hardware.catalogue import CPU
 from ..pipeline.schedules import in_flight
 from ..simulate.stage_memory import Peak, plan_peaks
@@ -138,7 +137,7 @@ def _fate(piece: Piece, name: str) -> str:
         return "saved for backward"
     if name in passing(piece.graph):
         return "not kept: exists in chunks, which backward computes again in passing"
-    recomputed = functions_of(piece.graph, piece.placements, piece.saved).recomputed
+    recomputed = phases_of(piece.graph, piece.saved).recomputed
     if piece.graph.producer[name].output.name in recomputed:
         return "not kept: computed again in backward, at the time that --segment shows"
     return "forward only: backward does not need it"

@@ -8,8 +8,8 @@ from meshwright.ir.ops.table import FREE, REDISTRIBUTE
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 
-from ..cost.functions import PhaseWork, functions_of
 from ..cost.op_cost import Costs, number
+from ..cost.phase_work import PhaseWork, functions_of
 from ..cost.piece_cost import op_us
 from ..hardware.cluster import Cluster
 from ..simulate.step_model import work_table
@@ -33,13 +33,12 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
         f"({work.again_us:,.0f} of it computing again); keeps {gib(work.kept_bytes)}"
         + (f", {gib(work.away_bytes)} more in the host's memory" if work.away_bytes else ""),
     ]
-    functions = functions_of(piece.graph, piece.placements, piece.saved)
-    made = {v.name for op in functions.forward.ops for v in op.outputs}
-    for phase, graph in (("forward", functions.forward), ("backward", functions.backward)):
+    functions = functions_of(piece.graph, piece.saved)
+    recomputed = functions.phases.recomputed
+    for phase, ops in (("forward", functions.forward), ("backward", functions.backward)):
         lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by", *()]
-        ops = PhaseWork(graph)
-        for op in graph.ops:
-            again = phase == "backward" and op.output.name in made
+        for op in ops.graph.ops:
+            again = phase == "backward" and op.output.name in recomputed
             lines += _op_line(op, ops, piece, costs, again)
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ is all-reduced), then the other replicated ones, then the tp-sharded ones (their
 every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
 """
 
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Bucket, Entry, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate, num_elements
@@ -42,7 +43,7 @@ def _partial_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ..
     found = set()
     for item in instances:
         piece = by_name[item.piece]
-        for name, grad in zip(item.params, piece.graph.outputs[2:], strict=True):
+        for name, grad in zip(item.params, Joint(piece.graph).grads.values(), strict=True):
             if grad and piece.placements[grad].partial_op("tp"):
                 found.add(name)
     return found

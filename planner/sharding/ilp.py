@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.ir.graph import Graph
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement, replicated
 
 from .. import solver
@@ -274,7 +275,7 @@ def _outputs(formulation: Formulation, picked: list[Choice]) -> tuple[Placement 
             found[f"{node.name} {name}"] = placement
     params = [i.value.name for i in graph.inputs_of("param")]
     readers = [*(f"cut %{i.value.name}" for i in graph.inputs_of("grad"))] or [
-        f"output %{graph.outputs[0]}"
+        f"output %{Joint(graph).y}"
     ]
     readers += [f"cut %{i.value.name}" for i in graph.inputs_of("activation")] or [""]
     readers += [f"param %{p}" for p in params]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Input, Value
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
 
 from ..cost.op_cost import Costs, GraphWork, shard_on
@@ -98,8 +99,7 @@ def _ops(graph: Graph, costs: Costs, axis: Axis) -> tuple[list[Node], tuple[str,
 
 def _gradients(graph: Graph) -> dict[str, str]:
     """Name of the gradient of each parameter, by input name."""
-    params = [i.value.name for i in graph.inputs_of("param")]
-    return {p: g for p, g in zip(params, graph.outputs[2:], strict=True) if g}
+    return {param: grad for param, grad in Joint(graph).grads.items() if grad}
 
 
 def _wanted(name: str, ops: list[Node]) -> tuple[Placement, ...]:
@@ -183,7 +183,7 @@ def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) 
 def _cuts(graph: Graph, axis: Axis, demands: Demands) -> list[Node]:
     """Boundary nodes: what comes in over a cut, and what goes out over it."""
     nodes = []
-    y, d_x = graph.outputs[:2]
+    y, d_x = Joint(graph).y, Joint(graph).dx
     for kind, side, read in (
         ("activation", demands.boundary_in, d_x),
         ("grad", demands.boundary_out, y),

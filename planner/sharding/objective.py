@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.table import REDISTRIBUTE
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement
 
 from ..cost.op_cost import Costs, GraphWork, held_copy
@@ -57,13 +58,15 @@ def items_of(
             moves[name] = costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
         else:
             ops[name] = costs.op_us(op, ins, outs, work.of[name])
-    params = graph.inputs_of("param")
     grads = {
-        g: grad_us(i.value, placements[g], costs, num_microbatches)
-        for i, g in zip(params, graph.outputs[2:], strict=True)
-        if g
+        grad: grad_us(graph.values[param], placements[grad], costs, num_microbatches)
+        for param, grad in Joint(graph).grads.items()
+        if grad
     }
-    resident = {i.value.name: param_bytes(i.value, placements[i.value.name], costs) for i in params}
+    resident = {
+        i.value.name: param_bytes(i.value, placements[i.value.name], costs)
+        for i in graph.inputs_of("param")
+    }
     return Items(ops, moves, grads, resident, _held(graph, origin, work, placements, costs))
 
 
@@ -107,4 +110,4 @@ def _read_in_backward(graph: Graph, work: GraphWork) -> set[str]:
         return op.target != REDISTRIBUTE and work.is_backward(op)
 
     read = {n for op in graph.ops if backward(op) for n in op.inputs if n}
-    return read | {g for g in graph.outputs[2:] if g}
+    return read | set(Joint(graph).made_grads)
