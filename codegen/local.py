@@ -3,7 +3,8 @@
 import keyword
 
 from meshwright.ir.graph import Graph, Value
-from meshwright.ir.placement import Mesh, Placement, local_shape, replicated
+from meshwright.ir.mesh import Mesh
+from meshwright.ir.placement import Placement, local_shape, replicated
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import Shape, Size, evaluate
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
+from meshwright.ir.mesh import TENSOR
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
@@ -181,12 +182,12 @@ class PieceText:
     def _is_shared_out(self, name: str) -> bool:
         """Whether every tp rank holds the whole of a gradient that its bucket sums over tp."""
         index = list(self.joint.grads.values()).index(name)
-        whole = self.local.placement(name).partial_op("tp") is None
+        whole = not self.local.placement(name).partial
         return whole and self._summed_over_tp(index)
 
     def _accumulate(self, name: str, grad: str) -> str:
         if self._is_shared_out(name):
-            return f"{grad}.add_({identifier(name)}, alpha=1 / {self.plan.mesh.size('tp')})"
+            return f"{grad}.add_({identifier(name)}, alpha=1 / {self.plan.mesh.count(TENSOR)})"
         return f"{grad}.add_({identifier(name)})"
 
     def _summed_over_tp(self, index: int) -> bool:

@@ -2,6 +2,7 @@
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Graph
+from meshwright.ir.mesh import COMPUTE
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
@@ -114,10 +115,21 @@ def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan])
         "",
         f"B = {plan.micro_batch}  # rows of a micro-batch on this rank",
         f"S = {plan.seq}  # tokens of a row",
-        'TP_RANK = mesh.coordinate("tp")',
-        'TP = mesh.group("tp")',
+        *_axes(plan),
         "DEVICE = mesh.device()",
     )
+
+
+def _axes(plan: Plan) -> list[str]:
+    """This rank's coordinate and group along every axis that shards values."""
+    return [
+        line
+        for name in plan.mesh.names(*COMPUTE)
+        for line in (
+            f'{name.upper()}_RANK = mesh.coordinate("{name}")',
+            f'{name.upper()} = mesh.group("{name}")',
+        )
+    ]
 
 
 def _context(writer: Writer, plan: Plan, pieces: list[Piece]) -> None:

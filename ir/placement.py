@@ -1,4 +1,4 @@
-"""Mesh and placement: how a value lies on named mesh axes.
+"""Placements: how a value lies on named mesh axes.
 
 Note. A mesh *axis* splits devices; a tensor *dim* is split over axes. A shard splits a *factor*
 of a dim: a dim of size outer * n * inner, split over n, is strided (the thirds of a fused qkv, the
@@ -13,46 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .errors import ParseError
+from .mesh import Mesh
 from .sizes import Shape, Size, format_size, parse_size
-
-AXES = ("pp", "dp", "tp")  # major to minor: tp neighbours are adjacent ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Named axes with sizes, major to minor; rank = row-major index of its coordinates."""
-
-    axes: tuple[tuple[str, int], ...]
-
-    def size(self, axis: str) -> int:
-        return dict(self.axes).get(axis, 1)
-
-    @property
-    def num_devices(self) -> int:
-        total = 1
-        for _, size in self.axes:
-            total *= size
-        return total
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        found = {}
-        for name, size in reversed(self.axes):
-            found[name] = rank % size
-            rank //= size
-        return {name: found[name] for name, _ in self.axes}
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={size}" for name, size in self.axes)
-
-
-def parse_mesh(text: str) -> Mesh:
-    axes = []
-    for part in text.split():
-        name, _, size = part.partition("=")
-        if not size.isdigit() or int(size) < 1:
-            raise ParseError(f"mesh axis {part!r}: expected name=size with size >= 1")
-        axes.append((name, int(size)))
-    return Mesh(tuple(axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +56,8 @@ def replicated(rank: int) -> Placement:
     return Placement(((),) * rank)
 
 
-def with_shard(placement: Placement, dim: int, shard: Shard) -> Placement:
-    """The placement with one more (minor-most) shard on `dim`."""
-    dims = list(placement.dims)
-    dims[dim] = (*dims[dim], shard)
-    return Placement(tuple(dims), placement.partial)
-
-
 def with_partial(placement: Placement, axis: str, op: str) -> Placement:
     return Placement(placement.dims, (*placement.partial, (axis, op)))
-
-
-def without_axis(placement: Placement, axis: str) -> Placement:
-    dims = tuple(tuple(s for s in shards if s.axis != axis) for shards in placement.dims)
-    return Placement(dims, tuple(p for p in placement.partial if p[0] != axis))
 
 
 def only_axis(placement: Placement, axis: str) -> Placement:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from .dtypes import ITEM_BYTES
 from .graph import Graph
-from .placement import Mesh, Placement, local_shape
+from .mesh import Mesh
+from .placement import Placement, local_shape
 from .schedule import Schedule
 from .sizes import Shape, evaluate, num_elements
 

@@ -1,8 +1,8 @@
 """Parameters and gradients in flat buckets.
 
 Note. Four tensors per bucket look alike: `full` holds every local parameter of the bucket, [numel];
-`shard` is this data-parallel rank's cut of it, [numel / dp]; `grad` and `grad_shard` are the same
-for gradients. Which exist when is the ZeRO level:
+`shard` is this rank's cut of it, [numel / cuts], where storage is cut over data x context; `grad`
+and `grad_shard` are the same for gradients. Which exist when is the ZeRO level:
 
     zero  full              shard           grad                     grad_shard
     0     always            = full          always                   = grad
@@ -33,10 +33,12 @@ class FlatBucket:
         self.dtype = getattr(torch, layout.dtype)
         self.grad_dtype = torch.float32 if layout.master else self.dtype
         self.reduce_dtype = getattr(torch, layout.reduce_dtype)
-        self.group, self.tp = mesh.group("dp"), mesh.group("tp")
-        self.tp_replicated = {p.name for p in layout.params if not p.shards}
-        self.cuts = mesh.size("dp") if layout.zero else 1
-        self.index = mesh.coordinate("dp") if layout.zero else 0
+        self.group = mesh.group_of(*(mesh.STORAGE if layout.zero else mesh.REDUCED))
+        self.replicas = mesh.group_of(*mesh.REPLICA) if layout.zero else None
+        self.tensor = mesh.group_of(*mesh.TENSOR)
+        self.whole = {p.name for p in layout.params if not p.shards}
+        self.cuts = mesh.count(*mesh.STORAGE) if layout.zero else 1
+        self.index = mesh.index(*mesh.STORAGE) if layout.zero else 0
         self.shard_numel = bucket.numel // self.cuts
         self.partial_numel = self._region(lambda e: e.partial)
         self.full: Tensor | None = self._initial(layout, seed)
@@ -56,6 +58,18 @@ class FlatBucket:
         self._gather: dist.Work | None = None
         # Reductions under way: what they bring, and what they read.
         self._reduce: list[tuple[dist.Work | None, Tensor, Tensor]] = []
+        self._replicas: tuple[dist.Work, Tensor] | None = None
+
+    @property
+    def first_home(self) -> bool:
+        """Whether this rank's stage is the first that holds the bucket."""
+        return mesh.index(*mesh.PIPELINE) == self.bucket.homes[0]
+
+    def differs_over(self, param: str) -> tuple[str, ...]:
+        """Axes along which ranks hold other elements of a parameter; see `mesh.owns`."""
+        stored = mesh.names(*mesh.STORAGE) if self.cuts > 1 else ()
+        placed = () if param in self.whole else mesh.names(*mesh.TENSOR)
+        return (*mesh.names(*mesh.PIPELINE), *stored, *placed)
 
     def _region(self, chosen) -> int:  # type: ignore[no-untyped-def]
         """End of the leading run of entries that `chosen` accepts, in elements."""
@@ -141,8 +155,9 @@ class FlatBucket:
         if self.zero < 2 and self.completed < self.expected:
             return
         assert self.grad is not None
-        carried = self.grad if self.group is None else self.grad.to(self.reduce_dtype)
-        self._sum(carried[: self.partial_numel], self.tp)
+        travels = self.group is not None or self.replicas is not None
+        carried = self.grad.to(self.reduce_dtype) if travels else self.grad
+        self._sum(carried[: self.partial_numel], self.tensor)
         if self.zero == 0:
             self._all_reduce(carried)
         else:
@@ -173,7 +188,11 @@ class FlatBucket:
             flat.copy_(carried)
 
     def finish_reductions(self) -> None:
-        """Wait for the reductions under way and add what they brought."""
+        """Wait for the reductions under way and add what they brought.
+
+        The last one of a step is followed by a sum over replicas, which `finish` waits for.
+        """
+        reduced = bool(self._reduce)
         while self._reduce:
             work, brought, _ = self._reduce.pop(0)
             if work is not None:
@@ -182,6 +201,21 @@ class FlatBucket:
                 self.grad_shard.add_(brought)
             elif brought is not self.grad:
                 self.grad_shard.copy_(brought)
+
+        if reduced and self.replicas is not None and self.completed >= self.expected:
+            carried = self.grad_shard.to(self.reduce_dtype)
+            work = dist.all_reduce(carried, group=self.replicas, async_op=True)
+            self._replicas = (work, carried)
+
+    def finish(self) -> None:
+        """Wait until `grad_shard` is the sum over all ranks of the step's gradients."""
+        self.finish_reductions()
+        if self._replicas is not None:
+            work, carried = self._replicas
+            work.wait()
+            self._replicas = None
+            if carried is not self.grad_shard:
+                self.grad_shard.copy_(carried)
 
     def sum_homes(self, group: dist.ProcessGroup | None) -> None:
         """Sum the reduced gradients of a tied parameter over the pp ranks that hold it."""

@@ -128,7 +128,7 @@ class Executor:
             self._rehearse_stage(stage, kinds)
             self.stages[stage].host.reserve(self._most_held(stage))
         for bucket in self.buckets.values():
-            bucket.finish_reductions()
+            bucket.finish()
             bucket.zero_grads()
         self.transfers.open()
         self._rehearsed = True
@@ -207,14 +207,16 @@ class Executor:
     def _step(self, lr: float) -> tuple[float, float]:
         self.transfers.finish()
         for name, bucket in self.buckets.items():
-            bucket.finish_reductions()
+            bucket.finish()
             if len(bucket.bucket.homes) > 1:
                 bucket.sum_homes(self.tied[name])
         return self.optimizer.step(self._counted_loss(), lr)
 
     def _counted_loss(self) -> Tensor:
-        """Every tp rank holds the same loss; one of them counts."""
-        return self._loss if mesh.coordinate("tp") == 0 else torch.zeros_like(self._loss)
+        """The loss differs along the pipeline, the batch and the sequence; one rank of those that
+        hold the same counts."""
+        counts = mesh.owns(mesh.names(*mesh.PIPELINE, *mesh.REDUCED))
+        return self._loss if counts else torch.zeros_like(self._loss)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch], label_count: int) -> float:

@@ -1,16 +1,28 @@
-"""The mesh at run time: this rank's coordinates and one process group per axis.
+"""The mesh at run time: this rank's coordinates, and process groups along axes and roles.
 
 Emitted programs read it as module state (`mesh.coordinate("tp")`, `mesh.group("tp")`), set once by
-`start` before a stage file is imported.
+`start` before a stage file is imported. The rest of the runtime asks for roles, as in ir/mesh.py.
 """
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# The roles of axes, and what they do; a test holds all of it equal to ir/mesh.py.
+ROLES = {
+    "pp": "pipeline", "rep": "replica", "dp": "data", "cp": "context", "ep": "expert",
+    "tp": "tensor",
+}  # fmt: skip
+PIPELINE, REPLICA, TENSOR = ("pipeline",), ("replica",), ("tensor",)
+BATCH = ("replica", "data")
+STORAGE = ("data", "context")
+REDUCED = ("replica", "data", "context")
+COMPUTE = ("context", "tensor")
 
 
 class MeshError(ValueError):
@@ -21,7 +33,7 @@ class MeshError(ValueError):
 class _State:
     sizes: dict[str, int] = field(default_factory=dict)
     coordinates: dict[str, int] = field(default_factory=dict)
-    groups: dict[str, dist.ProcessGroup | None] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], dist.ProcessGroup | None] = field(default_factory=dict)
     device: torch.device = torch.device("cpu")
     timeout: timedelta | None = None
 
@@ -39,7 +51,10 @@ def start(sizes: dict[str, int], device: torch.device, timeout: timedelta | None
     rank = dist.get_rank() if dist.is_initialized() else 0
     _state.sizes, _state.device, _state.timeout = dict(sizes), device, timeout
     _state.coordinates = coordinates_of(rank, sizes)
-    _state.groups = {axis: _axis_group(axis, rank) for axis in sizes}
+    _state.groups = {}
+    joint = (names(*roles) for roles in (PIPELINE, REPLICA, STORAGE, REDUCED, COMPUTE))
+    for axes in dict.fromkeys((*((axis,) for axis in sizes), *joint)):
+        _state.groups[axes] = _group_along(axes, rank)
 
 
 def check_world(sizes: dict[str, int], world: int) -> None:
@@ -68,11 +83,11 @@ def rank_of(coordinates: dict[str, int]) -> int:
     return rank
 
 
-def _axis_group(axis: str, rank: int) -> dist.ProcessGroup | None:
-    """This rank's group along an axis; every rank makes every group, in the same order."""
-    if _state.sizes[axis] == 1:
+def _group_along(axes: tuple[str, ...], rank: int) -> dist.ProcessGroup | None:
+    """This rank's group along axes together; every rank makes every group, in the same order."""
+    if math.prod(_state.sizes[axis] for axis in axes) == 1:
         return None
-    return _group_of(lambda c: tuple(v for n, v in c.items() if n != axis), rank)
+    return _group_of(lambda c: tuple(v for n, v in c.items() if n not in axes), rank)
 
 
 def _group_of(key, rank: int) -> dist.ProcessGroup | None:  # type: ignore[no-untyped-def]
@@ -86,21 +101,22 @@ def _group_of(key, rank: int) -> dist.ProcessGroup | None:  # type: ignore[no-un
     return mine
 
 
-def axis_group_again(axis: str) -> dist.ProcessGroup | None:
-    """A second communicator along an axis, so that two directions never wait for each other."""
-    return _axis_group(axis, dist.get_rank()) if _state.sizes[axis] > 1 else None
+def another_group(*roles: str) -> dist.ProcessGroup | None:
+    """A second communicator along roles, so that two directions never wait for each other."""
+    return _group_along(names(*roles), dist.get_rank()) if count(*roles) > 1 else None
 
 
 def homes_group(homes: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """The group of this rank's column restricted to some pp ranks (homes of a tied parameter)."""
+    """The group of this rank's column restricted to some stages' ranks (homes of a tied
+    parameter)."""
     if len(homes) < 2:
         return None
     mine = None
-    others = [range(size) for name, size in _state.sizes.items() if name != "pp"]
-    names = [name for name in _state.sizes if name != "pp"]
-    for values in itertools.product(*others):
-        column = dict(zip(names, values, strict=True))
-        ranks = [rank_of({"pp": home, **column}) for home in homes]
+    (pipeline,) = names(*PIPELINE)
+    others = [name for name in _state.sizes if name != pipeline]
+    for values in itertools.product(*(range(_state.sizes[name]) for name in others)):
+        column = dict(zip(others, values, strict=True))
+        ranks = [rank_of({pipeline: home, **column}) for home in homes]
         made = dist.new_group(ranks, timeout=_state.timeout)
         mine = made if dist.get_rank() in ranks else mine
     return mine
@@ -119,13 +135,46 @@ def size(axis: str) -> int:
     return _state.sizes.get(axis, 1)
 
 
+def names(*roles: str) -> tuple[str, ...]:
+    """Names of the axes of the roles, major to minor."""
+    return tuple(name for name in _state.sizes if ROLES[name] in roles)
+
+
+def count(*roles: str) -> int:
+    """Ranks along all axes of the roles together."""
+    return math.prod(_state.sizes[name] for name in names(*roles))
+
+
+def index(*roles: str) -> int:
+    """This rank's place along all axes of the roles together, row-major."""
+    place = 0
+    for name in names(*roles):
+        place = place * _state.sizes[name] + coordinate(name)
+    return place
+
+
+def owns(over: Iterable[str]) -> bool:
+    """Whether this rank counts, or stores, what differs along the axes `over` only.
+
+    What is equal along an axis belongs to its first rank.
+    """
+    differs = set(over)
+    return all(at == 0 for name, at in _state.coordinates.items() if name not in differs)
+
+
 def world() -> int:
     """Ranks of the run."""
     return math.prod(_state.sizes.values())
 
 
-def group(axis: str) -> dist.ProcessGroup | None:
-    return _state.groups.get(axis)
+def group(*axes: str) -> dist.ProcessGroup | None:
+    """The group along one axis, or along those of roles together; None for one rank."""
+    return _state.groups.get(axes)
+
+
+def group_of(*roles: str) -> dist.ProcessGroup | None:
+    """The group along all axes of the roles together; None for one rank."""
+    return _state.groups.get(names(*roles))
 
 
 def device() -> torch.device:

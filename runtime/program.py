@@ -55,7 +55,7 @@ def build_executor(
     compiler: Callable[[Callable], Callable] | None = None,
 ) -> Executor:
     """The executor of this rank's stages; the mesh must be started."""
-    rank = mesh.coordinate("pp")
+    rank = mesh.index(*mesh.PIPELINE)
     stages = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
     modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in stages}
     schedule = load_module(folder / "schedule.py").SCHEDULES[rank]

@@ -73,8 +73,8 @@ class Session:
         if logs:
             check_tracker(options.track)  # before an earlier run is moved aside
         self.rows = layout.micro_batch * layout.num_microbatches
-        self.global_batch = self.rows * mesh.size("dp")
-        self.first_row = mesh.coordinate("dp") * self.rows
+        self.global_batch = self.rows * mesh.count(*mesh.BATCH)
+        self.first_row = mesh.index(*mesh.BATCH) * self.rows
         self.beacon.mark("DATA")
         self.reader = open_reader(
             options.data,

@@ -27,22 +27,14 @@ def local_pieces(bucket: FlatBucket, layout: Layout) -> Iterator[tuple[str, int,
 
 
 def owns(bucket: FlatBucket, layout: Layout, param: str) -> bool:
-    """Whether this rank stores its box of a parameter: each element is stored once.
-
-    By dp rank 0 where shards are replicated, by tp rank 0 where tensors are, by the first home of
-    a tied parameter.
-    """
-    if bucket.bucket.homes[0] != mesh.coordinate("pp"):
-        return False
-    if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
-        return False
-    return bool(layout.param(param).shards) or mesh.coordinate("tp") == 0
+    """Whether this rank stores its box of a parameter: each element is stored once, of a tied
+    parameter by its first home."""
+    return bucket.first_home and mesh.owns(bucket.differs_over(param))
 
 
 def owns_whole(bucket: FlatBucket) -> bool:
     """Whether this rank stores what all ranks that have the bucket hold whole."""
-    first = bucket.bucket.homes[0] == mesh.coordinate("pp")
-    return first and mesh.coordinate("dp") == 0 and mesh.coordinate("tp") == 0
+    return bucket.first_home and mesh.owns(mesh.names(*mesh.PIPELINE))
 
 
 def view(flat: Tensor, start: int, piece: Piece) -> Tensor:

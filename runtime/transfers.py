@@ -27,14 +27,14 @@ class Transfers:
         moves = [("F", a, b) for a, b in pairs] + [("B", b, a) for a, b in pairs]
         ways = sorted({_way(*move) for move in moves if move[1] != move[2]})
         # Every rank makes every group, in the same order.
-        self.groups = {way: mesh.axis_group_again("pp") for way in ways}
+        self.groups = {way: mesh.another_group(*mesh.PIPELINE) for way in ways}
         self.sends: dict[tuple[str, int], list[tuple[dist.Work | None, Tensor]]] = {}
         self._moves = [move for move in moves if move[1] != move[2]]
 
     def open(self) -> None:
         """One element through every channel, all ranks in the same order: its two ends meet at
         the first transfer, which in the schedule might find one of them waiting elsewhere."""
-        here = mesh.coordinate("pp")
+        here = mesh.index(*mesh.PIPELINE)
         for kind, source, target in dict.fromkeys(self._moves):
             if here == source:
                 self.send(kind, torch.zeros(1, device=mesh.device()), target)
@@ -48,11 +48,11 @@ class Transfers:
         if len(under_way) == SENDS_IN_FLIGHT:
             _wait(under_way.pop(0))
         x = x.contiguous()
-        group = self.groups[_way(kind, mesh.coordinate("pp"), target)]
+        group = self.groups[_way(kind, mesh.index(*mesh.PIPELINE), target)]
         under_way.append((collectives.send(x, _device(target), group), x))
 
     def receive(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        group = self.groups[_way(kind, source, mesh.coordinate("pp"))]
+        group = self.groups[_way(kind, source, mesh.index(*mesh.PIPELINE))]
         return collectives.receive(shape, dtype, mesh.device(), _device(source), group)
 
     def finish(self) -> None:
@@ -78,4 +78,5 @@ def _wait(send: tuple[dist.Work | None, Tensor]) -> None:
 def _device(pp: int) -> int:
     """The global rank of this rank's counterpart on a pp rank."""
     here = {axis: mesh.coordinate(axis) for axis in mesh.axes()}
-    return mesh.rank_of({**here, "pp": pp})
+    (pipeline,) = mesh.names(*mesh.PIPELINE)
+    return mesh.rank_of({**here, pipeline: pp})

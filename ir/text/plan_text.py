@@ -8,7 +8,8 @@ from typing import Any
 from ..dtypes import FLOATS, ITEM_BYTES
 from ..errors import ParseError
 from ..graph import text_hash
-from ..placement import format_placement, parse_mesh, parse_placement
+from ..mesh import parse_mesh
+from ..placement import format_placement, parse_placement
 from ..plan import Bucket, Entry, InstancePlan, Param, Piece, Plan, grad_dtype
 from ..schedule import format_schedule, parse_schedule
 from ..sizes import Shape, format_size, parse_size

@@ -15,6 +15,7 @@ import sympy
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
+from meshwright.ir.mesh import AXIS_OF, TENSOR
 from meshwright.ir.ops.table import FREE, POINTWISE, SOURCES, flops, passing
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.placement import Placement, Shard
@@ -58,7 +59,7 @@ class Costs:
     cluster: Cluster
     group: int
     sizes: dict[str, int]
-    axis: str = "tp"
+    axis: str = AXIS_OF[TENSOR]
     wide_grads: bool = False
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
     _moves: dict[tuple, float | None] = field(default_factory=dict, compare=False, repr=False)

@@ -9,7 +9,7 @@ counting as in Calculon, Isaev et al. 2023).
 
 from dataclasses import dataclass
 
-from meshwright.ir.placement import Mesh
+from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, make_mesh
 
 from .cluster import WIRE_SHARE, Cluster, collective_us
 
@@ -17,13 +17,8 @@ from .cluster import WIRE_SHARE, Cluster, collective_us
 HOP_US = 4.0
 
 
-# The axes that may be outermost; tp is innermost always, as it needs the fastest links.
-OUTER = ("pp", "dp")
-
-
-def ordered(mesh: Mesh, outer: str) -> Mesh:
-    """The same sizes with `outer` first: its neighbours are the farthest apart."""
-    return Mesh(tuple(sorted(mesh.axes, key=lambda axis: axis[0] != outer)))
+# The axes that may be outermost; tensor is innermost always, as it needs the fastest links.
+OUTER = (AXIS_OF[PIPELINE], AXIS_OF[DATA])
 
 
 @dataclass(frozen=True)
@@ -33,25 +28,24 @@ class Links:
     cluster: Cluster
     mesh: Mesh
 
-    def stride(self, axis: str) -> int:
-        """Ranks between neighbours of an axis."""
-        names = [name for name, _ in self.mesh.axes]
-        total = 1
-        for name in names[names.index(axis) + 1 :]:
-            total *= self.mesh.size(name)
-        return total
+    def group_us(self, collective: str, size_bytes: float, *roles: str) -> float:
+        """Time over the axes of the roles as one joint group.
 
-    def axis_us(self, collective: str, size_bytes: float, axis: str) -> float:
-        return strided_us(
-            self.cluster, collective, size_bytes, self.mesh.size(axis), self.stride(axis)
-        )
+        Axes that are not adjacent count as if their ranks were spread evenly over what they span.
+        """
+        names = self.mesh.names(*roles)
+        group = self.mesh.count(*roles)
+        if group == 1:
+            return 0.0
+        span = self.mesh.size(names[0]) * self.mesh.stride(names[0])
+        return strided_us(self.cluster, collective, size_bytes, group, span // group)
 
     def transfer_us(self, size_bytes: float, source: int, target: int) -> float:
         """From a device of one pp rank to its peer on another; across nodes if any pair crosses."""
         if source == target:
             return 0.0
-        stride, per_node = self.stride("pp"), self.cluster.devices_per_node
-        block = self.mesh.size("pp") * stride  # blocks lie alike in nodes again after per_node
+        stride, per_node = self.mesh.stride(AXIS_OF[PIPELINE]), self.cluster.devices_per_node
+        block = self.mesh.count(PIPELINE) * stride  # blocks lie alike in nodes again after per_node
         starts = range(0, min(self.mesh.num_devices, block * per_node), block)
         firsts = (start + k for start in starts for k in (0, stride - 1))
         ends = ((k + source * stride, k + target * stride) for k in firsts)
@@ -59,8 +53,9 @@ class Links:
         return strided_us(self.cluster, "send_recv", size_bytes, 2, per_node if crosses else 1)
 
     def least_transfer_us(self, size_bytes: float, source: int, target: int) -> float:
-        """Whichever of pp and dp is the outer axis."""
-        both = (Links(self.cluster, ordered(self.mesh, outer)) for outer in OUTER)
+        """Whichever of pipeline and data is outermost."""
+        sizes = {ROLES[name]: size for name, size in self.mesh.axes}
+        both = (Links(self.cluster, make_mesh(sizes, ROLES[outer])) for outer in OUTER)
         return min(links.transfer_us(size_bytes, source, target) for links in both)
 
     def world_us(self) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.mesh import BATCH, PIPELINE
 from meshwright.ir.plan import Piece, Plan
 
 from ..hardware.cluster import Cluster
@@ -110,7 +111,7 @@ def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Differe
 def _mesh(plan: Plan, target: Plan) -> Plan:
     """The target's mesh and placements under the plan's other decisions; with its micro-batches
     where the stages cannot take turns with the plan's."""
-    rows = target.global_batch // target.mesh.size("dp")
+    rows = target.global_batch // target.mesh.count(*BATCH)
     micro_batch = max(n for n in range(1, plan.micro_batch + 1) if rows % n == 0)
     moved = _on_mesh(plan, target, micro_batch)
     if not any(_takes_turns(moved, p.schedule_name) for p in (plan, target)):
@@ -128,7 +129,7 @@ def _on_mesh(plan: Plan, target: Plan, micro_batch: int) -> Plan:
         instances=target.instances,
         buckets=target.buckets,
         micro_batch=micro_batch,
-        num_microbatches=target.global_batch // target.mesh.size("dp") // micro_batch,
+        num_microbatches=target.global_batch // target.mesh.count(*BATCH) // micro_batch,
         stage_ranks=target.stage_ranks,
     )
 
@@ -207,14 +208,14 @@ def _rescheduled(plan: Plan, target: Plan) -> Plan:
 
 def _takes_turns(plan: Plan, name: str) -> bool:
     """Whether a schedule can run the plan's stages where they are."""
-    pp, count = plan.mesh.size("pp"), plan.num_stages
+    pp, count = plan.mesh.count(PIPELINE), plan.num_stages
     if not runs(name, pp, plan.num_microbatches) or not has_chunks(name, count // pp):
         return False
     return stage_ranks(name, pp, count // pp) == plan.stage_ranks
 
 
 def _scheduled(plan: Plan, name: str) -> Plan:
-    pp = plan.mesh.size("pp")
+    pp = plan.mesh.count(PIPELINE)
     schedule = make_schedule(name, pp, plan.num_microbatches, plan.num_stages // pp)
     return replace(plan, schedule=schedule, schedule_name=name)
 
@@ -236,7 +237,7 @@ def _cut_words(plan: Plan) -> str:
 
 
 def _schedule_words(plan: Plan) -> str:
-    chunks = plan.num_stages // plan.mesh.size("pp")
+    chunks = plan.num_stages // plan.mesh.count(PIPELINE)
     return plan.schedule_name if chunks == 1 else f"{plan.schedule_name}, {chunks} stages a rank"
 
 

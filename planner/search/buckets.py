@@ -5,8 +5,8 @@ is all-reduced), then the other replicated ones, then the tp-sharded ones (their
 every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
 """
 
+from meshwright.ir.mesh import AXIS_OF, STORAGE, TENSOR, Mesh
 from meshwright.ir.phases import Joint
-from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Bucket, Entry, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate, num_elements
 
@@ -44,7 +44,7 @@ def _partial_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ..
     for item in instances:
         piece = by_name[item.piece]
         for name, grad in zip(item.params, Joint(piece.graph).grads.values(), strict=True):
-            if grad and piece.placements[grad].partial_op("tp"):
+            if grad and piece.placements[grad].partial_op(AXIS_OF[TENSOR]):
                 found.add(name)
     return found
 
@@ -53,7 +53,7 @@ def _bucket(
     name: str, params: list[Param], partial: set[str], stages: tuple[int, ...], mesh: Mesh
 ) -> Bucket:
     def order(param: Param) -> tuple[int, bool]:
-        sharded = param.placement.shard_dim("tp") is not None
+        sharded = param.placement.shard_dim(AXIS_OF[TENSOR]) is not None
         return (2 if sharded else 0 if param.name in partial else 1), len(param.shape) < 2
 
     offset, entries = 0, []
@@ -62,7 +62,7 @@ def _bucket(
         entries.append(Entry(param.name, offset, param.name in partial, decay))
         numel = evaluate(num_elements(param.local_shape(mesh)), {})
         offset += _round_up(numel, ALIGNMENT)
-    numel = _round_up(offset, ALIGNMENT * mesh.size("dp"))
+    numel = _round_up(offset, ALIGNMENT * mesh.count(*STORAGE))
     return Bucket(name, params[0].dtype, numel, stages, tuple(entries))
 
 

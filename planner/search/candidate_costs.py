@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate as evaluate_size
 from meshwright.ir.sizes import num_elements
@@ -137,7 +136,7 @@ class Evaluator:
     pins: Pins
     sharded: dict[int, ShardedModel] = field(default_factory=dict)
     tables: dict[tuple[int, int], WorkTable] = field(default_factory=dict)
-    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    layouts: dict[tuple, Layout] = field(default_factory=dict)
     proposed: dict[tuple[int, str], tuple[Kept, ...]] = field(default_factory=dict)
     priced: dict[tuple, list[Level]] = field(default_factory=dict)
     parts: dict[tuple, Parts] = field(default_factory=dict)
@@ -182,7 +181,7 @@ class Evaluator:
 
     def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
         """By how much the tail is longer at least with the other outer axis."""
-        key = (c.pp, c.dp, c.tp, c.zero, c.outer)
+        key = (c.mesh, c.zero)
         if key not in self.longer_tails:
             here, there = (
                 UnitTable({}, c.zero, Links(self.cluster, x.mesh), self.precision)
@@ -258,10 +257,10 @@ class Evaluator:
         return self.proposed[tp, name]
 
     def layout(self, c: Candidate) -> Layout:
-        key = (c.tp, c.dp)
+        key = (c.tp, c.cp, c.dp)
         if key not in self.layouts:
             sharded = self.sharding(c.tp)
-            mesh = Mesh((("pp", 1), ("dp", c.dp), ("tp", c.tp)))
+            mesh = replace(c, pp=1).mesh
             params = params_of(self.traced, sharded)
             pieces = tuple(
                 Piece(low.name, low.graph, low.placements, ()) for low in sharded.lowered.values()
@@ -273,7 +272,7 @@ class Evaluator:
 
     def parts_of(self, c: Candidate) -> Parts:
         split = c.schedule in SPLIT
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.outer, split)
+        key = (c.mesh, c.micro_batch, c.zero, c.recompute, split)
         if key not in self.parts:
             self.parts[key] = self._parts(c)
         return self.parts[key]
@@ -298,7 +297,7 @@ class Evaluator:
         return Parts(table, tuple(menus), plain_pace(menus, reduces), full_pace(menus, reduces))
 
     def _holdings(self, c: Candidate) -> list[Holding]:
-        key = (c.tp, c.dp, c.zero)
+        key = (c.tp, c.cp, c.dp, c.zero)
         if key not in self.holdings:
             layout = self.layout(c)
             self.holdings[key] = holdings(layout.instances, layout.buckets, c.zero, set())
@@ -311,7 +310,7 @@ class Evaluator:
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
         """Of a rank that holds buckets of so many bytes, and the largest of them."""
-        return Storage(bucket, largest, c.dp, c.zero, self.precision).total_bytes
+        return Storage(bucket, largest, c.mesh, c.zero, self.precision).total_bytes
 
     @timed("bounds")
     def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
@@ -363,7 +362,7 @@ class Evaluator:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
-        key = (c.pp, c.dp, c.tp, c.micro_batch, c.zero, c.recompute, c.outer, c.schedule)
+        key = (c.mesh, c.micro_batch, c.zero, c.recompute, c.schedule)
         if limit_bytes is not None:
             return self._shortest(c, parts, limit_bytes)
         if key not in self.pipelines:

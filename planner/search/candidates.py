@@ -6,12 +6,13 @@ A pin restricts its own decision and nothing else.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from meshwright.ir.placement import Mesh
+from meshwright.ir.mesh import CONTEXT, DATA, PIPELINE, REPLICA, ROLES, TENSOR, Mesh, make_mesh
 
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
-from ..hardware.topology import OUTER, ordered
+from ..hardware.topology import OUTER
 from ..pipeline.schedules import GENERATORS, chunks_of, runs
 from ..remat.options import CHOSEN
 from .pins import Pins
@@ -35,28 +36,38 @@ class Candidate:
     recompute: str
     schedule: str
     chunks: int = 1  # stages of a rank
-    outer: str = "pp"  # the axis whose neighbours are the farthest apart
+    outer: str = OUTER[0]  # the axis whose neighbours are the farthest apart
+    rep: int = 1
+    cp: int = 1
 
     @property
     def num_stages(self) -> int:
         return self.pp * self.chunks
 
-    @property
+    @cached_property
     def mesh(self) -> Mesh:
-        return ordered(Mesh((("pp", self.pp), ("dp", self.dp), ("tp", self.tp))), self.outer)
+        sizes = {
+            PIPELINE: self.pp, REPLICA: self.rep, DATA: self.dp, CONTEXT: self.cp, TENSOR: self.tp,
+        }  # fmt: skip
+        return make_mesh(sizes, ROLES[self.outer])
 
     def __str__(self) -> str:
         schedule = f" {self.schedule}" if self.pp > 1 else ""
         schedule += f" chunks={self.chunks}" if self.schedule == "interleaved" else ""
         outer = "" if self.outer == OUTER[0] else f" outer={self.outer}"
         return (
-            f"pp={self.pp} dp={self.dp} tp={self.tp} micro_batch={self.micro_batch} "
+            f"{self.mesh_text} micro_batch={self.micro_batch} "
             f"zero={self.zero} recompute={self.recompute}{schedule}{outer}"
         )
 
+    @property
+    def mesh_text(self) -> str:
+        """The axes in canonical order, whichever is outermost."""
+        return str(replace(self, outer=OUTER[0]).mesh)
+
     def reordered(self) -> "Candidate | None":
-        """With the other one of pp and dp outermost; None where one of them is of one rank."""
-        if 1 in (self.pp, self.dp):
+        """With the other one of pipeline and data outermost; None where one has one rank."""
+        if 1 in (self.pp, self.rep * self.dp):
             return None
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
 
@@ -65,27 +76,51 @@ def candidates(
     cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters."""
-    for pp, dp, tp in meshes(cluster, global_batch, pins, num_instances):
-        rows = global_batch // dp
+    for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
+        rows = global_batch // (rep * dp)
         for micro_batch in _micro_batches(rows, pins):
-            for zero in _zeros(dp, pins):
+            for zero in _zeros(rep, dp * cp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
                 for schedule, chunks in _schedules(pp, m, pins, num_instances):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
-                    yield Candidate(*given, pins.outer or OUTER[0])
+                    yield Candidate(*given, pins.outer or OUTER[0], rep, cp)
 
 
 def meshes(
     cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
-) -> Iterator[tuple[int, int, int]]:
-    """(pp, dp, tp): tp divides a node, dp divides the batch, no stage is empty."""
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """(pp, rep, dp, cp, tp): tp divides a node, rep x dp the batch, no stage is empty."""
     total = cluster.num_devices
     for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
         for pp in divisors(total // tp) if total % tp == 0 else []:
-            dp = total // tp // pp
-            pinned = pins.pp in (None, pp) and pins.dp in (None, dp)
-            if pinned and pp <= num_instances and global_batch % dp == 0:
-                yield pp, dp, tp
+            if pp > num_instances or pins.pp not in (None, pp):
+                continue
+            rest = total // tp // pp
+            for cp in _contexts(rest, global_batch, pins):
+                for rep in _replicas(rest // cp, cp * tp, cluster, pins):
+                    dp = rest // cp // rep
+                    if pins.dp in (None, dp) and global_batch % (rep * dp) == 0:
+                        yield pp, rep, dp, cp, tp
+
+
+def _contexts(rest: int, global_batch: int, pins: Pins) -> list[int]:
+    """Ranks that cut the sequence: 1, and as many as the rows of the batch leave idle."""
+    if pins.cp is not None:
+        return [pins.cp] if rest % pins.cp == 0 else []
+    return [cp for cp in divisors(rest) if cp == 1 or rest // cp == global_batch]
+
+
+def _replicas(batch: int, inner: int, cluster: Cluster, pins: Pins) -> list[int]:
+    """Outer copies of sharded storage: 1, and as many as keep a copy inside a node.
+
+    batch: ranks that cut the batch. inner: ranks inside of them.
+    """
+    if pins.rep is not None:
+        return [pins.rep] if batch % pins.rep == 0 else []
+    inside = cluster.devices_per_node // inner
+    if cluster.nodes == 1 or not 1 < inside < batch or batch % inside:
+        return [1]
+    return [1, batch // inside]
 
 
 def divisors(number: int) -> list[int]:
@@ -99,10 +134,11 @@ def _micro_batches(rows: int, pins: Pins) -> list[int]:
     return [n for n in divisors(rows) if n <= MAX_MICRO_BATCH]
 
 
-def _zeros(dp: int, pins: Pins) -> tuple[int, ...]:
-    if pins.zero is not None:
-        return (pins.zero,)
-    return (0, 1, 2, 3) if dp > 1 else (0,)
+def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:
+    """ZeRO levels to try; copies of storage that is not sharded would be data ranks."""
+    levels = (0, 1, 2, 3) if storage > 1 else (0,)
+    levels = levels if pins.zero is None else (pins.zero,)
+    return tuple(z for z in levels if rep == 1 or (z > 0 and storage > 1))
 
 
 def may_offload(cluster: Cluster, pins: Pins) -> bool:

@@ -7,6 +7,7 @@ stages there can be, names of values) is asked after.
 import sys
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.mesh import PIPELINE
 
 from ..hardware.cluster import Cluster
 from ..pipeline.partition import check_cuts
@@ -51,8 +52,8 @@ def check_defaults(cluster: Cluster, global_batch: int, pins: Pins) -> int:
     mesh = choose_mesh(cluster.num_devices, pins)
     _, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
     name, chunks = choose_schedule(pins)
-    check_sizes(name, mesh.size("pp"), num_microbatches)
-    stages = mesh.size("pp") * chunks
+    check_sizes(name, mesh.count(PIPELINE), num_microbatches)
+    stages = mesh.count(PIPELINE) * chunks
     if pins.cuts is not None:
         check_cuts(pins.cuts, stages)
     return stages

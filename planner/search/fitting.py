@@ -177,7 +177,7 @@ def _fitting(
         model = step_of(evaluator, c, *placed)
         if evaluator.offloads and not _host_holds(evaluator, model):
             continue
-        peaks = model_peaks(model, c.dp, evaluator.precision, evaluator.context_bytes(c))
+        peaks = model_peaks(model, c.mesh, evaluator.precision, evaluator.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
         if peak <= limit_bytes:
             yield placed, model, peak
@@ -395,6 +395,8 @@ def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
         pp=c.pp,
         dp=c.dp,
         tp=c.tp,
+        rep=c.rep,
+        cp=c.cp,
         micro_batch=c.micro_batch,
         zero=c.zero,
         recompute=c.recompute,

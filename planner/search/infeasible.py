@@ -26,11 +26,11 @@ from ..units import gib
 from .candidate_costs import Evaluator
 from .candidates import Candidate, candidates
 from .fitting import fits, least_peak_bytes
-from .pins import Pins
+from .pins import MESH_PINS, Pins
 
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
-    "pp", "dp", "tp", "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
+    *MESH_PINS, "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
     "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
 SHORTEST_SEQ = 64
@@ -194,7 +194,7 @@ def frugal(evaluator: Evaluator) -> list[Candidate]:
 
     best: dict[tuple, Candidate] = {}
     for c in sorted(space, key=thrift):
-        best.setdefault((c.pp, c.dp, c.tp), c)
+        best.setdefault((c.pp, c.rep, c.dp, c.cp, c.tp), c)
     return list(best.values())
 
 

@@ -8,7 +8,8 @@ from itertools import count
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.placement import Mesh, only_axis, replicated
+from meshwright.ir.mesh import AXIS_OF, TENSOR, Mesh
+from meshwright.ir.placement import only_axis, replicated
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.traced import Traced
 
@@ -26,7 +27,7 @@ def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
         for item, name in zip(low.graph.inputs_of("param"), instance.params, strict=True):
             value = item.value
             placement = low.placements.get(value.name, replicated(len(value.shape)))
-            placement = only_axis(placement, "tp")
+            placement = only_axis(placement, AXIS_OF[TENSOR])
             param = Param(name, value.dtype, value.shape, placement, inits[name])
             if found.setdefault(name, param).placement != placement:
                 raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")

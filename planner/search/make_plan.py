@@ -3,19 +3,30 @@
 Order: mesh, micro-batch, placements (sharding ILP), saved values, stage cuts, buckets, schedule.
 """
 
+import math
 from collections.abc import Callable
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
+from meshwright.ir.mesh import (
+    BATCH,
+    DATA,
+    PIPELINE,
+    REPLICA,
+    ROLES,
+    STORAGE,
+    TENSOR,
+    Mesh,
+    make_mesh,
+)
 from meshwright.ir.ops.table import flops
 from meshwright.ir.phases import forward_ops
-from meshwright.ir.placement import Mesh
 from meshwright.ir.plan import Piece, Plan, grad_dtype
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
 
 from ..hardware.cluster import Cluster
-from ..hardware.topology import OUTER, ordered
+from ..hardware.topology import OUTER
 from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
 from ..remat.rules import Kept, check_rule, saved_values
@@ -47,13 +58,13 @@ def make_plan(
     """
     mesh = choose_mesh(cluster.num_devices, pins)
     micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
-    pp, (name, chunks) = mesh.size("pp"), choose_schedule(pins)
+    pp, (name, chunks) = mesh.count(PIPELINE), choose_schedule(pins)
     check_sizes(name, pp, num_microbatches)
     progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
     sharded = sharded or shard_model(
         traced.segmented,
         traced.joints,
-        tp=mesh.size("tp"),
+        tp=mesh.count(TENSOR),
         cluster=cluster,
         micro_batch=micro_batch,
         seq=seq,
@@ -117,14 +128,22 @@ def make_plan(
 
 
 def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
-    pp, tp = pins.pp or 1, pins.tp or 1
-    dp = pins.dp or max(1, num_devices // (pp * tp))
-    if pp * dp * tp != num_devices:
+    """The mesh of the pins; data takes the devices that no other axis is pinned to."""
+    sizes = {role: getattr(pins, name, None) or 1 for name, role in ROLES.items()}
+    sizes[DATA] = pins.dp or max(1, num_devices // math.prod(sizes.values()))
+    mesh = make_mesh(sizes, ROLES[pins.outer or OUTER[0]])
+    if mesh.num_devices != num_devices:
         raise PlanError(
-            f"mesh pp={pp} dp={dp} tp={tp} is {pp * dp * tp} devices, the cluster has "
+            f"mesh {make_mesh(sizes)} is {mesh.num_devices} devices, the cluster has "
             f"{num_devices}; pin axes whose product is {num_devices}"
         )
-    return ordered(Mesh((("pp", pp), ("dp", dp), ("tp", tp))), pins.outer or OUTER[0])
+    if mesh.count(REPLICA) > 1 and (not pins.zero or mesh.count(*STORAGE) == 1):
+        raise PlanError(
+            f"rep={mesh.count(REPLICA)} with zero={pins.zero or 0} over dp x cp = "
+            f"{mesh.count(*STORAGE)}: replicas copy sharded storage; pin zero=1, 2 or 3 and "
+            f"dp above 1, or give these ranks to dp"
+        )
+    return mesh
 
 
 def choose_schedule(pins: Pins) -> tuple[str, int]:
@@ -136,23 +155,24 @@ def choose_schedule(pins: Pins) -> tuple[str, int]:
 
 def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:
     """(rows of one rank in a micro-batch, number of micro-batches)."""
-    dp = mesh.size("dp")
-    if global_batch % dp:
-        below = global_batch - global_batch % dp
-        near = f"{below} or {below + dp}" if below else f"{dp}"
+    ranks, over = mesh.count(*BATCH), str(mesh.only(*BATCH))
+    if global_batch % ranks:
+        below = global_batch - global_batch % ranks
+        near = f"{below} or {below + ranks}" if below else f"{ranks}"
         raise PlanError(
-            f"global batch {global_batch} does not divide over dp={dp}; take {near} rows"
+            f"global batch {global_batch} does not divide over {over}; take {near} rows"
         )
-    rows = global_batch // dp
+    rows = global_batch // ranks
     if pins.micro_batch is not None:
         if rows % pins.micro_batch:
             raise PlanError(
                 f"micro_batch={pins.micro_batch} does not divide the {rows} rows of a "
-                f"data-parallel rank (global batch {global_batch} over dp={dp}); take one of "
+                f"data-parallel rank (global batch {global_batch} over {over}); take one of "
                 f"{', '.join(str(n) for n in range(1, rows + 1) if rows % n == 0)}, or pin dp"
             )
         return pins.micro_batch, rows // pins.micro_batch
-    wanted = max(1, rows // (4 * mesh.size("pp"))) if mesh.size("pp") > 1 else min(rows, 8)
+    pp = mesh.count(PIPELINE)
+    wanted = max(1, rows // (4 * pp)) if pp > 1 else min(rows, 8)
     size = max(n for n in range(1, wanted + 1) if rows % n == 0)
     return size, rows // size
 

@@ -10,6 +10,8 @@ from ..hardware.topology import OUTER
 from ..pipeline.schedules import GENERATORS
 
 MOST = {"zero": 3, "shard_weights": 1}
+# The sizes of mesh axes.
+MESH_PINS = ("pp", "rep", "dp", "cp", "tp")
 # Known before a model is traced.
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": GENERATORS,
@@ -24,8 +26,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 class Pins:
     """Fixed decisions; None leaves the choice to the planner.
 
-    pp, dp, tp: mesh axis sizes. micro_batch: rows of one data-parallel rank in a micro-batch.
-    zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over dp.
+    pp, rep, dp, cp, tp: mesh axis sizes (pipeline, replicas of sharded storage, data, context,
+    tensor). micro_batch: rows of one data-parallel rank in a micro-batch.
+    zero: 0 replicated, 1 optimizer state, 2 and gradients, 3 and parameters sharded over
+    dp x cp.
     recompute: cheap, all, none, or names of values. chunks: stages of a rank, of the interleaved
     schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
     resident byte in us (None: from the cluster).
@@ -39,7 +43,9 @@ class Pins:
     """
 
     pp: int | None = None
+    rep: int | None = None
     dp: int | None = None
+    cp: int | None = None
     tp: int | None = None
     micro_batch: int | None = None
     zero: int | None = None

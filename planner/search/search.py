@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from meshwright.ir.capture.collector import rarely_collected
 from meshwright.ir.errors import InfeasibleError, PlanError
-from meshwright.ir.placement import Mesh
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 

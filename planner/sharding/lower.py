@@ -7,6 +7,7 @@ Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reductio
 """
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
+from meshwright.ir.mesh import AXIS_OF, TENSOR
 from meshwright.ir.ops.table import PASSING, REDISTRIBUTE
 from meshwright.ir.placement import Placement, replicated
 
@@ -14,7 +15,9 @@ from ..cost.op_cost import redistribution
 from .ilp import Sharding
 
 
-def lower(joint: Graph, sharding: Sharding, axis: str = "tp") -> tuple[Graph, dict[str, Placement]]:
+def lower(
+    joint: Graph, sharding: Sharding, axis: str = AXIS_OF[TENSOR]
+) -> tuple[Graph, dict[str, Placement]]:
     """The graph with explicit redistributions, and the placement of each of its values."""
     writer = _Writer(joint, sharding, axis)
     for op, placements in zip(joint.ops, sharding.reads, strict=True):

@@ -245,7 +245,7 @@ class _Run:
             self._unit(rank, stage, index, action, reduces)
 
     def _reduces(self, stage: _Stage, kind: str) -> bool:
-        """Whether gradients that an action completes go over dp: each time, or after the last."""
+        """Whether gradients that an action completes are reduced: each time, or after the last."""
         stage.left[kind] -= 1
         return kind != "F" and (self.model.reduces_every_microbatch or not stage.left[kind])
 
@@ -263,6 +263,8 @@ class _Run:
         if reduces and unit.completes_in(kind):
             rank.run(unit.blocking_us, self.price)
             rank.collective(unit.reduce_us, f"reduce {unit.name}")
+            if unit.replicas_us and not stage.left[kind]:
+                rank.collective(unit.replicas_us, f"reduce {unit.name} over replicas")
 
 
 def _finish(model: StepModel, ranks: list[_Rank]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.mesh import REDUCED, STORAGE, Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
@@ -53,23 +54,23 @@ class Peak:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a rank's buckets, and how the ZeRO level cuts them over dp."""
+    """Bytes of a rank's buckets, and how the ZeRO level cuts them over the mesh."""
 
     bucket_bytes: float
     largest_bytes: float
-    dp: int
+    mesh: Mesh
     zero: int
     precision: Precision
 
     def by_kind(self) -> dict[str, float]:
-        cut = [1 if self.zero < level else self.dp for level in (3, 2, 1)]
+        cut = [1 if self.zero < level else self.mesh.count(*STORAGE) for level in (3, 2, 1)]
         wide = self.precision.grad / self.precision.param
         found = {
             "parameters": self.bucket_bytes / cut[0],
             "gradients": self.bucket_bytes * wide / cut[1],
             "optimizer": self.bucket_bytes * self.precision.state / self.precision.param / cut[2],
         }
-        if self.dp > 1 and self.zero == 3:
+        if self.mesh.count(*STORAGE) > 1 and self.zero == 3:
             found["gathered parameters"] = 2 * self.largest_bytes
         if size := self._buffer_bytes():
             found["gradient buffers"] = size
@@ -82,7 +83,7 @@ class Storage:
         """
         grad, carried = self.precision.grad, self.precision.carried
         item = 2 * grad if self.zero >= 2 else 0
-        if self.dp > 1 and self.precision.copies:
+        if self.mesh.count(*REDUCED) > 1 and self.precision.copies:
             item = 2 * carried + (grad if self.zero >= 2 else 0)
         return item / self.precision.param * self.largest_bytes
 
@@ -251,7 +252,7 @@ def host_bytes(model: StepModel, rank: int) -> float:
 
 
 def model_peaks(
-    model: StepModel, dp: int, precision: Precision, context: float
+    model: StepModel, mesh: Mesh, precision: Precision, context: float
 ) -> tuple[Peak, ...]:
     """The peak of every rank."""
     peaks = []
@@ -260,15 +261,14 @@ def model_peaks(
         units = [u for s in mine for u in model.stages[s]]
         stored = sum(u.owned_bytes for u in units)
         largest = max(u.bucket_bytes for u in units)
-        storage = Storage(stored, largest, dp, model.zero, precision)
+        storage = Storage(stored, largest, mesh, model.zero, precision)
         peaks.append(rank_peak(model, rank, storage, context))
     return tuple(peaks)
 
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
-    dp, context = plan.mesh.size("dp"), context_bytes(plan)
-    return model_peaks(model, dp, precision_of_plan(plan), context)
+    return model_peaks(model, plan.mesh, precision_of_plan(plan), context_bytes(plan))
 
 
 def context_bytes(plan: Plan) -> float:

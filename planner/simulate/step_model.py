@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
@@ -82,10 +83,12 @@ def precision_of_plan(plan: Plan) -> Precision:
 class Unit:
     """One instance. Times in us, sizes in bytes of one rank.
 
-    gather_us: parameters before use (ZeRO 3). reduce_us: gradients over dp, when this instance
+    gather_us: parameters before use (ZeRO 3). reduce_us: gradients over the ranks that
+    store them, when this instance
     completes them. blocking_us: what compute waits for before that, gradients over tp and copies of
     them in the dtype that travels. bucket_bytes: its parameters, whole;
-    owned_bytes: those that no earlier unit of the rank holds.
+    owned_bytes: those that no earlier unit of the rank holds. replicas_us: summing reduced shards
+    over replicas, once a step, where gradients are reduced every micro-batch.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Unit:
     blocking_us: float
     bucket_bytes: float
     owned_bytes: float
+    replicas_us: float = 0.0
 
     def pass_us(self, kind: str) -> float:
         """Compute of an action of a kind: F, B, I or W, gradients added where they are made."""
@@ -138,7 +142,7 @@ class StepModel:
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
     wide = precision_of_plan(plan).wide_grads
-    return WorkTable(Costs(cluster, plan.mesh.size("tp"), plan.sizes, wide_grads=wide))
+    return WorkTable(Costs(cluster, plan.mesh.count(TENSOR), plan.sizes, wide_grads=wide))
 
 
 def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
@@ -236,33 +240,47 @@ class UnitTable:
 
     def _unit(self, work: PieceWork, holding: "Holding") -> Unit:
         mine, fresh, owned = holding.mine, holding.fresh, holding.owned
-        links, dp = self.links, self.links.mesh.size("dp")
+        links, cuts = self.links, self.links.mesh.count(*STORAGE)
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
         wider = self.precision.grad / self.precision.param
         # Read both, write the sum; where matmuls add, their flops hide that they read.
         accumulate = (1 + 2 * wider) * (whole - work.added_bytes) / hbm
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
-            accumulate += wider * (ready + 3 * ready / dp) / hbm
+            accumulate += wider * (ready + 3 * ready / cuts) / hbm
         gather = 0.0
         if self.zero == 3:
-            gather = sum(links.axis_us("all_gather", bucket_bytes(b), "dp") for b in mine)
-        kind = "all_reduce" if self.zero == 0 else "reduce_scatter"
+            gather = sum(links.group_us("all_gather", bucket_bytes(b), *STORAGE) for b in mine)
         carried = self.precision.carried / self.precision.param
-        reduce = sum(links.axis_us(kind, carried * bucket_bytes(b), "dp") for b in fresh)
+        reduce = sum(self._reduce_us(carried * bucket_bytes(b)) for b in fresh)
+        replicas = sum(self._replicas_us(carried * bucket_bytes(b)) for b in fresh)
         partial = sum(
-            links.axis_us("all_reduce", carried * _partial_bytes(b), "tp")
+            links.group_us("all_reduce", carried * _partial_bytes(b), TENSOR)
             for b in fresh
             if _partial_bytes(b)
         )
         blocking, kept = partial + self._copies_us(ready), sum(map(bucket_bytes, owned))
-        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept)
+        if self.zero < 2:  # both once a step
+            reduce, replicas = reduce + replicas, 0.0
+        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept, replicas)
+
+    def _reduce_us(self, size: float) -> float:
+        """Summing gradients where they are stored: whole, or each rank its shard."""
+        if self.zero == 0:
+            return self.links.group_us("all_reduce", size, *REDUCED)
+        return self.links.group_us("reduce_scatter", size, *STORAGE)
+
+    def _replicas_us(self, size: float) -> float:
+        """Summing shards over replicas; replicated storage has done so already."""
+        if self.zero == 0:
+            return 0.0
+        return self.links.group_us("all_reduce", size / self.links.mesh.count(*STORAGE), REPLICA)
 
     def _copies_us(self, ready: float) -> float:
         """Memory traffic of the copy that travels; level 0 copies it back, the others' shards are
         read in place of gradients. ready: bytes of the buckets."""
-        dp, precision = self.links.mesh.size("dp"), self.precision
-        if dp == 1 or not precision.copies:
+        precision = self.precision
+        if self.links.mesh.count(*REDUCED) == 1 or not precision.copies:
             return 0.0
         moved = (precision.grad + precision.carried) / precision.param * ready
         hbm = self.links.cluster.device.hbm_bytes_per_s / 1e6
@@ -270,7 +288,7 @@ class UnitTable:
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""
-        cuts = self.links.mesh.size("dp") if self.zero else 1
+        cuts = self.links.mesh.count(*STORAGE) if self.zero else 1
         moved = self.precision.moved * bucket.numel / cuts
         return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
 
@@ -278,12 +296,12 @@ class UnitTable:
         """Gathering the updated parameters, where all of them are kept."""
         if self.zero not in (1, 2):
             return 0.0
-        return self.links.axis_us("all_gather", bucket_bytes(bucket), "dp")
+        return self.links.group_us("all_gather", bucket_bytes(bucket), *STORAGE)
 
     def _tied_us(self, bucket: Bucket) -> float:
         carried = self.precision.carried / self.precision.param * bucket_bytes(bucket)
-        size = carried / (self.links.mesh.size("dp") if self.zero else 1)
-        return self.links.axis_us("all_reduce", size, "pp")
+        size = carried / (self.links.mesh.count(*STORAGE) if self.zero else 1)
+        return self.links.group_us("all_reduce", size, PIPELINE)
 
 
 @dataclass(frozen=True)

@@ -127,13 +127,13 @@ class Adafactor(Rule):
 
     def _reduce(self, bucket: FlatBucket, sums: dict[str, list[Tensor]]) -> None:
         """Sum in place over the ranks that hold different boxes of a parameter."""
-        whole = [t for n, found in sums.items() if n in bucket.tp_replicated for t in found]
-        cut = [t for n, found in sums.items() if n not in bucket.tp_replicated for t in found]
+        whole = [t for n, found in sums.items() if n in bucket.whole for t in found]
+        cut = [t for n, found in sums.items() if n not in bucket.whole for t in found]
         flat = torch.cat([t.reshape(-1) for t in (*whole, *cut)])
         if bucket.cuts > 1:
             dist.all_reduce(flat, group=bucket.group)
-        if cut and bucket.tp is not None:
-            dist.all_reduce(flat[sum(t.numel() for t in whole) :], group=bucket.tp)
+        if cut and bucket.tensor is not None:
+            dist.all_reduce(flat[sum(t.numel() for t in whole) :], group=bucket.tensor)
         parts = flat.split([t.numel() for t in (*whole, *cut)])
         for total, part in zip((*whole, *cut), parts, strict=True):
             total.copy_(part.view_as(total))

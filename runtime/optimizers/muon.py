@@ -4,10 +4,10 @@ A hidden matrix moves by the nearest semi-orthogonal matrix to its momentum, fou
 a quintic Newton-Schulz iteration. That is a function of the whole matrix, so it is never taken of a
 shard: per bucket, the ranks of a stage
 
-1. gather the directions over dp (as they lie in the bucket),
-2. bring each matrix's tp cuts to one rank; matrices are dealt out over dp and tp by work,
+1. gather the directions over the ranks that store them (as they lie in the bucket),
+2. bring each matrix's tensor cuts to one rank; matrices are dealt out over all ranks by work,
 3. iterate, each on its own matrices, in the plan's dtype (bf16 as published, in a bf16 plan),
-4. send the results back the same way: cuts over tp, then a reduce_scatter of what is 0 elsewhere.
+4. send the results back the same way: tensor cuts, then a reduce_scatter of what is 0 elsewhere.
 
 Embeddings, head and vectors are AdamW's.
 """
@@ -41,7 +41,7 @@ class Muon(Rule):
         self.options, self.numbers = options, {}
         self.adamw = AdamW(options, layout)
         self.layout = layout
-        self.owners = _dealt(layout, mesh.size("dp"), mesh.size("tp"))
+        self.owners = _dealt(layout, mesh.count(*mesh.REDUCED), mesh.count(*mesh.TENSOR))
 
     def kind(self, param: Param) -> str:
         return "matrix" if param.hidden else "other"
@@ -78,12 +78,12 @@ class Muon(Rule):
         return _scattered(bucket, found)
 
     def _mine(self, bucket: FlatBucket) -> list["_Matrix"]:
-        """The matrices of the bucket that this dp rank works on."""
+        """The matrices of the bucket that this rank works on, with its neighbours along tensor."""
         items = []
         for entry in bucket.bucket.entries:
-            dp, tp = self.owners.get(entry.param, (-1, -1))
-            if dp == mesh.coordinate("dp"):
-                items.append(_Matrix(self.layout.param(entry.param), entry, tp))
+            data, tensor = self.owners.get(entry.param, (-1, -1))
+            if data == mesh.index(*mesh.REDUCED):
+                items.append(_Matrix(self.layout.param(entry.param), entry, tensor))
         return items
 
     def _update(self, direction: Tensor) -> Tensor:
@@ -107,27 +107,28 @@ def newton_schulz(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix of a bucket; tp: the rank of the tp axis that iterates on it."""
+    """A matrix of a bucket; tensor: the rank along tensor that iterates on it."""
 
     param: Param
     entry: Entry
-    tp: int
+    tensor: int
 
     @property
     def here(self) -> bool:
-        return mesh.coordinate("tp") == self.tp
+        return mesh.index(*mesh.TENSOR) == self.tensor
 
     def _box(self, full: Tensor) -> Tensor:
         stop = self.entry.offset + math.prod(self.entry.shape)
         return full[self.entry.offset : stop].view(self.entry.shape)
 
     def collect(self, full: Tensor) -> Tensor | None:
-        """The whole matrix on its owner, from the boxes of the tp ranks; None elsewhere."""
+        """The whole matrix on its owner, from the boxes along tensor; None elsewhere."""
         box = self._box(full)
         if not self.param.shards:
             return box if self.here else None
-        boxes = [torch.empty_like(box) for _ in range(mesh.size("tp"))] if self.here else None
-        dist.gather(box.contiguous(), boxes, group=mesh.group("tp"), group_dst=self.tp)
+        count, group = mesh.count(*mesh.TENSOR), mesh.group_of(*mesh.TENSOR)
+        boxes = [torch.empty_like(box) for _ in range(count)] if self.here else None
+        dist.gather(box.contiguous(), boxes, group=group, group_dst=self.tensor)
         if boxes is None:
             return None
         whole = torch.empty(self.param.shape, dtype=box.dtype, device=box.device)
@@ -136,25 +137,25 @@ class _Matrix:
         return whole
 
     def share(self, update: Tensor | None, full: Tensor) -> None:
-        """The owner's update into every tp rank's box of `full`."""
-        box, group = self._box(full), mesh.group("tp")
+        """The owner's update into the boxes along tensor of `full`."""
+        box, group = self._box(full), mesh.group_of(*mesh.TENSOR)
         if group is None:
             assert update is not None
             box.copy_(update)
         elif self.param.shards:
             parts = None
             if update is not None:
-                parts = [take_box(update, self.param, n) for n in range(mesh.size("tp"))]
-            dist.scatter(box, parts, group=group, group_src=self.tp)
+                parts = [take_box(update, self.param, n) for n in range(mesh.count(*mesh.TENSOR))]
+            dist.scatter(box, parts, group=group, group_src=self.tensor)
         else:
             if update is not None:
                 box.copy_(update)
-            dist.broadcast(box, group=group, group_src=self.tp)
+            dist.broadcast(box, group=group, group_src=self.tensor)
 
 
-def _dealt(layout: Layout, dp: int, tp: int) -> dict[str, tuple[int, int]]:
-    """(dp, tp) coordinates of each hidden matrix's owner: the longest first, to the idlest rank."""
-    work = {(d, t): 0.0 for d in range(dp) for t in range(tp)}
+def _dealt(layout: Layout, data: int, tensor: int) -> dict[str, tuple[int, int]]:
+    """(data, tensor) places of hidden matrices' owners: the longest first, to the idlest rank."""
+    work = {(d, t): 0.0 for d in range(data) for t in range(tensor)}
     owners = {}
     matrices = [p for p in layout.params if p.hidden]
     for param in sorted(matrices, key=lambda p: (-_work(p.shape), p.name)):
@@ -180,7 +181,7 @@ def _gathered(bucket: FlatBucket, shard: Tensor) -> Tensor:
 
 
 def _scattered(bucket: FlatBucket, full: Tensor) -> Tensor:
-    """The shard of a local bucket in which every element is 0 but on one dp rank."""
+    """The shard of a local bucket in which every element is 0 but on one rank that sums it."""
     if bucket.group is None:
         return full
     if bucket.cuts == 1:
@@ -188,4 +189,6 @@ def _scattered(bucket: FlatBucket, full: Tensor) -> Tensor:
         return full
     shard = torch.empty(bucket.shard_numel, dtype=full.dtype, device=full.device)
     dist.reduce_scatter_tensor(shard, full, group=bucket.group)
+    if bucket.replicas is not None:
+        dist.all_reduce(shard, group=bucket.replicas)
     return shard

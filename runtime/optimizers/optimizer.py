@@ -1,7 +1,7 @@
 """What all optimizers share: the norm of the whole model, clipping, and publication of weights.
 
-The norm counts every logical element once: tp-replicated parameters on tp rank 0 only,
-dp-replicated shards on dp rank 0 only, tied parameters at their first home only.
+The norm counts every logical element once: on the rank that owns it (`mesh.owns`), tied parameters
+at their first home only.
 """
 
 import math
@@ -200,17 +200,14 @@ class Optimizer:
         """Sum of squares of the gradient elements that this rank counts; float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=mesh.device())
         for bucket in self.buckets:
-            if bucket.bucket.homes[0] != mesh.coordinate("pp"):
-                continue
-            if bucket.cuts == 1 and mesh.coordinate("dp") != 0:
-                continue
-            total += self._bucket_squares(bucket)
+            if bucket.first_home:
+                total += self._bucket_squares(bucket)
         return total
 
     def _bucket_squares(self, bucket: FlatBucket) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=mesh.device())
-        for start, stop, replicated in bucket.runs(lambda e: e.param in bucket.tp_replicated):
-            if not replicated or mesh.coordinate("tp") == 0:
+        for start, stop, over in bucket.runs(lambda e: bucket.differs_over(e.param)):
+            if mesh.owns(over):
                 total += _square_sum(bucket.grad_shard[start:stop])
         return total
 

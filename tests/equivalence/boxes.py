@@ -34,10 +34,7 @@ def _of_stage(
     for tp in range(plan.mesh.size("tp")):
         home = plan.stage_ranks[stage]
         column = [r for r in ranks if r.coordinates["pp"] == home and r.coordinates["tp"] == tp]
-        column.sort(key=lambda r: r.coordinates["dp"])
-        flats.append(
-            _whole(plan, bucket, [torch.from_numpy(shards(r)[bucket.name]) for r in column])
-        )
+        flats.append(_column(plan, bucket, column, shards))
     logical = {}
     for entry in bucket.entries:
         param = plan.param(entry.param)
@@ -46,6 +43,23 @@ def _of_stage(
         boxes = [flat[entry.offset : stop].view(shape) for flat in flats]
         logical[param.name] = _join(param, boxes)
     return logical
+
+
+def _column(plan: Plan, bucket: Bucket, column: list[RankResult], shards: Shards) -> Tensor:
+    """The flat bucket of one (stage, tp); replicas of sharded storage hold the same."""
+    by_replica: dict[int, list[RankResult]] = {}
+    for rank in column:
+        replica = rank.coordinates.get("rep", 0) if plan.zero else 0
+        by_replica.setdefault(replica, []).append(rank)
+    copies = []
+    for found in by_replica.values():
+        found.sort(key=lambda r: (r.coordinates["dp"], r.coordinates.get("cp", 0)))
+        copies.append(
+            _whole(plan, bucket, [torch.from_numpy(shards(r)[bucket.name]) for r in found])
+        )
+    for other in copies[1:]:
+        _same(bucket.name, copies[0], other, "replicas")
+    return copies[0]
 
 
 def _whole(plan: Plan, bucket: Bucket, column: list[Tensor]) -> Tensor:

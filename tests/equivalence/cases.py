@@ -77,6 +77,7 @@ class Case:
     precision: str = "pure"
     reduce_dtype: str | None = None
     pp: int = 1
+    rep: int = 1
     dp: int = 1
     tp: int = 1
     micro_batch: int = 1
@@ -116,7 +117,7 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.pp * self.dp * self.tp
+        return self.pp * self.rep * self.dp * self.tp
 
     @property
     def rows(self) -> int:
@@ -124,11 +125,16 @@ class Case:
         return self.micro_batch * self.accumulation
 
     @property
+    def global_batch(self) -> int:
+        return self.rows * self.rep * self.dp
+
+    @property
     def num_stages(self) -> int:
         return self.pp * chunks_of(self.schedule, self.chunks)
 
     def __str__(self) -> str:
-        mesh = f"pp{self.pp}dp{self.dp}tp{self.tp}"
+        rep = f"rep{self.rep}" if self.rep > 1 else ""
+        mesh = f"pp{self.pp}{rep}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
         kind += f"-{self.precision}" if self.precision != "pure" else ""
         kind += f"-reduced-{self.reduce_dtype}" if self.reduce_dtype else ""
@@ -164,7 +170,16 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
             resume=next(resumes),
             outer=random.Random(f"outer/{seed}/{number}").choice(OUTER),
         )
+        cases[-1] = _replicated(cases[-1])
     return cases
+
+
+def _replicated(case: Case) -> Case:
+    """Four data ranks or more are two replicas of sharded storage in half of the cases."""
+    rng = random.Random(f"rep/{case.seed}/{case.number}")
+    if case.dp < 4 or case.dp % 2 or rng.random() < 0.5:
+        return case
+    return replace(case, rep=2, dp=case.dp // 2, zero=max(case.zero, 1))
 
 
 def draw_narrow_cases(seed: int, count: int, max_world: int) -> list[Case]:
@@ -267,7 +282,7 @@ def batches(case: Case, vocab: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _batch(case: Case, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    rows = case.rows * case.dp
+    rows = case.global_batch
     tokens = torch.randint(vocab, (rows, case.seq), generator=generator)
     labels = torch.randint(vocab, (rows, case.seq), generator=generator)
     labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORED

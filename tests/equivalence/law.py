@@ -91,6 +91,7 @@ class Court:
         traced = self.traced(case)
         pins = Pins(
             pp=case.pp,
+            rep=case.rep,
             dp=case.dp,
             tp=case.tp,
             micro_batch=case.micro_batch,
@@ -105,7 +106,7 @@ class Court:
             precision=case.precision,
             reduce_dtype=case.reduce_dtype,
         )
-        cluster, sizes = cluster_of(case), {"seq": case.seq, "global_batch": case.rows * case.dp}
+        cluster, sizes = cluster_of(case), {"seq": case.seq, "global_batch": case.global_batch}
         if case.recompute != EACH:
             return make_plan(traced, cluster, **sizes, pins=pins)
         sharded = _sharded(traced, case, cluster)

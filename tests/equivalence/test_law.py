@@ -11,7 +11,18 @@ CASES = draw_cases(chosen_seed(), 40, max_world=4)
 NARROW = draw_narrow_cases(chosen_seed(), 6, max_world=4)
 
 
-@pytest.mark.parametrize("case", CASES + NARROW, ids=str)
+# Replicas of sharded storage at every level, tied, with each optimizer that exchanges more.
+_TIED = ModelDraw("gemma2", stock=False, variant=0, seed=chosen_seed())
+REPLICAS = [
+    Case(number=850, seed=0, model=_TIED, rep=2, dp=2, zero=1, accumulation=2, optimizer="muon"),
+    Case(number=851, seed=0, model=_TIED, rep=2, dp=2, zero=2, accumulation=3, resume=1),
+    Case(number=852, seed=0, model=_TIED, pp=2, rep=2, dp=2, zero=3, accumulation=2,
+         optimizer="adafactor", outer="dp"),
+    Case(number=853, seed=0, model=_TIED, rep=2, dp=2, tp=2, zero=2, shard_weights=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES + NARROW + REPLICAS, ids=str)
 def test_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 

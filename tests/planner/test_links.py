@@ -2,12 +2,16 @@
 
 import pytest
 
-from meshwright.ir.placement import Mesh
+from meshwright.ir.mesh import DATA, ROLES, Mesh, make_mesh
 from meshwright.planner.hardware.cluster import COLLECTIVES, parse_cluster
-from meshwright.planner.hardware.topology import Links, ordered
+from meshwright.planner.hardware.topology import Links
 
 CLUSTERS = ("h100:8x4", "h200:4x8", "a100:8x3", "mi300x:8x2", "rtx4090:4x4", "cpu:2x6")
 SIZES = (16.0, 1e5, 3e7, 2e9)
+
+
+def _roles(mesh: Mesh) -> dict[str, int]:
+    return {ROLES[name]: size for name, size in mesh.axes}
 
 
 def meshes(devices: int) -> list[Mesh]:
@@ -25,16 +29,19 @@ def test_reductions_over_dp_take_no_longer_with_pp_outermost(name: str) -> None:
     """Bounds count on it."""
     cluster = parse_cluster(name)
     for mesh in meshes(cluster.num_devices):
-        one, two = (Links(cluster, ordered(mesh, outer)) for outer in ("pp", "dp"))
+        one, two = (Links(cluster, make_mesh(_roles(mesh), ROLES[outer])) for outer in ("pp", "dp"))
         for kind in set(COLLECTIVES) - {"send_recv"}:
             for size in SIZES:
-                assert one.axis_us(kind, size, "dp") <= two.axis_us(kind, size, "dp"), (mesh, kind)
+                assert one.group_us(kind, size, DATA) <= two.group_us(kind, size, DATA), (
+                    mesh,
+                    kind,
+                )
 
 
 def test_a_pipeline_inside_a_node_sends_over_its_links() -> None:
     cluster = parse_cluster("h100:8x4")
     mesh = Mesh((("pp", 4), ("dp", 4), ("tp", 2)))
-    far, near = (Links(cluster, ordered(mesh, outer)) for outer in ("pp", "dp"))
+    far, near = (Links(cluster, make_mesh(_roles(mesh), ROLES[outer])) for outer in ("pp", "dp"))
     alone = Links(parse_cluster("h100:8"), Mesh((("pp", 4), ("dp", 1), ("tp", 2))))
     for source in range(3):
         assert near.transfer_us(1e8, source, source + 1) == alone.transfer_us(1e8, 0, 1)

@@ -106,7 +106,7 @@ def _plans(evaluator: Evaluator, c: Candidate, count: int) -> Iterator[Simulated
     for inner in combinations(range(1, count), c.num_stages - 1):
         for picks in product(*(range(len(menu)) for menu in menus)):
             step = step_of(evaluator, c, (0, *inner), picks)
-            peaks = model_peaks(step, c.dp, evaluator.precision, context)
+            peaks = model_peaks(step, c.mesh, evaluator.precision, context)
             peak = max(p.total_bytes for p in peaks)
             yield Simulated(c, inner, simulate(step).step_us, peak)
 

@@ -90,7 +90,7 @@ def test_gradients_travel_in_the_reductions_dtype(
     more where bf16 travels, and none where float32 does."""
     layout = replace(LAYOUT, zero=zero, dtype="bfloat16", master=summed, reduce_dtype=travels)
     bucket = FlatBucket(BUCKET, layout, seed=0, device=torch.device("cpu"))
-    bucket.group = bucket.tp = object()  # type: ignore[assignment]
+    bucket.group = bucket.tensor = object()  # type: ignore[assignment]
     bucket.expected, seen = 1, []
 
     def all_reduce(x: torch.Tensor, group: object, async_op: bool = False) -> None:
@@ -111,7 +111,7 @@ def test_gradients_travel_in_the_reductions_dtype(
     grads["up"].fill_(value)
     bucket.reduce()
     bucket.finish_reductions()
-    bucket.sum_homes(bucket.tp)
+    bucket.sum_homes(bucket.tensor)
     assert set(seen) == {getattr(torch, travels)} and len(seen) == 3
     once = value if travels == "float32" else 1.0
     assert bucket.grad_shard[:8].tolist() == [8 * once] * 8
