@@ -1,0 +1,48 @@
+"""The runtime's mesh says what ir/mesh.py says: it is a copy, for programs without the compiler."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from meshwright.ir import mesh as planned
+from meshwright.runtime import mesh
+
+SIZES = {"pp": 2, "rep": 2, "dp": 3, "cp": 2, "tp": 2}
+
+
+def test_roles_are_those_of_the_ir() -> None:
+    assert mesh.ROLES == planned.ROLES
+    for name in ("BATCH", "STORAGE", "REDUCED", "COMPUTE"):
+        assert getattr(mesh, name) == getattr(planned, name), name
+    assert (mesh.PIPELINE, mesh.REPLICA, mesh.TENSOR) == (
+        (planned.PIPELINE,), (planned.REPLICA,), (planned.TENSOR,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def coordinates(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """This rank's coordinates in a mesh of SIZES, to be changed by the test."""
+    monkeypatch.setattr(mesh._state, "sizes", dict(SIZES))
+    found = dict.fromkeys(SIZES, 0)
+    monkeypatch.setattr(mesh._state, "coordinates", found)
+    monkeypatch.setattr(mesh._state, "device", torch.device("cpu"))
+    return found
+
+
+def test_each_element_has_one_owner(coordinates: dict[str, int]) -> None:
+    """Of what differs along some axes, every distinct element is owned by exactly one rank."""
+    for over in (("pp",), ("pp", "dp", "cp"), ("pp", "tp"), tuple(SIZES)):
+        owners: dict[tuple[int, ...], int] = {}
+        for place in product(*map(range, SIZES.values())):
+            coordinates.update(zip(SIZES, place, strict=True))
+            element = tuple(coordinates[name] for name in over)
+            owners[element] = owners.get(element, 0) + mesh.owns(over)
+        assert set(owners.values()) == {1}, over
+
+
+def test_an_index_counts_along_roles_row_major(coordinates: dict[str, int]) -> None:
+    coordinates.update(rep=1, dp=2, cp=1, tp=1)
+    assert mesh.index(*mesh.BATCH) == 1 * 3 + 2
+    assert mesh.index(*mesh.STORAGE) == 2 * 2 + 1
+    assert mesh.count(*mesh.REDUCED) == 2 * 3 * 2
