@@ -12,6 +12,9 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 # More words for pytest, such as `make test PYTEST_ARGS="-k lr -x"`.
 PYTEST_ARGS ?=
+# For `make replay`: the commit to compare with, and more words, such as REPLAY_ARGS=--large.
+BASE ?=
+REPLAY_ARGS ?=
 # No target pays for an import of the GPU toolkit where there is none, and two cores stay two.
 export OMP_NUM_THREADS ?= 1
 
@@ -21,7 +24,7 @@ LINKS := build/dev/meshwright
 ROOMS := ir planner codegen runtime models
 LINKED := $(wildcard $(ROOMS) cli.py __init__.py py.typed)
 
-.PHONY: help dev links check test long golden demo clean
+.PHONY: help dev links check test long golden replay demo clean
 
 help: ## print this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -67,6 +70,9 @@ long: dev ## run the tests marked long
 
 golden: dev ## write the golden programs anew; read the diff before committing it
 	$(BIN)/pytest tests/golden --update-golden
+
+replay: dev ## plan 12 problems at BASE=commit and here, compare; all 16 with REPLAY_ARGS=--large
+	@$(BIN)/python benchmarks/replay.py $(if $(BASE),--base "$(BASE)") $(REPLAY_ARGS)
 
 demo: dev ## plan, write and train a small Llama on two CPU ranks
 	$(BIN)/python -m meshwright.cli train examples/demo.toml --out runs/demo
