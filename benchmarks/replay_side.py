@@ -64,18 +64,8 @@ def _find(modules: list[ModuleType], name: str) -> Any:
 
 def _read(modules: list[ModuleType], arguments: list[str]) -> dict[str, float]:
     """Run the command; return its counts, CPU seconds and peak memory in MiB."""
-    calls: dict[str, list[float]] = {"simulate": [], "trace": [], "solution": []}
-    for name in ("simulate", "trace"):
-        function = _find(modules, name)
-        _replace(function, _timed(function, calls[name]))
-    _count_solutions(calls["solution"])
-    command = importlib.import_module("meshwright.cli").main
-    before = _cpu_s()
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = command(arguments)
-    total = _cpu_s() - before
-    if code:
-        sys.exit(code)
+    calls = _watch(modules)
+    total = _run(arguments)
     return {
         "lp_solutions": len(calls["solution"]),
         "simulations": len(calls["simulate"]),
@@ -83,6 +73,27 @@ def _read(modules: list[ModuleType], arguments: list[str]) -> dict[str, float]:
         "search_cpu_s": total - sum(calls["trace"]),
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def _watch(modules: list[ModuleType]) -> dict[str, list[float]]:
+    """Return lists that fill with the CPU seconds of each call that is counted."""
+    calls: dict[str, list[float]] = {"simulate": [], "trace": [], "solution": []}
+    for name in ("simulate", "trace"):
+        function = _find(modules, name)
+        _replace(function, _timed(function, calls[name]))
+    _count_solutions(calls["solution"])
+    return calls
+
+
+def _run(arguments: list[str]) -> float:
+    """Run the command line; return its CPU seconds. Exits with its code where it fails."""
+    command = importlib.import_module("meshwright.cli").main
+    before = _cpu_s()
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = command(arguments)
+    if code:
+        sys.exit(code)
+    return _cpu_s() - before
 
 
 def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -1,9 +1,12 @@
 """What a replay calls equal, and what it does not; without planning anything."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import replay_compare
+from house.rooms import ROOT
 from replay_compare import Reading, Rewrite, compare, compare_open, normalise, plan_difference
 from replay_problems import LARGE, SMALL
 
@@ -110,3 +113,20 @@ def test_there_are_sixteen_problems_and_their_precision_is_pinned() -> None:
     assert len(set(names)) == len(names) == 16
     pinned = ["precision=" in " ".join(p.options) for p in (*SMALL, *LARGE)]
     assert all(pinned) and all("--dtype" in p.options for p in (*SMALL, *LARGE))
+
+
+@pytest.mark.long
+def test_the_working_tree_plans_as_its_last_commit_where_it_is_clean() -> None:
+    """Seconds of single runs vary by more than the limit: the plan and the counts are judged."""
+    if not (ROOT / ".git").exists() or _git("status", "--porcelain"):
+        pytest.skip(f"{ROOT} is no clean git checkout")
+    command = [sys.executable, str(ROOT / "benchmarks" / "replay.py"), "--base", "HEAD"]
+    done = subprocess.run(
+        [*command, "--runs", "1", "no-search"], capture_output=True, text=True, timeout=300
+    )
+    assert "| no-search | equal | 0, 0 | 1, 1 |" in done.stdout, done.stdout + done.stderr
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    return done.stdout
