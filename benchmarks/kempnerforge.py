@@ -20,6 +20,7 @@ is stored). Nothing is fitted: every cost is the planner's own for the work name
 from dataclasses import replace
 
 from meshwright.ir.graph import Value
+from meshwright.ir.mesh import AXIS_OF, COMPUTE, TENSOR
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
 from meshwright.planner.cost.functions import PhaseWork, functions_of
@@ -40,7 +41,7 @@ Phases = tuple[Phase, Phase]
 def step_us(plan: Plan, cluster: Cluster, compiled: bool = True) -> float:
     """Step time of the pinned plan with the differences above, in us."""
     model = step_model(plan, cluster)
-    costs = Costs(cluster, plan.mesh.size("tp"), plan.sizes)
+    costs = Costs(cluster, plan.mesh.only(*COMPUTE), plan.sizes)
     pieces = {p.name: p for p in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
 
@@ -60,7 +61,7 @@ def _work(work: PieceWork, piece: Piece, costs: Costs, compiled: bool) -> PieceW
     phases = work.forward, work.backward
     if not compiled:
         phases = _eager(phases, piece, costs)
-    if costs.group > 1 and piece.name in COLLECTIVES:
+    if costs.mesh.count(TENSOR) > 1 and piece.name in COLLECTIVES:
         phases = _collectives(phases, piece, costs)
     if piece.name == "head":
         phases = _head(phases, piece, costs)
@@ -75,9 +76,9 @@ def _collectives(phases: Phases, piece: Piece, costs: Costs) -> Phases:
 
 def _block_us(value: Value, counts: tuple[int, int], costs: Costs) -> float:
     """Collectives on an activation [B, S, D], sharded over the sequence between projections."""
-    whole, sharded = replicated(3), shard_on(3, 1, costs.axis)
+    whole, sharded = replicated(3), shard_on(3, 1, AXIS_OF[TENSOR])
     gather = costs.redistribute_us(value, sharded, whole)
-    reduce = costs.redistribute_us(value, with_partial(whole, costs.axis, "sum"), sharded)
+    reduce = costs.redistribute_us(value, with_partial(whole, AXIS_OF[TENSOR], "sum"), sharded)
     assert gather is not None and reduce is not None
     return counts[0] * gather + counts[1] * reduce
 
@@ -88,8 +89,10 @@ def _head(phases: Phases, piece: Piece, costs: Costs) -> Phases:
     logits = _logits(piece)
     pass_us = costs.full_bytes(logits) / costs.cluster.device.hbm_bytes_per_s * 1e6
     gather_us = 0.0
-    if costs.group > 1:
-        gather_us = costs.redistribute_us(logits, shard_on(3, 2, costs.axis), replicated(3)) or 0.0
+    if costs.mesh.count(TENSOR) > 1:
+        gather_us = (
+            costs.redistribute_us(logits, shard_on(3, 2, AXIS_OF[TENSOR]), replicated(3)) or 0.0
+        )
     return (
         replace(
             forward,

@@ -101,6 +101,11 @@ def make_mesh(sizes: Mapping[str, int], outermost: str = PIPELINE) -> Mesh:
     )
 
 
+def compute_mesh(tensor: int = 1, context: int = 1) -> Mesh:
+    """The axes alone that the sharding ILP places values on."""
+    return make_mesh({TENSOR: tensor, CONTEXT: context}).only(*COMPUTE)
+
+
 def parse_mesh(text: str) -> Mesh:
     """Inverse of str(Mesh). Raises ParseError for an unknown axis or a size below 1."""
     axes = []

@@ -4,17 +4,25 @@ Note. A mesh *axis* splits devices; a tensor *dim* is split over axes. A shard s
 of a dim: a dim of size outer * n * inner, split over n, is strided (the thirds of a fused qkv, the
 sequence factor of a flattened B*S). `outer` is 1 for the ordinary contiguous shard.
 
+Several axes may cut one dim: each shard lies inside those of smaller `outer`, which counts logical
+elements, so that the order of shards in a dim follows from what they are. A collective along one
+axis sees a local tensor, which the other axes have cut already: `local_outer`.
+
 Text: `[{dp}, {}, {tp}]` per dim, axes major to minor; a strided shard writes its outer size,
 `[{3:tp}]`; a value still to be reduced adds `partial {tp:sum}`.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+
+import sympy
 
 from .errors import ParseError
 from .mesh import Mesh
-from .sizes import Shape, Size, format_size, parse_size
+from .sizes import B, S, Shape, Size, format_size, parse_size, simplify_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +65,65 @@ def replicated(rank: int) -> Placement:
 
 
 def with_partial(placement: Placement, axis: str, op: str) -> Placement:
-    return Placement(placement.dims, (*placement.partial, (axis, op)))
+    """The placement, still to be reduced along one more axis."""
+    return Placement(placement.dims, tuple(sorted((*placement.partial, (axis, op)))))
 
 
 def only_axis(placement: Placement, axis: str) -> Placement:
     dims = tuple(tuple(s for s in shards if s.axis == axis) for shards in placement.dims)
     return Placement(dims, tuple(p for p in placement.partial if p[0] == axis))
+
+
+def component(placement: Placement, axis: str) -> tuple[int, Shard] | str | None:
+    """How one axis places a value: (dim, shard), the op of a partial value, None where whole."""
+    for dim, shards in enumerate(placement.dims):
+        for shard in shards:
+            if shard.axis == axis:
+                return dim, shard
+    return placement.partial_op(axis)
+
+
+def merge(placements: Sequence[Placement], sizes: Mapping[str, int]) -> Placement | None:
+    """One placement of several, each of axes of its own; None where two cut across each other.
+
+    sizes: ranks by axis. Shards of one dim nest: the smaller outer is the more major.
+    """
+    dims = []
+    for shards in zip(*(p.dims for p in placements), strict=True):
+        nested = _nested([s for found in shards for s in found], sizes)
+        if nested is None:
+            return None
+        dims.append(nested)
+    partial = tuple(p for placement in placements for p in placement.partial)
+    return Placement(tuple(dims), tuple(sorted(partial)))
+
+
+def _nested(shards: list[Shard], sizes: Mapping[str, int]) -> tuple[Shard, ...] | None:
+    """Shards of one dim, major to minor; None where one does not lie inside the one before."""
+    if len(shards) < 2:
+        return tuple(shards)
+    ordered = sorted(shards, key=lambda s: (_magnitude(s.outer), s.axis))
+    for major, minor in pairwise(ordered):
+        inside = simplify_size(sympy.sympify(minor.outer) / (major.outer * sizes[major.axis]))
+        if not isinstance(inside, int):
+            return None
+    return tuple(ordered)
+
+
+def _magnitude(size: Size) -> float:
+    """Orders sizes that divide each other: B and S stand for large numbers."""
+    return float(size if isinstance(size, int) else size.subs({B: 2.0**20, S: 2.0**21}))
+
+
+def local_outer(placement: Placement, axis: str, mesh: Mesh) -> Size:
+    """The outer size of an axis's shard in a tensor that the other axes have cut."""
+    for shards in placement.dims:
+        before = 1
+        for shard in shards:
+            if shard.axis == axis:
+                return simplify_size(sympy.sympify(shard.outer) / before)
+            before *= mesh.size(shard.axis)
+    raise KeyError(f"{format_placement(placement)} has no shard on {axis}")
 
 
 def local_shape(shape: Shape, placement: Placement, mesh: Mesh) -> Shape:

@@ -24,7 +24,8 @@ class Rule:
     """Factors of one op.
 
     sizes: of each factor. reduce: for each output, {factor: "sum"|"max"|"lse"} over factors that
-    it lacks. fixed: factors that must stay whole. linear: partial sums pass through.
+    it lacks. fixed: factors that must stay whole. linear: partial sums pass through. ordered: fixed
+    factors that a context axis may cut, as the op is told where its shard begins.
     """
 
     inputs: tuple[Dims, ...]
@@ -33,6 +34,7 @@ class Rule:
     reduce: tuple[dict[str, str], ...] = ()
     fixed: frozenset[str] = frozenset()
     linear: bool = False
+    ordered: frozenset[str] = frozenset()
 
 
 POINTWISE = frozenset(
@@ -341,13 +343,15 @@ _ATTENTION_FIXED = frozenset("stde")
 
 def _attention(op: Op, inputs: list[Value]) -> Rule:
     q, k, v, o, sizes = _attention_dims(inputs)
-    return Rule((q, k, v), (o, o[:3]), sizes, ({}, {}), _ATTENTION_FIXED)
+    return Rule((q, k, v), (o, o[:3]), sizes, ({}, {}), _ATTENTION_FIXED, ordered=frozenset("s"))
 
 
 def _attention_backward(op: Op, inputs: list[Value]) -> Rule:
     q, k, v, o, sizes = _attention_dims(inputs[1:4])
-    shared = {"g": "sum"}
-    return Rule((o, q, k, v, o, o[:3]), (q, k, v), sizes, ({}, shared, shared), _ATTENTION_FIXED)
+    shared = {"g": "sum", "s": "sum"}
+    reduce: tuple[dict[str, str], ...] = ({}, shared, shared)
+    dims_in = (o, q, k, v, o, o[:3])
+    return Rule(dims_in, (q, k, v), sizes, reduce, _ATTENTION_FIXED, ordered=frozenset("s"))
 
 
 def _cross_entropy(op: Op, inputs: list[Value]) -> Rule:

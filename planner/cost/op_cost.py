@@ -15,13 +15,16 @@ import sympy
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
-from meshwright.ir.mesh import AXIS_OF, TENSOR
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.ops.table import FREE, POINTWISE, SOURCES, flops, passing
 from meshwright.ir.phases import forward_ops
-from meshwright.ir.placement import Placement, Shard
+from meshwright.ir.placement import Placement, Shard, local_outer
 from meshwright.ir.sizes import SYMBOLS, Size, num_elements
 
-from ..hardware.cluster import Cluster, collective_us
+from ..hardware.cluster import Cluster
+from ..hardware.topology import strided_us
+from .redistribution import Move, paths
+from .redistribution import Path as MovePath
 
 FUSED = POINTWISE | frozenset("sum sum.dim_IntList mean mean.dim amax cat slice_backward".split())
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
@@ -51,18 +54,20 @@ def compiled(size: sympy.Expr) -> Callable[..., float | np.ndarray]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs on `group` neighbouring ranks of one axis, at given B (rows of a rank) and S.
+    """Costs on one rank of a compute mesh, at given B (rows of a rank) and S.
 
-    wide_grads: gradients are summed in another dtype than they are made in.
+    mesh: the axes that place values, the last one of neighbouring ranks. wide_grads: gradients are
+    summed in another dtype than they are made in.
     """
 
     cluster: Cluster
-    group: int
+    mesh: Mesh
     sizes: dict[str, int]
-    axis: str = AXIS_OF[TENSOR]
     wide_grads: bool = False
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
-    _moves: dict[tuple, float | None] = field(default_factory=dict, compare=False, repr=False)
+    _ways: dict[tuple, tuple[float, MovePath] | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def full_bytes(self, value: Value) -> float:
         if value.shape not in self._elements:
@@ -71,35 +76,66 @@ class Costs:
 
     def local_bytes(self, value: Value, placement: Placement) -> float:
         """Bytes one rank holds of a value."""
-        whole = self.full_bytes(value)
-        return whole if placement.shard_dim(self.axis) is None else whole / self.group
+        return self.full_bytes(value) / self._cuts(placement)
+
+    def _cuts(self, placement: Placement) -> int:
+        cuts = 1
+        for shards in placement.dims:
+            for shard in shards:
+                cuts *= self.mesh.size(shard.axis)
+        return cuts
+
+    def collective_us(self, kind: str, size_bytes: float, axis: str) -> float:
+        """Time of a collective along one axis of the mesh."""
+        group, stride = self.mesh.size(axis), self.mesh.stride(axis)
+        return strided_us(self.cluster, kind, size_bytes, group, stride)
 
     def redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
         """Time from one placement to another; None where there is no way (towards partial)."""
-        key = value.shape, value.dtype, src, dst
-        if key not in self._moves:
-            self._moves[key] = self._redistribute_us(value, src, dst)
-        return self._moves[key]
+        way = self._way(value, src, dst)
+        return None if way is None else way[0]
 
-    def _redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
-        kind = redistribution(src, dst, self.axis)
-        if kind is None or src == dst:
-            return None if kind is None else 0.0
-        if kind == "slice":
+    def moves(self, value: Value, src: Placement, dst: Placement) -> MovePath:
+        """The cheapest way from one placement to another."""
+        way = self._way(value, src, dst)
+        assert way is not None, (value.name, src, dst)
+        return way[1]
+
+    def _way(self, value: Value, src: Placement, dst: Placement) -> tuple[float, MovePath] | None:
+        key = value.shape, value.dtype, src, dst
+        if key not in self._ways:
+            found = [
+                (sum(self.move_us(value, m) for m in path), path)
+                for path in paths(src, dst, self.mesh)
+            ]
+            self._ways[key] = min(found, key=lambda way: way[0], default=None)
+        return self._ways[key]
+
+    def move_us(self, value: Value, move: Move) -> float:
+        """Time of one collective of a redistribution."""
+        if move.kind == "slice":
             return SLICE_US
-        size = self.full_bytes(value) / (self.group if kind == "all_to_all" else 1)
-        time = collective_us(self.cluster, kind, size, self.group)
-        sides = {"all_gather": (src,), "reduce_scatter": (dst,), "all_to_all": (src, dst)}
-        for side in sides.get(kind, ()):
-            time += self._packing_us(value, side, size)
+        group = self.mesh.size(move.axis)
+        others = self._cuts(move.src)
+        others //= group if move.src.shard(move.axis) is not None else 1
+        whole = self.full_bytes(value) / others
+        size = whole / (group if move.kind == "all_to_all" else 1)
+        time = self.collective_us(move.kind, size, move.axis)
+        sides = {
+            "all_gather": (move.src,),
+            "reduce_scatter": (move.dst,),
+            "all_to_all": (move.src, move.dst),
+        }
+        for side in sides.get(move.kind, ()):
+            time += self._packing_us(value, side, move.axis, size)
         return time
 
-    def _packing_us(self, value: Value, side: Placement, size: float) -> float:
+    def _packing_us(self, value: Value, side: Placement, axis: str, size: float) -> float:
         """A copy (read and write) where the chunks of a collective are not whole in memory."""
-        dim, shard = side.shard_dim(self.axis), side.shard(self.axis)
-        assert dim is not None and shard is not None
+        dim = side.shard_dim(axis)
+        assert dim is not None
         before = number(num_elements(value.shape[:dim]), self.sizes)
-        if before * number(shard.outer, self.sizes) == 1:
+        if before * number(local_outer(side, axis, self.mesh), self.sizes) == 1:
             return 0.0
         return 2 * size / self.cluster.device.hbm_bytes_per_s * 1e6 + self.cluster.device.launch_us
 
@@ -120,11 +156,19 @@ class Costs:
         moved += sum(
             self.local_bytes(v, p) for v, p in zip(work.results, outs, strict=True) if v is not None
         )
-        share = self.group if any(p.shard_dim(self.axis) is not None for p in ins + outs) else 1
+        share = self._share(ins + outs)
         busy = number(work.flops, self.sizes) / share / self._rate(op, work)
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
+
+    def _share(self, placements: tuple[Placement, ...]) -> int:
+        """Ranks that an op's work is divided over: along axes that cut some value of it."""
+        axes = {s.axis for p in placements for shards in p.dims for s in shards}
+        share = 1
+        for axis in axes:
+            share *= self.mesh.size(axis)
+        return share
 
     def _rate(self, op: Op, work: "OpWork") -> float:
         dtype = work.dtype
@@ -136,33 +180,6 @@ class Costs:
             if (rates := device.attention_rate(int(head_dim), positions)) is not None:
                 return rates[op.target == "mw.attention_backward"]
         return device.matmul_rate(dtype)
-
-
-def redistribution(src: Placement, dst: Placement, axis: str) -> str | None:
-    """The collective from `src` to `dst`: its name, "" when equal, None when there is none.
-
-    Two ways take a slice after the collective that they are named by: a partial max or log-sum-exp
-    reaches a shard by an all_reduce, a shard another one of the same dim (other factors) by an
-    all_gather, for the ranks' parts of it are no equal chunks that an all_to_all could exchange.
-    """
-    if src == dst:
-        return ""
-    if dst.partial_op(axis) is not None:
-        return None
-    if (op := src.partial_op(axis)) is not None:
-        return "reduce_scatter" if op == "sum" and dst.shard(axis) else "all_reduce"
-    if src.shard(axis) is None:
-        return "slice"
-    other_dim = dst.shard_dim(axis) not in (None, src.shard_dim(axis))
-    return "all_to_all" if other_dim else "all_gather"
-
-
-def held_copy(src: Placement, dst: Placement, axis: str) -> Placement:
-    """The copy that stays resident for backward to read a value made in `src` as `dst`.
-
-    The one it reads, but a slice is taken from the whole when backward comes.
-    """
-    return src if redistribution(src, dst, axis) == "slice" else dst
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What a candidate costs: a bound without simulating it, and the parts that `fitting` cuts.
 
-Placements and the memory frontier are solved once per tp and used at every micro-batch and mesh;
-levels, buckets and units are kept by what they depend on, so that thousands of candidates share a
-few hundred of them.
+Placements and the memory frontier are solved once per compute mesh and used at every micro-batch
+and mesh; levels, buckets and units are kept by what they depend on, so that thousands of candidates
+share a few hundred of them.
 
 Bound of a candidate, in us, valid for all cuts and all choices of levels:
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate as evaluate_size
 from meshwright.ir.sizes import num_elements
@@ -68,7 +69,7 @@ INF = float("inf")
 
 @dataclass(frozen=True)
 class Layout:
-    """Instances and buckets of a (tp, dp), all on one stage."""
+    """Instances and buckets of a mesh, all on one stage."""
 
     instances: tuple[InstancePlan, ...]
     buckets: tuple[Bucket, ...]
@@ -126,7 +127,7 @@ def piece_at(piece: str, level: int) -> str:
 class Evaluator:
     """Costs of candidates for one model, cluster and batch.
 
-    proposed: by tp and piece, the sets of values to keep that deserve an exact price.
+    proposed: by compute mesh and piece, the sets of values to keep that deserve an exact price.
     """
 
     traced: Traced
@@ -134,10 +135,10 @@ class Evaluator:
     seq: int
     global_batch: int
     pins: Pins
-    sharded: dict[int, ShardedModel] = field(default_factory=dict)
-    tables: dict[tuple[int, int], WorkTable] = field(default_factory=dict)
+    sharded: dict[Mesh, ShardedModel] = field(default_factory=dict)
+    tables: dict[tuple[Mesh, int], WorkTable] = field(default_factory=dict)
     layouts: dict[tuple, Layout] = field(default_factory=dict)
-    proposed: dict[tuple[int, str], tuple[Kept, ...]] = field(default_factory=dict)
+    proposed: dict[tuple[Mesh, str], tuple[Kept, ...]] = field(default_factory=dict)
     priced: dict[tuple, list[Level]] = field(default_factory=dict)
     parts: dict[tuple, Parts] = field(default_factory=dict)
     holdings: dict[tuple, list[Holding]] = field(default_factory=dict)
@@ -193,14 +194,15 @@ class Evaluator:
             self.longer_tails[key] = share * sum(us for us, _ in tails) / c.pp
         return self.longer_tails[key]
 
-    def sharding(self, tp: int) -> ShardedModel:
-        """Placements on a tp axis, at one row a micro-batch; they never split rows of the batch."""
-        if tp not in self.sharded:
-            rows = max(1, self.global_batch * tp // self.cluster.num_devices)
-            self.sharded[tp] = shard_model(
+    def sharding(self, mesh: Mesh) -> ShardedModel:
+        """Placements on a compute mesh, at one row a micro-batch; they never split rows of the
+        batch."""
+        if mesh not in self.sharded:
+            rows = max(1, self.global_batch * mesh.num_devices // self.cluster.num_devices)
+            self.sharded[mesh] = shard_model(
                 self.traced.segmented,
                 self.traced.joints,
-                tp=tp,
+                mesh=mesh,
                 cluster=self.cluster,
                 micro_batch=self.pins.micro_batch or 1,
                 seq=self.seq,
@@ -208,15 +210,15 @@ class Evaluator:
                 price=self.pins.price,
                 shard_matmul_weights=bool(self.pins.shard_weights),
             )
-        return self.sharded[tp]
+        return self.sharded[mesh]
 
     def levels(self, c: Candidate) -> dict[str, list[Level]]:
         """By piece name its levels, the fastest first; one where a rule is given and nothing may be
         offloaded."""
         split = c.schedule in SPLIT
         found = {}
-        for name in self.sharding(c.tp).lowered:
-            key = (c.tp, c.micro_batch, name, c.recompute, split)
+        for name in self.sharding(c.compute).lowered:
+            key = (c.compute, c.micro_batch, name, c.recompute, split)
             if key not in self.priced:
                 self.priced[key] = self._priced(c, name, split)
             found[name] = self.priced[key]
@@ -224,12 +226,12 @@ class Evaluator:
 
     @timed("memory frontier")
     def _priced(self, c: Candidate, name: str, split: bool) -> list[Level]:
-        low = self.sharding(c.tp).lowered[name]
-        if (c.tp, c.micro_batch) not in self.tables:
-            self.tables[c.tp, c.micro_batch] = WorkTable(self.costs(c.tp, c.micro_batch))
-        table = self.tables[c.tp, c.micro_batch]
+        low = self.sharding(c.compute).lowered[name]
+        if (c.compute, c.micro_batch) not in self.tables:
+            self.tables[c.compute, c.micro_batch] = WorkTable(self.costs(c.compute, c.micro_batch))
+        table = self.tables[c.compute, c.micro_batch]
         if c.recompute == CHOSEN:
-            sets = self._proposed(c.tp, name)
+            sets = self._proposed(c.compute, name)
         else:
             sets = (Kept(saved_values(low.graph, c.recompute)),)
 
@@ -244,22 +246,22 @@ class Evaluator:
         away = [k for one in found for k in offloads(*given, one, table.costs)]
         return with_staying(undominated([*found, *map(level, away)], split), found, split)
 
-    def costs(self, tp: int, micro_batch: int) -> Costs:
+    def costs(self, mesh: Mesh, micro_batch: int) -> Costs:
         sizes, wide = {"B": micro_batch, "S": self.seq}, self.precision.wide_grads
-        return Costs(self.cluster, tp, sizes, wide_grads=wide)
+        return Costs(self.cluster, mesh, sizes, wide_grads=wide)
 
-    def _proposed(self, tp: int, name: str) -> tuple[Kept, ...]:
+    def _proposed(self, mesh: Mesh, name: str) -> tuple[Kept, ...]:
         """At one row a micro-batch; bytes and times all grow with the rows."""
-        if (tp, name) not in self.proposed:
-            low = self.sharding(tp).lowered[name]
-            costs = self.costs(tp, self.pins.micro_batch or 1)
-            self.proposed[tp, name] = proposals(low.graph, low.placements, costs)
-        return self.proposed[tp, name]
+        if (mesh, name) not in self.proposed:
+            low = self.sharding(mesh).lowered[name]
+            costs = self.costs(mesh, self.pins.micro_batch or 1)
+            self.proposed[mesh, name] = proposals(low.graph, low.placements, costs)
+        return self.proposed[mesh, name]
 
     def layout(self, c: Candidate) -> Layout:
         key = (c.tp, c.cp, c.dp)
         if key not in self.layouts:
-            sharded = self.sharding(c.tp)
+            sharded = self.sharding(c.compute)
             mesh = replace(c, pp=1).mesh
             params = params_of(self.traced, sharded)
             pieces = tuple(

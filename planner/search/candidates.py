@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshwright.ir.mesh import CONTEXT, DATA, PIPELINE, REPLICA, ROLES, TENSOR, Mesh, make_mesh
+from meshwright.ir.mesh import (
+    COMPUTE,
+    CONTEXT,
+    DATA,
+    PIPELINE,
+    REPLICA,
+    ROLES,
+    TENSOR,
+    Mesh,
+    make_mesh,
+)
 
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
@@ -59,6 +69,11 @@ class Candidate:
             f"{self.mesh_text} micro_batch={self.micro_batch} "
             f"zero={self.zero} recompute={self.recompute}{schedule}{outer}"
         )
+
+    @cached_property
+    def compute(self) -> Mesh:
+        """The axes that place values."""
+        return self.mesh.only(*COMPUTE)
 
     @property
     def mesh_text(self) -> str:

@@ -9,6 +9,8 @@ last, what holds up the gap is bounded with more effort.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from meshwright.ir.mesh import Mesh
+
 from ..bounds.lp import THOROUGH
 from .candidate_costs import Evaluator
 from .candidates import Candidate
@@ -143,7 +145,7 @@ class Incumbent:
         self._reorder()
         assert self.best is not None
         c = self.best.candidate
-        for share, other in repriced(self.evaluator, c.tp):
+        for share, other in repriced(self.evaluator, c.compute):
             if (found := fit(other, c, self.limit)) is not None:
                 found = descended(other, found, self.limit)
                 if self._offer(found, f"a byte of its placements at {share:g} of the price"):
@@ -183,18 +185,18 @@ class Incumbent:
             self._note(c, bound_us=found)
 
 
-def repriced(evaluator: Evaluator, tp: int) -> Iterator[tuple[float, Evaluator]]:
+def repriced(evaluator: Evaluator, mesh: Mesh) -> Iterator[tuple[float, Evaluator]]:
     """Evaluators whose placements differ, with their share of the default price."""
     pins = evaluator.pins
-    if tp == 1 or pins.price is not None:
+    if mesh.num_devices == 1 or pins.price is not None:
         return
-    base = evaluator.sharding(tp)
+    base = evaluator.sharding(mesh)
     seen = [base]
     for share in PRICE_SHARES:
         given = replace(pins, price=share * base.price)
         sizes = evaluator.seq, evaluator.global_batch
         other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given)
-        found = other.sharding(tp)
+        found = other.sharding(mesh)
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)
             yield share, other

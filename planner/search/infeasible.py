@@ -126,7 +126,9 @@ class Refusal:
                 continue
             other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins)
             asked = Refusal(other, limit)
-            by_tp = sorted(frugal(other), key=lambda c: c.tp)  # the first needs no placements
+            by_tp = sorted(
+                frugal(other), key=lambda c: c.compute.num_devices
+            )  # the first needs no placements
             if any(asked._fits(other, c) for c in by_tp):
                 return cluster.name
             tried += 1

@@ -10,12 +10,12 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import (
     BATCH,
+    COMPUTE,
     DATA,
     PIPELINE,
     REPLICA,
     ROLES,
     STORAGE,
-    TENSOR,
     Mesh,
     make_mesh,
 )
@@ -64,7 +64,7 @@ def make_plan(
     sharded = sharded or shard_model(
         traced.segmented,
         traced.joints,
-        tp=mesh.count(TENSOR),
+        mesh=mesh.only(*COMPUTE),
         cluster=cluster,
         micro_batch=micro_batch,
         seq=seq,

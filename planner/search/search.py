@@ -9,8 +9,9 @@ found (incumbent.py). What was not simulated cannot beat the bound it has, so
 
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
-level of every instance, with the placements that the sharding ILP gives for each tp at the default
-price of a byte; and, where those of another price made the best plan faster, over these as well.
+level of every instance, with the placements that the sharding ILP gives for each compute mesh at
+the default price of a byte; and, where those of another price made the best plan faster, over these
+as well.
 """
 
 from collections.abc import Iterable
@@ -92,7 +93,7 @@ def search_plan(
         seq=seq,
         global_batch=global_batch,
         pins=fixed_pins(best, pins),
-        sharded=found.evaluator.sharding(best.candidate.tp),
+        sharded=found.evaluator.sharding(best.candidate.compute),
         saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
     )
     prediction = predict(plan, cluster)
@@ -228,9 +229,9 @@ def _ranked(
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
     space = _space(evaluator)
-    for tp in sorted({c.tp for c in space}):
-        progress(f"placements for tp={tp}")
-        evaluator.sharding(tp)
+    for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
+        progress(f"placements for {mesh}")
+        evaluator.sharding(mesh)
     fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
     progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
     ranked = sorted((evaluator.floor_us(c), c) for c in fitting)

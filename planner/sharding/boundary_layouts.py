@@ -14,6 +14,7 @@ from itertools import product
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
+from meshwright.ir.mesh import TENSOR, Mesh
 from meshwright.ir.ops.table import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
@@ -25,7 +26,6 @@ from .ilp import Sharding, shard
 from .lower import lower
 from .nodes import LAYOUTS, Demands, nodes_of
 from .objective import objective_us
-from .strategies import Axis
 
 Progress = Callable[[str], None]
 Pins = tuple[tuple[str, Placement], ...]
@@ -102,7 +102,7 @@ def shard_model(
     segmented: Segmented,
     joints: dict[str, Graph],
     *,
-    tp: int,
+    mesh: Mesh,
     cluster: Cluster,
     micro_batch: int,
     seq: int,
@@ -111,7 +111,7 @@ def shard_model(
     shard_matmul_weights: bool = False,
     progress: Progress | None = None,
 ) -> ShardedModel:
-    """Placements of every segment instance on a compute axis of `tp` devices.
+    """Placements of every segment instance on a compute mesh.
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
     price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
@@ -121,11 +121,11 @@ def shard_model(
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         price = default_price(joints, segmented, cluster, sizes)
-    costs = Costs(cluster, tp, sizes)
+    costs = Costs(cluster, mesh, sizes)
     search = _Chain(
         segmented, joints, costs, price, num_microbatches, shard_matmul_weights, progress
     )
-    return search.whole() if tp == 1 else search.best()
+    return search.whole() if mesh.num_devices == 1 else search.best()
 
 
 @dataclass
@@ -224,8 +224,9 @@ class _Chain:
         return min(best.values(), key=lambda found: found[0], default=None)
 
     def _layouts(self, is_last: bool) -> tuple[str, ...]:
-        axis = Axis(self.costs.axis, self.costs.group, self.costs.sizes)
-        whole_only = is_last or not axis.divides(self.costs.sizes["S"])
+        mesh = self.costs.mesh
+        uneven = self.costs.sizes["S"] % mesh.num_devices != 0
+        whole_only = is_last or mesh.count(TENSOR) == 1 or uneven
         return LAYOUTS[:1] if whole_only else LAYOUTS
 
     def _solve(self, key: tuple) -> Sharding | None:
@@ -261,7 +262,7 @@ class _Chain:
     def _lowered(self, name: str, key: tuple) -> Lowered:
         segment, side_in, side_out, *_ = key
         found = self.solved[key]
-        graph, placements = lower(self.joints[segment], found, self.costs.axis)
+        graph, placements = lower(self.joints[segment], found, self.costs)
         graph = Graph(name, graph.inputs, graph.ops, graph.outputs)
         return Lowered(
             name,

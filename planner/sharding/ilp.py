@@ -1,4 +1,4 @@
-"""The sharding ILP: the placement of every value of a joint graph on one mesh axis.
+"""The sharding ILP: the placement of every value of a joint graph on a compute mesh.
 
 Sets
     N  nodes (ops, params, cuts, given inputs; nodes.py), K(n) the strategies of node n
@@ -8,21 +8,21 @@ Sets
 Variables, all 0/1
     x[n,k]     node n runs strategy k
     e[r,a,b]   read r takes its value from placement a to b
-    m[v,a,b]   value v is redistributed from a to b, once however many read it
+    m[v,p,q]   value v is moved from p to q by one collective, once however many read it
     s[v,b]     a copy of v in placement b is resident between forward and backward
 Objective, in us
     sum x[n,k] (us(n,k) + price * bytes(n,k))      ops; params with their gradient and two moments
-    + sum m[v,a,b] us(v,a,b) + sum s[v,b] price * bytes(v,b)
+    + sum m[v,p,q] us(v,p,q) + sum s[v,b] price * bytes(v,b)
 Constraints
     choose[n]      sum_k x[n,k] = 1
     leave[r,a]     sum_b e[r,a,b] = sum of x[n,k] of the maker over k that make v in a
     enter[r,b]     sum_a e[r,a,b] = sum of x[n,k] of the reader over k that read v in b
-    once[r,a,b]    m[v,a,b] >= e[r,a,b]                         where a is not b
-    via[r,a,b]     m[v,a,whole] >= e[r,a,b]   b a shard; a partial max or lse, or a shard of b's dim
+    once[r,a,b]    m[v,p,q] >= e[r,a,b]     each move p, q of the cheapest way from a to b
     held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
     gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
 
-A read from a to b needs copy b resident, a slice the whole a that it is taken from.
+Ways are those of cost/redistribution.py; what two of them have in common is moved once. A read
+from a to b needs copy b resident, a slice the whole a that it is taken from.
 
 The e of one read are a transport problem, so the relaxation is tight and nearly always integral.
 Resident activations are the copies of forward values that backward reads, as if none were
@@ -34,10 +34,11 @@ from dataclasses import dataclass
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.phases import Joint
-from meshwright.ir.placement import Placement, format_placement, replicated
+from meshwright.ir.placement import Placement, format_placement
 
 from .. import solver
-from ..cost.op_cost import Costs, GraphWork, held_copy, redistribution
+from ..cost.op_cost import Costs, GraphWork
+from ..cost.redistribution import held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, nodes_of
 
@@ -144,7 +145,7 @@ class _Builder:
         return ways
 
     def _read(self, index: int, position: int, value: str) -> None:
-        """Families leave, enter, once, via, held and gathered of one read."""
+        """Families leave, enter, once, held and gathered of one read."""
         maker, made = self.maker[value]
         sources = self._ways(maker, lambda c: c.strategy.outputs[made])
         targets = self._ways(index, lambda c: c.strategy.inputs[position])
@@ -175,26 +176,15 @@ class _Builder:
                 edge = self.problem.variable(f"e[{label}]", 0.0)
                 edges[a, b] = edge
                 if a != b:
-                    self._once(value, label, edge, a, b, cost)
+                    self._once(value, label, edge, a, b)
         return edges
 
-    def _once(
-        self, value: str, label: str, edge: int, a: Placement, b: Placement, cost: float
-    ) -> None:
-        axis = self.costs.axis
-        kind = redistribution(a, b, axis)
-        if kind in ("all_reduce", "all_gather") and b.shard(axis) is not None:
-            whole = replicated(len(b.dims))
-            item = self.graph.values[value]
-            reduced = self.costs.redistribute_us(item, a, whole)
-            assert reduced is not None
-            self.problem.at_least(
-                f"via[{label}]", [(self._move(value, a, whole, reduced), 1.0), (edge, -1.0)], 0.0
-            )
-            cost = self.costs.redistribute_us(item, whole, b) or 0.0
-        self.problem.at_least(
-            f"once[{label}]", [(self._move(value, a, b, cost), 1.0), (edge, -1.0)], 0.0
-        )
+    def _once(self, value: str, label: str, edge: int, a: Placement, b: Placement) -> None:
+        item = self.graph.values[value]
+        for index, move in enumerate(self.costs.moves(item, a, b)):
+            variable = self._move(value, move.src, move.dst, self.costs.move_us(item, move))
+            name = f"once[{label}]" + (f" {index + 1}" if index else "")
+            self.problem.at_least(name, [(variable, 1.0), (edge, -1.0)], 0.0)
 
     def _move(self, value: str, a: Placement, b: Placement, cost: float) -> int:
         if (value, a, b) not in self.moves:
@@ -208,7 +198,7 @@ class _Builder:
         gathered = value in self.params
         needed: dict[Placement, list[tuple[int, float]]] = {}
         for (a, b), edge in edges.items():
-            copy = held_copy(a, b, self.costs.axis)
+            copy = held_copy(a, b, self.costs.mesh)
             if not (gathered and copy == a):
                 needed.setdefault(copy, []).append((edge, -1.0))
         for copy, terms in needed.items():

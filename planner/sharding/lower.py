@@ -1,25 +1,24 @@
 """Lowering: a joint graph with its redistributions written out as ops.
 
-Each (value, target placement) is made once, right before its first use; what an output still
-needs comes at the end. A way that ends in a slice (see redistribution) makes the whole value first.
-Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reduction), dim and outer
-(the shard made, or gathered), src_dim and src_outer (the shard an all_to_all starts from).
+Each move of a value is made once, right before its first use; what an output still needs comes at
+the end. Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reduction), dim and
+outer (the shard made, or gathered), src_dim and src_outer (the shard an all_to_all starts from).
+Outer sizes are those of the local tensor, which other axes have cut.
 """
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
-from meshwright.ir.mesh import AXIS_OF, TENSOR
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.ops.table import PASSING, REDISTRIBUTE
-from meshwright.ir.placement import Placement, replicated
+from meshwright.ir.placement import Placement, local_outer
 
-from ..cost.op_cost import redistribution
+from ..cost.op_cost import Costs
+from ..cost.redistribution import Move
 from .ilp import Sharding
 
 
-def lower(
-    joint: Graph, sharding: Sharding, axis: str = AXIS_OF[TENSOR]
-) -> tuple[Graph, dict[str, Placement]]:
+def lower(joint: Graph, sharding: Sharding, costs: Costs) -> tuple[Graph, dict[str, Placement]]:
     """The graph with explicit redistributions, and the placement of each of its values."""
-    writer = _Writer(joint, sharding, axis)
+    writer = _Writer(joint, sharding, costs)
     for op, placements in zip(joint.ops, sharding.reads, strict=True):
         writer.op(op, placements)
     outputs = tuple(
@@ -31,8 +30,8 @@ def lower(
 
 
 class _Writer:
-    def __init__(self, joint: Graph, sharding: Sharding, axis: str) -> None:
-        self.joint, self.axis = joint, axis
+    def __init__(self, joint: Graph, sharding: Sharding, costs: Costs) -> None:
+        self.joint, self.costs = joint, costs
         self.placements = dict(sharding.made)
         self.copies: dict[tuple[str, Placement], str] = {}
         self.taken = set(joint.values)
@@ -49,27 +48,19 @@ class _Writer:
 
     def copy(self, name: str, target: Placement, source: str) -> str:
         """The name of `name` in placement `target`, made now if nobody has."""
-        have = self.placements[name]
-        if have == target:
-            return name
-        if (name, target) not in self.copies:
-            self.copies[name, target] = self._redistribute(name, have, target, source)
-        return self.copies[name, target]
+        found = name
+        for move in self.costs.moves(self.joint.values[name], self.placements[name], target):
+            if (name, move.dst) not in self.copies:
+                self.copies[name, move.dst] = self._emit(found, name, move, source)
+            found = self.copies[name, move.dst]
+        return found
 
-    def _redistribute(self, name: str, have: Placement, target: Placement, source: str) -> str:
-        kind = redistribution(have, target, self.axis)
-        assert kind, (name, have, target)
-        if kind in ("all_reduce", "all_gather") and target.shard(self.axis) is not None:
-            whole = self.copy(name, replicated(len(target.dims)), source)
-            return self._emit(whole, name, "slice", target, source)
-        return self._emit(name, name, kind, target, source)
-
-    def _emit(self, operand: str, name: str, kind: str, target: Placement, source: str) -> str:
+    def _emit(self, operand: str, name: str, move: Move, source: str) -> str:
         value = self.joint.values[name]
-        made = Value(self._name(f"{name}_{kind}"), value.dtype, value.shape)
-        attrs = _attrs(kind, self.placements[operand], target, self.axis)
+        made = Value(self._name(f"{name}_{move.kind}"), value.dtype, value.shape)
+        attrs = _attrs(move, self.costs.mesh)
         self.ops.append(Op(REDISTRIBUTE, (operand,), (made,), attrs, source))
-        self.placements[made.name] = target
+        self.placements[made.name] = move.dst
         return made.name
 
     def _name(self, wanted: str) -> str:
@@ -81,17 +72,15 @@ class _Writer:
         return name
 
 
-def _attrs(kind: str, src: Placement, dst: Placement, axis: str) -> tuple[tuple[str, Attr], ...]:
+def _attrs(move: Move, mesh: Mesh) -> tuple[tuple[str, Attr], ...]:
+    axis, kind = move.axis, move.kind
     found: dict[str, Attr] = {"axis": axis, "kind": kind}
     if kind in ("all_reduce", "reduce_scatter"):
-        found["op"] = src.partial_op(axis)
+        found["op"] = move.src.partial_op(axis)
     if kind != "all_reduce":
-        side = src if kind == "all_gather" else dst
-        shard = side.shard(axis)
-        assert shard is not None
-        found |= {"dim": side.shard_dim(axis), "outer": shard.outer}
+        side = move.src if kind == "all_gather" else move.dst
+        found |= {"dim": side.shard_dim(axis), "outer": local_outer(side, axis, mesh)}
     if kind == "all_to_all":
-        shard = src.shard(axis)
-        assert shard is not None
-        found |= {"src_dim": src.shard_dim(axis), "src_outer": shard.outer}
+        outer = local_outer(move.src, axis, mesh)
+        found |= {"src_dim": move.src.shard_dim(axis), "src_outer": outer}
     return tuple(found.items())

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Input, Value
+from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
 from meshwright.ir.phases import Joint
-from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
+from meshwright.ir.placement import Placement, Shard, format_placement, replicated, with_partial
+from meshwright.ir.sizes import evaluate
 
-from ..cost.op_cost import Costs, GraphWork, shard_on
-from ..hardware.cluster import collective_us
-from .strategies import Axis, Strategy, strategies_of, strides_of
+from ..cost.op_cost import Costs, GraphWork
+from .strategies import Strategy, axes_of, strategies_of, strides_of
 
 LAYOUTS = ("replicated", "sequence")
 MATMUL_WEIGHTS = frozenset("mw.linear mw.linear_cross_entropy mm bmm".split())
@@ -59,35 +60,46 @@ class Demands:
     num_microbatches: int = 1
 
 
-def layout(kind: str, value: Value, axis: Axis) -> Placement:
-    """The placement of a cut value under a boundary layout."""
-    if kind == "replicated":
-        return replicated(len(value.shape))
-    if not axis.divides(value.shape[1]):
-        raise PlanError(f"S={axis.sizes['S']} does not divide over {axis.name}={axis.size}")
-    return shard_on(len(value.shape), 1, axis.name)
+def layout(kind: str, value: Value, mesh: Mesh, sizes: dict[str, int]) -> Placement:
+    """The placement of a cut value, or of tokens, under a boundary layout.
+
+    Context axes always cut the sequence, dim 1; tensor axes do, inside of them, in "sequence".
+    """
+    roles = (CONTEXT,) if kind == "replicated" else (CONTEXT, TENSOR)
+    names, shards, cuts = mesh.names(*roles), [], 1
+    for name in names:
+        shards.append(Shard(name, cuts))
+        cuts *= mesh.size(name)
+    if evaluate(value.shape[1], sizes) % cuts:
+        raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(*roles)}")
+    dims = range(len(value.shape))
+    return Placement(tuple(tuple(shards) if dim == 1 else () for dim in dims))
 
 
 def nodes_of(
     graph: Graph, costs: Costs, demands: Demands
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """All nodes of a joint graph, inputs first, ops in order, then cuts; and coverage lines."""
-    axis = Axis(costs.axis, costs.group, costs.sizes)
-    ops, coverage = _ops(graph, costs, axis)
+    ops, coverage = _ops(graph, costs)
     grads = _gradients(graph)
-    nodes = [_given(i.value) for i in graph.inputs if i.kind in ("data", "context", "constant")]
+    given = [i for i in graph.inputs if i.kind in ("data", "context", "constant")]
+    nodes = [_given(i, costs) for i in given]
     for item in graph.inputs_of("param"):
         wanted = _wanted(item.value.name, ops)
         nodes.append(_param(graph, item, grads.get(item.value.name, ""), wanted, costs, demands))
-    return (*nodes, *ops, *_cuts(graph, axis, demands)), coverage
+    return (*nodes, *ops, *_cuts(graph, costs, demands)), coverage
 
 
-def _ops(graph: Graph, costs: Costs, axis: Axis) -> tuple[list[Node], tuple[str, ...]]:
-    work, strides = GraphWork(graph), strides_of(graph, axis)
+def _ops(graph: Graph, costs: Costs) -> tuple[list[Node], tuple[str, ...]]:
+    axes = axes_of(costs.mesh, costs.sizes)
+    work, strides = GraphWork(graph), {axis.name: strides_of(graph, axis) for axis in axes}
     nodes, coverage = [], []
     for index, op in enumerate(graph.ops):
-        extra = [(f, b) for (k, f), found in strides.items() if k == index for b in found]
-        offered, warning = strategies_of(op, graph, axis, extra)
+        extra = {
+            name: [(f, b) for (k, f), found in asked.items() if k == index for b in found]
+            for name, asked in strides.items()
+        }
+        offered, warning = strategies_of(op, graph, axes, extra)
         coverage += [warning] if warning else []
         moved = work.of[op.output.name]
         choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]
@@ -109,12 +121,17 @@ def _wanted(name: str, ops: list[Node]) -> tuple[Placement, ...]:
         for position, read in enumerate(node.reads):
             if read == name:
                 found.update((c.strategy.inputs[position], None) for c in node.choices)
-    return tuple(p for p in found if p.dims != ((),) * len(p.dims))
+    return tuple(p for p in found if p.dims != ((),) * len(p.dims) and not p.partial)
 
 
-def _given(value: Value) -> Node:
-    whole = Strategy("replicated", (), (replicated(len(value.shape)),))
-    return Node(f"input %{value.name}", (), (value.name,), (Choice(whole, 0.0),))
+def _given(item: Input, costs: Costs) -> Node:
+    """Data that has a sequence comes cut by context axes; all else is whole on every rank."""
+    value = item.value
+    placed = replicated(len(value.shape))
+    if item.kind == "data" and len(value.shape) > 1:
+        placed = layout("replicated", value, costs.mesh, costs.sizes)
+    choice = Choice(Strategy("replicated", (), (placed,)), 0.0)
+    return Node(f"input %{value.name}", (), (value.name,), (choice,))
 
 
 def _param(
@@ -137,9 +154,12 @@ def _param(
         shards = [pin]
     must = demands.shard_matmul_weights and _is_matmul_weight(graph, value.name) and shards
     placed = [] if must or (pin is not None and pin != whole) else [(whole, whole)]
+    tensor = costs.mesh.names(TENSOR)
     if placed and grad:
-        placed.append((whole, with_partial(whole, costs.axis, "sum")))
+        placed += [(whole, with_partial(whole, axis, "sum")) for axis in tensor]
     placed += [(shard, shard) for shard in shards]
+    for axis in costs.mesh.names(CONTEXT) if grad else ():  # summed where it is stored
+        placed = [(p, with_partial(g, axis, "sum")) for p, g in placed] + placed
     choices = [
         _param_choice(value, p, g, costs, demands)
         for p, g in placed
@@ -173,14 +193,14 @@ def param_bytes(value: Value, placement: Placement, costs: Costs) -> float:
 
 
 def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) -> float:
-    """A partial gradient is reduced over the axis once a step: its share of one micro-batch."""
-    if grad.partial_op(costs.axis) is None:
-        return 0.0
+    """A gradient that is partial along tensor is reduced once a step: its share of one
+    micro-batch. Along context it is reduced with storage, which the step model prices."""
+    axes = [a for a in costs.mesh.names(TENSOR) if grad.partial_op(a) is not None]
     size = costs.full_bytes(value)
-    return collective_us(costs.cluster, "all_reduce", size, costs.group) / num_microbatches
+    return sum(costs.collective_us("all_reduce", size, a) for a in axes) / num_microbatches
 
 
-def _cuts(graph: Graph, axis: Axis, demands: Demands) -> list[Node]:
+def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
     """Boundary nodes: what comes in over a cut, and what goes out over it."""
     nodes = []
     y, d_x = Joint(graph).y, Joint(graph).dx
@@ -189,7 +209,7 @@ def _cuts(graph: Graph, axis: Axis, demands: Demands) -> list[Node]:
         ("grad", demands.boundary_out, y),
     ):
         for item in graph.inputs_of(kind):
-            placed = layout(side, item.value, axis)
+            placed = layout(side, item.value, costs.mesh, costs.sizes)
             strategy = Strategy(side, (placed,) if read else (), (placed,))
             name = item.value.name
             nodes.append(

@@ -12,7 +12,8 @@ from meshwright.ir.ops.table import REDISTRIBUTE
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement
 
-from ..cost.op_cost import Costs, GraphWork, held_copy
+from ..cost.op_cost import Costs, GraphWork
+from ..cost.redistribution import held_copy
 from .nodes import grad_us, param_bytes
 
 
@@ -98,7 +99,7 @@ def _held(
     found = {}
     for name in _read_in_backward(graph, work):
         root = _root(name, origin)
-        copy = held_copy(placements[root], placements[name], costs.axis)
+        copy = held_copy(placements[root], placements[name], costs.mesh)
         kept = name if copy == placements[name] else root
         if root in work.held or (root in params and kept != root):
             found[kept] = costs.local_bytes(graph.values[kept], copy)

@@ -1,24 +1,33 @@
-"""Strategies: the ways to run one op on one mesh axis, read off its factor rule.
+"""Strategies: the ways to run one op on a compute mesh, read off its factor rule.
 
-Whole everywhere; or one factor sharded wherever it appears, outputs that lack it partial; or, for
-a linear op, operands and outputs still to be summed. Nothing here is specific to an op: Megatron's
-column and row matmuls, vocabulary-parallel loss, head-parallel attention and sequence sharding are
-four factors of four rules.
+Along one axis: whole everywhere; or one factor sharded wherever it appears, outputs that lack it
+partial; or, for a linear op, operands and outputs still to be summed. Nothing here is specific to
+an op: Megatron's column and row matmuls, vocabulary-parallel loss, head-parallel attention and
+sequence sharding are four factors of four rules. On several axes the ways along each are composed;
+two axes may cut one factor, the sequence by context before tensor, others by tensor first.
+
+A context axis cuts the sequence wherever a factor holds it, and never a parameter: what an op does
+with the whole sequence, or with weights, it does on shards of its own (heads in attention).
 
 A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour asks for it:
 `strides_of` walks the graph until no op has anything new to ask.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from types import MappingProxyType
 
 import sympy
 
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.mesh import CONTEXT, ROLES, Mesh
 from meshwright.ir.ops.table import Dims, Rule, rule_of
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, replicated, with_partial
-from meshwright.ir.sizes import B, Size, evaluate, simplify_size
+from meshwright.ir.sizes import B, S, Size, evaluate, simplify_size
 
 Strides = dict[tuple[int, str], set[int]]  # (op index, factor) -> blocks the factor is cut in first
 
@@ -34,17 +43,46 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Axis:
-    """The mesh axis that is being placed: its name, its size, and B and S to divide."""
+    """A mesh axis that is being placed: its name, its size, and B and S to divide."""
 
     name: str
     size: int
     sizes: dict[str, int]
+
+    @property
+    def is_context(self) -> bool:
+        return ROLES[self.name] == CONTEXT
 
     def divides(self, size: Size, blocks: int = 1) -> bool:
         """Whether a factor splits evenly, `blocks` times; rows of the batch are never split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
         return _evaluated(size, tuple(self.sizes.items())) % (self.size * blocks) == 0
+
+
+def axes_of(mesh: Mesh, sizes: dict[str, int]) -> tuple[Axis, ...]:
+    """The axes of a compute mesh."""
+    return tuple(Axis(name, size, sizes) for name, size in mesh.axes)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an op runs along one axis: a factor sharded in `blocks`, all partial, or whole (neither).
+
+    reads_partial: partial sums pass through, operands included.
+    """
+
+    axis: Axis
+    factor: str = ""
+    blocks: int = 1
+    reads_partial: bool = False
+
+    def __str__(self) -> str:
+        if self.reads_partial:
+            return "partial"
+        if not self.factor:
+            return "replicated"
+        return f"shard {self.factor}" + (f"/{self.blocks}" if self.blocks > 1 else "")
 
 
 @lru_cache(maxsize=65536)
@@ -57,26 +95,57 @@ def _evaluated(size: Size, sizes: tuple[tuple[str, int], ...]) -> float:
 
 
 def strategies_of(
-    op: Op, graph: Graph, axis: Axis, strides: Iterable[tuple[str, int]] = ()
+    op: Op,
+    graph: Graph,
+    axes: tuple[Axis, ...],
+    strides: Mapping[str, Iterable[tuple[str, int]]] = MappingProxyType({}),
 ) -> tuple[tuple[Strategy, ...], str]:
     """All strategies of an op without duplicates, replicated first, and a coverage warning or "".
 
-    strides: (factor, blocks) pairs to offer beside the plain shards.
+    strides: by axis (factor, blocks) pairs to offer beside the plain shards.
     """
-    whole = _replicated(op, graph)
     rule = rule_of(op, graph)
     if rule is None:
         where = op.source or f"graph {graph.name}"
-        return (whole,), f"{op.target} has no factor rule and stays replicated ({where})"
-    found = [whole]
+        warning = f"{op.target} has no factor rule and stays replicated ({where})"
+        return (_replicated(op, graph),), warning
+    each = [_ways(op, graph, rule, axis, strides.get(axis.name, ())) for axis in axes]
+    found = (_strategy(op, graph, rule, ways) for ways in product(*each))
+    return _distinct([s for s in found if s is not None]), ""
+
+
+def _ways(
+    op: Op, graph: Graph, rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]
+) -> list[Way]:
+    """The ways along one axis, whole first."""
+    found = [Way(axis)]
+    own = _factors_of_params(op, graph, rule) if axis.is_context else frozenset()
+    fixed = rule.fixed - rule.ordered if axis.is_context else rule.fixed
     for factor, blocks in [*((f, 1) for f in rule.sizes), *sorted(strides)]:
-        if factor in rule.fixed or not axis.divides(rule.sizes[factor], blocks):
-            continue
-        strategy = _sharded(rule, factor, blocks, axis.name)
-        found += [strategy] if strategy is not None else []
-    if rule.linear:
-        found.append(_linear(op, graph, axis.name))
-    return _distinct(found), ""
+        allowed = factor not in fixed and factor not in own
+        if allowed and axis.divides(rule.sizes[factor], blocks):
+            found.append(Way(axis, factor, blocks))
+    if axis.is_context and (along := [w for w in found if _holds_sequence(rule, w)]):
+        return along + [w for w in found if w.factor and w not in along]
+    return [*found, Way(axis, reads_partial=True)] if rule.linear else found
+
+
+def _holds_sequence(rule: Rule, way: Way) -> bool:
+    size = rule.sizes.get(way.factor)
+    return size is not None and not isinstance(size, int) and S in size.free_symbols
+
+
+def _factors_of_params(op: Op, graph: Graph, rule: Rule) -> frozenset[str]:
+    """Factors of parameters that the op reads, and of parameters' gradients that it makes."""
+    params = {i.value.name for i in graph.inputs_of("param")}
+    grads = set(Joint(graph).made_grads) if len(graph.outputs) > 1 else set()
+    return frozenset(
+        factor
+        for name, dims in _places(op, rule)
+        if name in params or name in grads
+        for factors in dims
+        for factor in factors
+    )
 
 
 def _replicated(op: Op, graph: Graph) -> Strategy:
@@ -84,29 +153,78 @@ def _replicated(op: Op, graph: Graph) -> Strategy:
     return Strategy("replicated", ins, tuple(replicated(len(v.shape)) for v in op.outputs))
 
 
-def _sharded(rule: Rule, factor: str, blocks: int, axis: str) -> Strategy | None:
-    """The factor sharded wherever it appears; None where an output lacks it and cannot reduce."""
-    ins = tuple(_placed(dims, rule, factor, blocks, axis) for dims in rule.inputs)
+def _strategy(op: Op, graph: Graph, rule: Rule, ways: tuple[Way, ...]) -> Strategy | None:
+    """The ways along all axes at once; None where an output lacks a sharded factor and cannot
+    reduce, or where two axes do not divide a factor together."""
+    ways = _in_order(rule, ways)
+    if not _divide(rule, ways):
+        return None
+    ins = [_placed(dims, rule, ways) for dims in rule.inputs]
     outs = []
     for index, dims in enumerate(rule.outputs):
-        placement = _placed(dims, rule, factor, blocks, axis)
-        if placement.shard_dim(axis) is None:
-            reduce = rule.reduce[index].get(factor) if index < len(rule.reduce) else None
-            if reduce is None:
-                return None
-            placement = with_partial(placement, axis, reduce)
+        placement: Placement | None = _placed(dims, rule, ways)
+        for way in ways:
+            placement = placement and _reduced(placement, rule, index, way)
+        if placement is None:
+            return None
         outs.append(placement)
-    return Strategy(f"shard {factor}" + (f"/{blocks}" if blocks > 1 else ""), ins, tuple(outs))
+    for way in ways:
+        if way.reads_partial:
+            ins = [with_partial(p, way.axis.name, "sum") for p in ins]
+            outs = [with_partial(p, way.axis.name, "sum") for p in outs]
+    named = sorted(ways, key=lambda way: way.axis.name)
+    return Strategy(_name(named), tuple(ins), tuple(outs))
 
 
-def _placed(dims: Dims, rule: Rule, factor: str, blocks: int, axis: str) -> Placement:
-    placed: list[tuple[Shard, ...]] = []
+def _name(ways: list[Way]) -> str:
+    if len(ways) == 1:
+        return str(ways[0])
+    return "; ".join(f"{way.axis.name} {way}" for way in ways)
+
+
+def _in_order(rule: Rule, ways: tuple[Way, ...]) -> tuple[Way, ...]:
+    """Ways in the order in which they cut a factor that they share: the sequence by context first,
+    anything else by it last."""
+    first = [w for w in ways if w.axis.is_context and _holds_sequence(rule, w)]
+    rest = [w for w in ways if w not in first]
+    return (
+        *first,
+        *(w for w in rest if not w.axis.is_context),
+        *(w for w in rest if w.axis.is_context),
+    )
+
+
+def _divide(rule: Rule, ways: tuple[Way, ...]) -> bool:
+    """Whether axes that share a factor divide it together, the plain way."""
+    shared = [w for w in ways if w.factor and sum(v.factor == w.factor for v in ways) > 1]
+    if not shared:
+        return True
+    total = math.prod(w.axis.size for w in shared)
+    size = _evaluated(rule.sizes[shared[0].factor], tuple(shared[0].axis.sizes.items()))
+    return size % total == 0 and all(w.blocks == 1 for w in shared)
+
+
+def _reduced(placement: Placement, rule: Rule, index: int, way: Way) -> Placement | None:
+    """The placement of an output that lacks a way's factor: partial, or None."""
+    if not way.factor or placement.shard_dim(way.axis.name) is not None:
+        return placement
+    reduce = rule.reduce[index].get(way.factor) if index < len(rule.reduce) else None
+    return None if reduce is None else with_partial(placement, way.axis.name, reduce)
+
+
+def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...]) -> Placement:
+    """A value's shards: each factor cut by its ways in order, nested in what lies outside it."""
+    placed = []
     for factors in dims:
-        if factor in factors:
-            outer = _outer(factors, rule, factor)
-            placed.append((Shard(axis, simplify_size(outer * blocks)),))
-        else:
-            placed.append(())
+        shards = []
+        for factor in factors:
+            inside = 1
+            for way in ways:
+                if way.factor == factor:
+                    outer = _outer(factors, rule, factor) * way.blocks * inside
+                    shards.append(Shard(way.axis.name, simplify_size(outer)))
+                    inside *= way.axis.size
+        placed.append(tuple(shards))
     return Placement(tuple(placed))
 
 
@@ -116,15 +234,6 @@ def _outer(factors: tuple[str, ...], rule: Rule, factor: str) -> Size:
     for name in factors[: factors.index(factor)]:
         outer = outer * rule.sizes[name]
     return simplify_size(outer)
-
-
-def _linear(op: Op, graph: Graph, axis: str) -> Strategy:
-    whole = _replicated(op, graph)
-    return Strategy(
-        "partial",
-        tuple(with_partial(p, axis, "sum") for p in whole.inputs),
-        tuple(with_partial(p, axis, "sum") for p in whole.outputs),
-    )
 
 
 def _distinct(found: list[Strategy]) -> tuple[Strategy, ...]:

@@ -79,6 +79,7 @@ class Case:
     pp: int = 1
     rep: int = 1
     dp: int = 1
+    cp: int = 1
     tp: int = 1
     micro_batch: int = 1
     accumulation: int = 1
@@ -117,7 +118,7 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.pp * self.rep * self.dp * self.tp
+        return self.pp * self.rep * self.dp * self.cp * self.tp
 
     @property
     def rows(self) -> int:
@@ -134,6 +135,7 @@ class Case:
 
     def __str__(self) -> str:
         rep = f"rep{self.rep}" if self.rep > 1 else ""
+        rep += "" if self.cp == 1 else f"cp{self.cp}"
         mesh = f"pp{self.pp}{rep}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
         kind += f"-{self.precision}" if self.precision != "pure" else ""

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from meshwright.cli import write_program
 from meshwright.ir.capture.export import trace
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.hardware.cluster import Cluster
@@ -93,6 +94,7 @@ class Court:
             pp=case.pp,
             rep=case.rep,
             dp=case.dp,
+            cp=case.cp,
             tp=case.tp,
             micro_batch=case.micro_batch,
             zero=case.zero,
@@ -148,7 +150,7 @@ def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
     return shard_model(
         traced.segmented,
         traced.joints,
-        tp=case.tp,
+        mesh=compute_mesh(case.tp, case.cp),
         cluster=cluster,
         micro_batch=case.micro_batch,
         seq=case.seq,

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.ir.graph import Graph, verify
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.ops.table import FREE
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.text.graph_text import parse_graph
@@ -112,7 +113,7 @@ def test_every_price_is_met_exactly(given_, of_byte, of_ps) -> None:
 
 
 def test_a_llama_block_keeps_no_view_and_more_only_where_it_saves_time(llama) -> None:
-    costs = Costs(parse_cluster("h200:8"), 1, {"B": 1, "S": 4096})
+    costs = Costs(parse_cluster("h200:8"), compute_mesh(1), {"B": 1, "S": 4096})
     from meshwright.ir.placement import replicated
 
     for graph in llama.joints.values():

@@ -9,6 +9,7 @@ from steps import model, unit
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import InfeasibleError, PlanError
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.models import PRESETS, Decoder
@@ -159,7 +160,7 @@ def test_levels_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() 
     c = Candidate(1, 1, 1, 4, 1, 0, "none", "1f1b")
     counted = 0
     for name, found in evaluator.levels(c).items():
-        low = evaluator.sharding(1).lowered[name]
+        low = evaluator.sharding(compute_mesh(1)).lowered[name]
         for level in found:
             pairs = offloadable(low.graph, low.placements, level[0].saved, costs)
             given = low.graph, low.placements, level[0].saved

@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.ir.graph import Graph, verify
-from meshwright.ir.placement import Placement, replicated
+from meshwright.ir.mesh import compute_mesh
+from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import format_graph, parse_graph, parse_placed_graph
 from meshwright.planner.cost.op_cost import Costs, GraphWork
 from meshwright.planner.hardware.cluster import parse_cluster
@@ -28,21 +29,16 @@ def objective_of(
     pairs = list(zip(nodes, picked, strict=True))
     made = {v: p for n, c in pairs for v, p in zip(n.makes, c.strategy.outputs, strict=True)}
     work, params = GraphWork(graph), {i.value.name for i in graph.inputs_of("param")}
-    moves: dict[tuple[str, Placement], float] = {}
+    moves: dict[tuple[str, Placement, Placement], float] = {}
     copies: set[tuple[str, Placement]] = set()
     for node, choice in pairs:
         for name, want in zip(node.reads, choice.strategy.inputs, strict=True):
             have, value = made[name], graph.values[name]
-            source = have
-            if have != want and have.partial_op("tp") == "lse" and want.shard("tp"):
-                source = replicated(len(value.shape))
-                moves[name, source] = costs.redistribute_us(value, have, source) or 0.0
-            us = costs.redistribute_us(value, source, want)
-            if us is None:
+            if costs.redistribute_us(value, have, want) is None:
                 return None
-            if source != want:
-                moves[name, want] = us
-            sliced = have != want and have.is_replicated("tp")
+            path = costs.moves(value, have, want)
+            moves.update(((name, m.src, m.dst), costs.move_us(value, m)) for m in path)
+            sliced = path and all(m.kind == "slice" for m in path)
             copy = have if sliced else want
             if node.backward and (name in work.held or (name in params and copy != have)):
                 copies.add((name, copy))
@@ -96,7 +92,7 @@ def check(graph: Graph, costs: Costs, price: float, demands: Demands) -> None:
     found = shard(graph, costs, price, demands)
     assert found.objective_us == pytest.approx(best, rel=1e-6)
     assert found.bound_us <= best * (1 + 1e-9)
-    lowered, placements = lower(graph, found)
+    lowered, placements = lower(graph, found, costs)
     text = format_graph(lowered, placements)
     again = parse_placed_graph(text)
     assert again == (lowered, placements) and format_graph(*again) == text
@@ -116,7 +112,7 @@ SIDES = st.sampled_from(["replicated", "sequence"])
     num_microbatches=st.sampled_from([1, 8]),
 )
 def test_the_ilp_is_brute_force(graph, sides, price, spec, num_microbatches) -> None:
-    costs = Costs(parse_cluster(spec), 2, BIG)
+    costs = Costs(parse_cluster(spec), compute_mesh(2), BIG)
     demands = Demands(*sides, num_microbatches=num_microbatches)
     assume(prod(len(n.choices) for n in nodes_of(graph, costs, demands)[0]) <= 20_000)
     check(graph, costs, price, demands)
@@ -142,5 +138,5 @@ def test_a_partial_log_sum_exp_costs_what_its_way_costs(side: str, price: float)
             ]
         )
     )
-    costs = Costs(parse_cluster("h200:8"), 2, BIG)
+    costs = Costs(parse_cluster("h200:8"), compute_mesh(2), BIG)
     check(graph, costs, price, Demands(side, "replicated"))

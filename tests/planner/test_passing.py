@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.ir.graph import Graph, verify
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.ops.table import passing, without_passing
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import parse_graph
@@ -34,10 +35,10 @@ return %loss, %dx, %dw
 
 def _lowered(group: int) -> tuple[Graph, dict[str, Placement], Costs]:
     sizes = {"B": 2, "S": TOKENS // 2}
-    costs = Costs(parse_cluster(f"h200:{group}"), group, sizes)
+    costs = Costs(parse_cluster(f"h200:{group}"), compute_mesh(group), sizes)
     joint = verify(parse_graph(HEAD))
     demands = Demands(shard_matmul_weights=group > 1)
-    return *lower(joint, shard(joint, costs, 0.0, demands)), costs
+    return *lower(joint, shard(joint, costs, 0.0, demands), costs), costs
 
 
 def test_what_is_not_kept_is_gone_from_both_sides() -> None:
@@ -80,10 +81,10 @@ def test_keeping_saves_one_matmul_and_holds_the_logits(group: int) -> None:
 def test_an_operand_elsewhere_is_done_without() -> None:
     """Logits cut along another dim than the op reads are not exchanged."""
     graph = verify(parse_graph(HEAD))
-    costs = Costs(parse_cluster("h200:4"), 4, {"B": 2, "S": TOKENS // 2})
+    costs = Costs(parse_cluster("h200:4"), compute_mesh(4), {"B": 2, "S": TOKENS // 2})
     sharding = shard(graph, costs, 0.0, Demands(shard_matmul_weights=True))
     sharding.made["logits"] = shard_on(3, 1, "tp")
-    lowered, _ = lower(graph, sharding)
+    lowered, _ = lower(graph, sharding, costs)
     assert passing(lowered) == {"logits"}
     assert not any("logits" in op.inputs for op in lowered.ops)
     assert "logits" not in candidates(lowered)

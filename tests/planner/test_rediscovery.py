@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.graph import verify
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import format_graph, parse_placed_graph
 from meshwright.planner.cost.op_cost import Costs
@@ -16,7 +17,12 @@ AXIS = "tp"
 
 
 def plan(traced, **changes) -> ShardedModel:
-    given = dict(tp=2, cluster=parse_cluster("h200:8"), micro_batch=1, seq=4096)
+    given = dict(
+        mesh=compute_mesh(changes.pop("tp", 2)),
+        cluster=parse_cluster("h200:8"),
+        micro_batch=1,
+        seq=4096,
+    )
     given |= dict(num_microbatches=8, price=None)
     return shard_model(traced.segmented, traced.joints, **(given | changes))
 
@@ -117,9 +123,15 @@ def test_free_bytes_give_sequence_sharding_with_replicated_weights(llama) -> Non
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}, {"price": 0.0}])
 def test_every_piece_verifies_round_trips_and_costs_what_it_says(tiny, tp, changes) -> None:
-    given = dict(tp=tp, cluster=parse_cluster("cpu:4"), micro_batch=2, seq=64, num_microbatches=2)
+    given = dict(
+        mesh=compute_mesh(tp),
+        cluster=parse_cluster("cpu:4"),
+        micro_batch=2,
+        seq=64,
+        num_microbatches=2,
+    )
     model = plan(tiny, **(given | changes))
-    costs = Costs(parse_cluster("cpu:4"), tp, {"B": 2, "S": 64})
+    costs = Costs(parse_cluster("cpu:4"), compute_mesh(tp), {"B": 2, "S": 64})
     for piece in model.lowered.values():
         verify(piece.graph)
         text = format_graph(piece.graph, piece.placements)
@@ -147,7 +159,13 @@ def test_layouts_agree_at_every_cut(llama) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}])
 def test_a_tied_table_lies_the_same_in_all_its_homes(tied, changes) -> None:
-    given = dict(tp=2, cluster=parse_cluster("cpu:4"), micro_batch=2, seq=64, num_microbatches=2)
+    given = dict(
+        mesh=compute_mesh(changes.pop("tp", 2)),
+        cluster=parse_cluster("cpu:4"),
+        micro_batch=2,
+        seq=64,
+        num_microbatches=2,
+    )
     model = plan(tied, **(given | changes))
     homes = {}
     for instance, name in zip(tied.segmented.instances, model.instances, strict=True):

@@ -8,6 +8,7 @@ import pytest
 from machines import machine
 
 from meshwright.ir.errors import InfeasibleError
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds.lp import relax
@@ -159,10 +160,12 @@ def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> Non
     """On devices whose memory is worth something next to their compute."""
     cluster = machine(4, 2**24, 1e9, 1e9, 0.0)
     evaluator = Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2))
-    base = evaluator.sharding(2)
-    others = [other.sharding(2) for _, other in repriced(evaluator, 2)]
+    base = evaluator.sharding(compute_mesh(2))
+    others = [other.sharding(compute_mesh(2)) for _, other in repriced(evaluator, compute_mesh(2))]
     assert others and not any(base.same_placements(other) for other in others)
-    assert base.same_placements(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2)).sharding(2))
+    assert base.same_placements(
+        Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2)).sharding(compute_mesh(2))
+    )
     fixed = search(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2, price=base.price)))
     free = search(evaluator)
     assert free.best.timeline.step_us <= fixed.best.timeline.step_us
@@ -209,7 +212,9 @@ def test_the_bound_is_over_the_placements_of_the_plan(model) -> None:
     evaluator = Evaluator(model, machine(4, 2_000_000, 1e10, 2e9, 0.0), SEQ, 8, Pins(tp=2))
     found = search(evaluator)
     assert found.num_prices == 2 and found.evaluator.pins.price is not None
-    assert not found.evaluator.sharding(2).same_placements(evaluator.sharding(2))
+    assert not found.evaluator.sharding(compute_mesh(2)).same_placements(
+        evaluator.sharding(compute_mesh(2))
+    )
     again = search(found.evaluator)
     assert found.bound_us <= again.bound_us * (1 + 1e-9)
     assert found.best.timeline.step_us <= again.best.timeline.step_us * (1 + 1e-9)

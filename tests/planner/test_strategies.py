@@ -14,7 +14,7 @@ def graph_of(*lines: str) -> Graph:
 
 def found(graph: Graph, index: int = 0, axis: Axis = AXIS) -> dict[str, str]:
     strides = [(f, b) for (k, f), bs in strides_of(graph, axis).items() if k == index for b in bs]
-    strategies, warning = strategies_of(graph.ops[index], graph, axis, strides)
+    strategies, warning = strategies_of(graph.ops[index], graph, (axis,), {axis.name: strides})
     assert not warning
     return {
         s.name: "; ".join(map(format_placement, s.inputs))
@@ -88,7 +88,7 @@ def test_an_unknown_op_stays_replicated_with_its_line() -> None:
         "%y : bf16[B, S, 6] = roll(%x)  # models/odd.py:7",
         "return %y",
     )
-    (only,), warning = strategies_of(graph.ops[0], graph, AXIS)
+    (only,), warning = strategies_of(graph.ops[0], graph, (AXIS,))
     assert only.name == "replicated"
     assert "roll" in warning and "models/odd.py:7" in warning
 
@@ -96,5 +96,5 @@ def test_an_unknown_op_stays_replicated_with_its_line() -> None:
 def test_a_dim_that_does_not_divide_is_not_offered(tiny) -> None:
     odd = Axis("tp", 3, {"B": 3, "S": 8})
     graph = tiny.joints["ffn"]
-    names = {s.name for op in graph.ops for s in strategies_of(op, graph, odd)[0]}
+    names = {s.name for op in graph.ops for s in strategies_of(op, graph, (odd,))[0]}
     assert names == {"replicated", "partial"}

@@ -77,12 +77,12 @@ def evaluator_of(number: int) -> Evaluator:
     if number in TWO_NODES:
         cluster = in_nodes(cluster, 2, 10.0)
     evaluator = Evaluator(model(), cluster, SEQ, rows, free_pins(number))
-    for tp in {c.tp for c in candidates(cluster, rows, Pins(), 4)}:
-        for name, low in evaluator.sharding(tp).lowered.items():
-            found = proposals(low.graph, low.placements, evaluator.costs(tp, 1))
+    for mesh in {c.compute for c in candidates(cluster, rows, Pins(), 4)}:
+        for name, low in evaluator.sharding(mesh).lowered.items():
+            found = proposals(low.graph, low.placements, evaluator.costs(mesh, 1))
             some = found[1 % len(found)], found[len(found) // 2], found[-1]
             chosen = dict.fromkeys(some[:1] if number in OFFLOADING else some)
-            evaluator.proposed[tp, name] = tuple(chosen)
+            evaluator.proposed[mesh, name] = tuple(chosen)
     return evaluator
 
 
