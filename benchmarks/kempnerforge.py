@@ -21,10 +21,11 @@ from dataclasses import replace
 
 from meshwright.ir.graph import Value
 from meshwright.ir.mesh import AXIS_OF, COMPUTE, TENSOR
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
 from meshwright.planner.cost.functions import PhaseWork, functions_of
-from meshwright.planner.cost.op_cost import FUSED, Costs, OpWork, shard_on
+from meshwright.planner.cost.op_cost import Costs, OpWork, shard_on
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.simulate.simulator import simulate
@@ -109,7 +110,7 @@ def _head(phases: Phases, piece: Piece, costs: Costs) -> Phases:
 
 def _logits(piece: Piece) -> Value:
     """What linear_cross_entropy never holds whole: [B, S, V] in the dtype of its input."""
-    loss = next(op for op in piece.graph.ops if op.target == "mw.linear_cross_entropy")
+    loss = next(op for op in piece.graph.ops if definition(op).passing_output is not None)
     x, weight = (piece.graph.values[name] for name in loss.inputs[:2])
     return Value("logits", x.dtype, (*x.shape[:2], weight.shape[0]))
 
@@ -125,7 +126,7 @@ def _eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:
     """Pointwise work and reductions, each a kernel of its own."""
     total = 0.0
     for op in work.graph.ops:
-        if op.target not in FUSED:
+        if not definition(op).fused:
             continue
         values = tuple(piece.graph.values[name] for name in op.inputs if name)
         ins, outs = (tuple(piece.placements[v.name] for v in vs) for vs in (values, op.outputs))

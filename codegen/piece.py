@@ -7,8 +7,8 @@ from meshwright.ir.mesh import TENSOR
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
+from .emitters import op_text
 from .local import Locals, identifier
-from .ops import op_text
 from .writer import Writer
 
 

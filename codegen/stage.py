@@ -6,8 +6,8 @@ from meshwright.ir.mesh import COMPUTE
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
+from .emitters import op_text
 from .local import Locals, identifier
-from .ops import op_text
 from .piece import PieceText, operand_inputs
 from .writer import Writer
 

@@ -1,7 +1,7 @@
 """Graph, Op and Value: the logical program, frozen, without mesh or device.
 
 A graph is a list of inputs, a list of ops in execution order and a list of output names. Every
-op names one target of the op table, its operands by value name, typed attributes, and the values
+op names one target (see ops/), its operands by value name, typed attributes, and the values
 it makes. Text is identity: `parse_graph(format_graph(g)) == g` (see text/graph_text.py).
 """
 

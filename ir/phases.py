@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .graph import Graph, Input, Op, Value
-from .ops.table import MATMULS, added_where_made, without_passing
-
-DEFERRED = frozenset({*MATMULS, "mw.embedding_weight_grad"})
+from .ops.questions import added_where_made, without_passing
+from .ops.registry import definition
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def _late(joint: Joint, backward: Sequence[Op], recomputed: frozenset[str]) -> s
     late: set[str] = set()
     for op in backward:
         free = op.output.name not in recomputed and op.output.name not in for_dx
-        if free and (op.target in DEFERRED or late & set(op.inputs)):
+        if free and (definition(op).deferred or late & set(op.inputs)):
             late |= {v.name for v in op.outputs}
     return late
 

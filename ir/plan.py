@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from .dtypes import ITEM_BYTES
 from .graph import Graph
 from .mesh import Mesh
+from .ops.registry import definition
 from .placement import Placement, local_shape
 from .schedule import Schedule
 from .sizes import Shape, evaluate, num_elements
@@ -47,13 +48,10 @@ class Piece:
 
 def _read_by_table(graph: Graph, name: str) -> bool:
     users = graph.users[name]
-    moved = [op.output.name for op in users if op.target == "redistribute"]
-    return any(op.target in _TABLE_OPS for op in users) or any(
+    moved = [op.output.name for op in users if definition(op).collective]
+    return any(definition(op).reads_table for op in users) or any(
         _read_by_table(graph, copy) for copy in moved
     )
-
-
-_TABLE_OPS = ("mw.embedding", "mw.linear_cross_entropy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
+from .ops.registry import definition
 from .text.graph_text import format_graph
-
-_CASTS = ("to.dtype", "_to_copy")
-_NORMS = ("layer_norm", "rms_norm")  # one op here, but its parts read their input several times
 
 
 @dataclass(frozen=True)
@@ -145,12 +143,12 @@ def _reads_params(ops: list[Op], params: set[str]) -> bool:
 
 
 def _forks(graph: Graph, name: str) -> bool:
-    if graph.producer[name].target in _CASTS:
+    if definition(graph.producer[name]).cast:
         return False
     readers = graph.users[name]
-    while len(readers) == 1 and readers[0].target in _CASTS:
+    while len(readers) == 1 and definition(readers[0]).cast:
         readers = graph.users[readers[0].output.name]
-    return len(readers) > 1 or (len(readers) == 1 and readers[0].target in _NORMS)
+    return len(readers) > 1 or (len(readers) == 1 and definition(readers[0]).norm)
 
 
 def _piece_graph(

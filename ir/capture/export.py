@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from ..errors import CaptureError
 from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
+from ..ops.patterns import head_of
 from ..segment import segment
 from ..sizes import B, S, Shape
 from ..text.graph_text import format_graph
@@ -214,15 +215,12 @@ class _Reader(FxReader):
         self.values[node] = value.name
 
     def _loss(self, logits: object) -> None:
-        chain = {op.output.name: op for op in self.ops}
-        op = chain.get(str(logits))
-        softcap = 0.0
-        if op is not None and op.target == "mul.Tensor" and op.attr("other") is not None:
-            softcap, op = _match_softcap(op, chain)
-        if op is None or op.target != "linear" or len(op.inputs) != 2:
-            found = op.target if op else "no op"
+        head = head_of(str(logits), {op.output.name: op for op in self.ops})
+        op, softcap = head.linear, head.softcap
+        if op is None:
+            found, count = (head.last.target, len(head.last.inputs)) if head.last else ("no op", 0)
             raise CaptureError(
-                f"model {self.name} ends in {found} with {len(op.inputs) if op else 0} operands; "
+                f"model {self.name} ends in {found} with {count} operands; "
                 "the loss needs logits from a linear layer without bias, optionally soft-capped"
             )
         stats = "f64" if self.promote else "f32"
@@ -287,16 +285,6 @@ def _digest(tensor: Tensor) -> str:
 def encode(digest: str, tensor: Tensor) -> Constant:
     data = base64.b64encode(_raw_bytes(tensor)).decode()
     return digest, short_dtype(tensor.dtype), tuple(tensor.shape), data
-
-
-def _match_softcap(op: Op, chain: dict[str, Op]) -> tuple[float, Op | None]:
-    """tanh(logits / cap) * cap -> (cap, the linear); (0, op) when it is something else."""
-    cap = op.attr("other")
-    tanh = chain.get(op.inputs[0])
-    div = chain.get(tanh.inputs[0]) if tanh is not None and tanh.target == "tanh" else None
-    if div is not None and div.target == "div.Tensor" and div.attr("other") == cap:
-        return float(cap), chain.get(div.inputs[0])
-    return 0.0, op
 
 
 def _without_unused_inputs(graph: Graph) -> Graph:

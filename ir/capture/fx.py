@@ -10,6 +10,7 @@ from torch.fx import Node
 from ..dtypes import SHORT_NAMES, TORCH_NAMES
 from ..errors import CaptureError
 from ..graph import Attr, Input, Op, Value
+from ..ops.registry import named
 from ..sizes import Size, simplify_size
 
 
@@ -86,14 +87,14 @@ class FxReader:
         names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
         outputs = tuple(self.value(t, n) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
         inputs, attrs = self._arguments(node)
-        if target.startswith("to."):
-            target, attrs = "to.dtype", tuple(a for a in attrs if a[0] == "dtype")
+        if target == _CAST:
+            inputs, attrs = inputs[:1], (("dtype", outputs[0].dtype),)
         self.ops.append(Op(target, inputs, outputs, attrs, source_of(node)))
         self.values[node] = tuple(names) if many else name
 
     def _output_names(self, target: str, name: str, count: int) -> list[str]:
         """One name per output: by meaning for semantic ops, by number elsewhere."""
-        suffixes = _OUTPUTS.get(target, tuple(map(str, range(count))))
+        suffixes = named(target).output_names or tuple(map(str, range(count)))
         return [self.fresh(f"{name}_{suffix}") for suffix in suffixes]
 
     def _arguments(self, node: Node) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
@@ -135,32 +136,16 @@ class FxReader:
 
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
-_ALIASES = (
-    "contiguous",
-    "clone",
-    "detach",
-    "alias",
-    "lift_fresh_copy",
-    "detach_",
-    "dropout",
-    "feature_dropout",
-)
-_OUTPUTS = {
-    "mw.attention": ("o", "lse"),
-    "mw.attention_backward": ("dq", "dk", "dv"),
-    "mw.linear_cross_entropy": ("lse", "picked", "logits"),
-    "mw.linear_cross_entropy_backward": ("dx", "dw"),
-}
-_CASTS = ("to", "_to_copy", "type_as")
+_CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
 
 
 def target_name(target: Any) -> str:
-    """The op table's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
+    """The registry's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
     namespace, _, base = target._schema.name.partition("::")
     overload = target._overloadname
     base = base if overload == "default" else f"{base}.{overload}"
     if namespace == "aten":
-        return base
+        return _CAST if base.startswith("to.") else base
     return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
 
 
@@ -169,25 +154,27 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
     source = node.args[0] if node.args else None
     if not isinstance(source, Node) or not isinstance(node.meta["val"], Tensor):
         return None
-    base = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    asked = named(target_name(node.target))
     before, after = source.meta["val"], node.meta["val"]
     if not isinstance(before, Tensor):
         return None
-    if base in ("dropout", "feature_dropout") and node.args[1] and node.args[2]:
+    if asked.random and node.args[1] and node.args[2]:
         raise CaptureError(
             f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, "
             "it is not supported above 0"
         )
-    if base in _ALIASES:
-        return source
-    same_shape = before.shape == after.shape
-    if base in _CASTS:
-        known = (torch.float32, torch.float64)
-        both = promote and before.dtype in known and after.dtype in known
-        return source if before.dtype == after.dtype or both else None
-    if base in ("slice", "expand", "view", "reshape", "expand_as", "_unsafe_view") and same_shape:
-        return source
-    return None
+    same = {
+        "never": False,
+        "always": True,
+        "same dtype": _same_dtype(before.dtype, after.dtype, promote),
+        "same shape": before.shape == after.shape,
+    }
+    return source if same[asked.vanishes] else None
+
+
+def _same_dtype(before: torch.dtype, after: torch.dtype, promote: bool) -> bool:
+    known = (torch.float32, torch.float64)
+    return before == after or (promote and before in known and after in known)
 
 
 _NOT_MODEL = ("/torch/", "/ir/capture/")

@@ -8,7 +8,6 @@ Outputs of a joint graph: the segment's output, then the gradient of the activat
 when there is none), then the gradient of each parameter, in input order.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +19,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from ..errors import CaptureError
 from ..graph import Graph, Input, Op, Value, prune, verify
+from ..ops.registry import definition
 from ..segment import Segment
 from ..sizes import B, S, Size
-from . import semantic
+from .composites import EXPANSIONS
 from .fx import FxReader, torch_dtype
 
-aten = torch.ops.aten
 _HINTS = (7, 13)
 _DY = "dy"
 
@@ -110,9 +108,9 @@ def _size_values(graph: Graph, env: dict[str, Tensor]) -> dict:
 
 
 def _call(op: Op, tensors: list, sizes: dict) -> object:
-    if op.target in _COMPOSITES:
+    if definition(op).kind == "composite":
         attrs = {k: _concrete(v, sizes) for k, v in op.attrs}
-        return _COMPOSITES[op.target](*tensors, **attrs)
+        return EXPANSIONS[definition(op).name](*tensors, **attrs)
     overload = resolve(op.target)
     remaining, attrs = list(tensors), dict(op.attrs)
     given: Any
@@ -152,7 +150,7 @@ def _concrete(value: Any, sizes: dict) -> Any:
 
 
 def resolve(target: str) -> Any:
-    """The torch overload behind an op-table name."""
+    """The torch overload behind an op name."""
     if target.startswith("mw."):
         return getattr(torch.ops.meshwright, target[3:]).default
     namespace, _, base = target.rpartition("::")
@@ -161,119 +159,11 @@ def resolve(target: str) -> Any:
     return getattr(packet, overload or "default")
 
 
-# Composite ops, expanded the same on every device.
-
-
-def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = semantic.linear(x, w)
-    return y if bias is None else y + bias
-
-
-def _addmm(bias: Tensor, x: Tensor, w: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    assert beta == 1 and alpha == 1, (beta, alpha)
-    return semantic.linear(x, w.t()) + bias
-
-
-def _embedding(
-    w: Tensor,
-    ids: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    if scale_grad_by_freq or sparse:
-        raise CaptureError(
-            f"embedding of {w.shape[0]} rows with scale_grad_by_freq={scale_grad_by_freq}, "
-            f"sparse={sparse}: neither is supported; build it with both off"
-        )
-    return semantic.embedding(ids, w, padding_idx)
-
-
-def _layer_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    normalized_shape: Sequence[int] = (),
-    eps: float = 1e-5,
-    **_: object,
-) -> Tensor:
-    dims = list(range(-len(normalized_shape), 0))
-    h = x.to(semantic.statistics_dtype(x.dtype))
-    h = h - h.mean(dims, keepdim=True)
-    h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
-    y = h if weight is None else h * weight
-    return (y if bias is None else y + bias).to(x.dtype)
-
-
-def _rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    normalized_shape: Sequence[int] = (),
-    eps: float | None = None,
-) -> Tensor:
-    dims = list(range(-len(normalized_shape), 0))
-    h = x.to(semantic.statistics_dtype(x.dtype))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
-    return (h if weight is None else h * weight).to(x.dtype)
-
-
-def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
-    if isinstance(split_size, list):
-        sizes = split_size
-    else:
-        whole, rest = divmod(x.shape[dim], split_size)
-        sizes = [split_size] * whole + [rest] * (rest > 0)
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))
-
-
-def _split_sizes(x: Tensor, split_sizes: list[int], dim: int = 0) -> tuple[Tensor, ...]:
-    return _split(x, split_sizes, dim)
-
-
-def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    return _split(x, -(-x.shape[dim] // chunks), dim)
-
-
-def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    return tuple(x.select(dim, i) for i in range(x.shape[dim]))
-
-
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    assert attn_mask is None and dropout_p == 0.0, "masked attention is refused at capture"
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return semantic.attention(q, k, v, float(scale), bool(is_causal), 0, 0.0)[0]
-
-
-_COMPOSITES: dict[str, Callable] = {
-    "linear": _linear,
-    "addmm": _addmm,
-    "embedding": _embedding,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "split.Tensor": _split,
-    "split.sizes": _split_sizes,
-    "split_with_sizes": _split_sizes,
-    "chunk": _chunk,
-    "unbind.int": _unbind,
-    "scaled_dot_product_attention": _sdpa,
-}
-
-
 def _decompositions() -> dict:
     """Backward formulas in primitives, where autograd uses an op of its own."""
     from torch._decomp import get_decompositions
 
+    aten = torch.ops.aten
     table = get_decompositions(
         [aten.select_backward, aten._softmax_backward_data, aten.native_layer_norm_backward]
     )

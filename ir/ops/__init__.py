@@ -1,1 +1,1 @@
-"""Ops: what every room asks of an op, defined once."""
+"""Ops: what every room asks of an op, defined once; one file a kind of op."""

@@ -16,7 +16,8 @@ import sympy
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.ops.table import FREE, POINTWISE, SOURCES, flops, passing
+from meshwright.ir.ops.questions import flops, passing
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.placement import Placement, Shard, local_outer
 from meshwright.ir.sizes import SYMBOLS, Size, num_elements
@@ -26,11 +27,8 @@ from ..hardware.topology import strided_us
 from .redistribution import Move, paths
 from .redistribution import Path as MovePath
 
-FUSED = POINTWISE | frozenset("sum sum.dim_IntList mean mean.dim amax cat slice_backward".split())
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
-# Where attention ops read the queries [B, H, S, D].
-_QUERIES = {"mw.attention": 0, "mw.attention_backward": 1}
 
 
 def number(size: Size, sizes: dict[str, int]) -> float:
@@ -147,7 +145,8 @@ class Costs:
         work: "OpWork",
     ) -> float:
         """Time of one op with its operands and outputs in the given placements."""
-        if op.target in FREE or op.target in SOURCES:
+        asked = definition(op)
+        if asked.free or asked.source:
             return 0.0
         device = self.cluster.device
         moved = sum(
@@ -173,12 +172,13 @@ class Costs:
     def _rate(self, op: Op, work: "OpWork") -> float:
         dtype = work.dtype
         device = self.cluster.device
-        if op.target in _QUERIES and ITEM_BYTES[dtype] == 2:
-            query = work.operands[_QUERIES[op.target]]
+        asked = definition(op)
+        if asked.queries is not None and ITEM_BYTES[dtype] == 2:
+            query = work.operands[asked.queries]
             assert query is not None
             *_, positions, head_dim = (number(size, self.sizes) for size in query.shape)
             if (rates := device.attention_rate(int(head_dim), positions)) is not None:
-                return rates[op.target == "mw.attention_backward"]
+                return rates[asked.backward]
         return device.matmul_rate(dtype)
 
 
@@ -220,7 +220,7 @@ class GraphWork:
     def _views(self, name: str) -> set[str]:
         """The values whose storage `name` is a view of."""
         found: set[str] = set()
-        while (op := self.graph.producer.get(name)) is not None and op.target in FREE:
+        while (op := self.graph.producer.get(name)) is not None and definition(op).free:
             name = op.inputs[0]
             found.add(name)
         return found
@@ -240,7 +240,7 @@ class GraphWork:
         """
         found: dict[str, str] = {}
         for op in self.graph.ops:
-            if op.target != "sum.dim_IntList":
+            if not definition(op).sums_dims:
                 continue
             rank = len(self.graph.values[op.inputs[0]].shape)
             dims = {int(d) % rank for d in op.attr("dim") or range(rank)}
@@ -248,7 +248,7 @@ class GraphWork:
                 continue
             found[op.output.name] = op.output.name
             source = self.graph.producer.get(op.inputs[0])
-            if source and source.target in FUSED and len(self.graph.users[op.inputs[0]]) == 1:
+            if source and definition(source).fused and len(self.graph.users[op.inputs[0]]) == 1:
                 found[source.output.name] = op.output.name
         return found
 
@@ -256,7 +256,7 @@ class GraphWork:
         values = [self.graph.values[n] for n in op.inputs if n]
         floats = [v.dtype for v in values if v.dtype in FLOATS] or [op.output.dtype]
         dtype = min(floats, key=lambda name: ITEM_BYTES[name])
-        if op.target not in FUSED:
+        if not definition(op).fused:
             return OpWork(flops(op, self.graph), dtype, tuple(values), op.outputs)
         operands = tuple(v if self._first_read(v.name, op, seen) else None for v in values)
         results = tuple(v if self._leaves(v.name, op) else None for v in op.outputs)
@@ -270,12 +270,14 @@ class GraphWork:
             return False
         seen.add(key)
         source = self.graph.producer.get(name)
-        while source is not None and source.target in FREE:
+        while source is not None and definition(source).free:
             source = self.graph.producer.get(source.inputs[0])
-        fused = source is not None and source.target in FUSED | SOURCES
-        if apart and source is not None and source.target not in SOURCES:
+        if source is None:
+            return True
+        made = definition(source)
+        if apart and not made.source:
             return self._apart.get(source.output.name, "") != apart
-        return not fused or (source is not None and self.is_backward(source) != key[1])
+        return not (made.fused or made.source) or self.is_backward(source) != key[1]
 
     def _leaves(self, name: str, op: Op) -> bool:
         """Whether a fused op's result is written: an output, or read beyond the chain or phase."""
@@ -283,8 +285,8 @@ class GraphWork:
             return True
         return any(
             self._leaves(user.output.name, op)
-            if user.target in FREE
-            else user.target not in FUSED or self.is_backward(user) != self.is_backward(op)
+            if definition(user).free
+            else not definition(user).fused or self.is_backward(user) != self.is_backward(op)
             for user in self.graph.users[name]
         )
 

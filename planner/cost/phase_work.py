@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import FREE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
 from .op_cost import GraphWork
@@ -22,14 +22,14 @@ class PhaseWork(GraphWork):
         return frozenset(
             v.name
             for op in self.graph.ops
-            if op.target not in FREE
+            if not definition(op).free
             for v in self.of[op.output.name].results
             if v is not None
         )
 
     def storage(self, name: str) -> str:
         """The value whose memory `name` is a view of, or itself."""
-        while (op := self.graph.producer.get(name)) is not None and op.target in FREE:
+        while (op := self.graph.producer.get(name)) is not None and definition(op).free:
             name = op.inputs[0]
         return name
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import MATMULS, REDISTRIBUTE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions, functions_of
 
-_LOSS = ("mw.linear_cross_entropy", "mw.linear_cross_entropy_backward")
 # Logits of one chunk of the fused cross-entropy (runtime/kernels/cross_entropy.py, CHUNK_ELEMENTS);
 # each lives as the matmul's output and once in at least float32.
 LOGITS_ELEMENTS = 2048 * 131072
@@ -225,23 +224,15 @@ def _inputs(graph: Graph, *kinds: str) -> set[str]:
 def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:
     us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
     for op in work.graph.ops:
-        us[_kind(op)] += op_us(op, work, placements, costs)
+        us[definition(op).lane] += op_us(op, work, placements, costs)
     return Phase(us["matmul"], us["attention"], us["pointwise"], us["collective"], peak_bytes)
-
-
-def _kind(op: Op) -> str:
-    if op.target == REDISTRIBUTE:
-        return "collective"
-    if op.target in MATMULS or op.target in _LOSS:
-        return "matmul"
-    return "attention" if op.target.startswith("mw.attention") else "pointwise"
 
 
 def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
     """Time of one op of a function; redistributions by their links."""
     ins = tuple(placements[n] for n in op.inputs if n)
     outs = tuple(placements[v.name] for v in op.outputs)
-    if op.target == REDISTRIBUTE:
+    if definition(op).collective:
         return costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
     return costs.op_us(op, ins, outs, work.of[op.output.name])
 
@@ -301,11 +292,10 @@ def _peak(
 
 def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
     """Memory that a kernel takes for itself: a chunk of logits."""
-    if op.target not in _LOSS:
+    asked = definition(op).logits
+    if asked is None:
         return 0.0
-    backward = op.target == _LOSS[1]
-    names = [n for n in op.inputs if n]
-    x, w = (names[2], names[3]) if backward else (names[0], names[1])
+    x, w = (op.inputs[position] for position in asked)
     features = graph.values[x].shape[-1]
     item = ITEM_BYTES[graph.values[x].dtype]
     assert isinstance(features, int)

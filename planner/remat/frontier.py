@@ -26,7 +26,8 @@ import networkx as nx
 from networkx.algorithms.flow import preflow_push
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import FREE, without_passing
+from meshwright.ir.ops.questions import without_passing
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint, forward_ops
 from meshwright.ir.placement import Placement
 
@@ -151,7 +152,7 @@ class _Problem:
         again = ("r", op.output.name)
         net.add_edge(again, "sink", capacity=of_ps * self.weights.again_ps[op.output.name])
         for value in op.outputs:
-            if op.target in FREE:
+            if definition(op).free:
                 net.add_edge(("a", value.name), again)
             else:
                 bytes_ = of_byte * self.weights.bytes[value.name]

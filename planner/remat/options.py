@@ -16,7 +16,7 @@ from itertools import chain
 from math import ceil
 
 from meshwright.ir.graph import Graph
-from meshwright.ir.ops.table import passing
+from meshwright.ir.ops.questions import passing
 from meshwright.ir.placement import Placement
 
 from ..cost.op_cost import Costs

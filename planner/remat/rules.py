@@ -14,20 +14,11 @@ from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import passing
+from meshwright.ir.ops.questions import passing
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint, forward_ops
 
 RULES = ("cheap", "all", "none")
-
-_EXPENSIVE = (
-    "mw.linear",
-    "mw.attention",
-    "mw.embedding",
-    "mw.linear_cross_entropy",
-    "mm",
-    "bmm",
-    "redistribute",
-)
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +77,7 @@ def _recomputes(rule: str, op: Op, name: str) -> bool:
     if rule == "none":
         return False
     if rule == "cheap":
-        return op.target not in _EXPENSIVE or op.attr("kind") == "slice"
+        return not definition(op).dear or op.attr("kind") == "slice"
     return any(fnmatchcase(name, pattern.strip()) for pattern in rule.split(","))
 
 

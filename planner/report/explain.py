@@ -2,7 +2,8 @@
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
-from meshwright.ir.ops.table import passing
+from meshwright.ir.ops.questions import passing
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops, phases_of
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
@@ -73,7 +74,7 @@ def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
     uses = sum(i.piece == piece.name for i in plan.instances)
     saved = [(plan.local_bytes(piece, n), n) for n in piece.saved]
     total = sum(size for size, _ in saved)
-    moves = [op for op in piece.graph.ops if op.target == "redistribute"]
+    moves = [op for op in piece.graph.ops if definition(op).collective]
     away = sum(plan.local_bytes(piece, n) for n in piece.offloaded)
     moved = f", {gib(away)} on the host" if away else ""
     lines = [

@@ -4,7 +4,7 @@ import difflib
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
-from meshwright.ir.ops.table import FREE, REDISTRIBUTE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 
@@ -58,11 +58,11 @@ def _piece(plan: Plan, name: str) -> Piece:
 
 def _op_line(op: Op, work: PhaseWork, piece: Piece, costs: Costs, again: bool) -> list[str]:
     """One line an op; none for views, and for what a fused kernel has in passing."""
-    if op.target in FREE:
+    if definition(op).free:
         return []
     us = op_us(op, work, piece.placements, costs)
     flops = number(work.of[op.output.name].flops, costs.sizes)
-    if op.target == REDISTRIBUTE:
+    if definition(op).collective:
         what, bound = f"{op.attr('kind')} %{op.inputs[0]}", "link"
     else:
         what = f"{op.target} %{op.output.name} {format_placement(piece.placements[op.output.name])}"

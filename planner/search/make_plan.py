@@ -19,7 +19,7 @@ from meshwright.ir.mesh import (
     Mesh,
     make_mesh,
 )
-from meshwright.ir.ops.table import flops
+from meshwright.ir.ops.questions import flops
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Piece, Plan, grad_dtype
 from meshwright.ir.sizes import evaluate

@@ -15,7 +15,7 @@ from itertools import product
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import TENSOR, Mesh
-from meshwright.ir.ops.table import flops
+from meshwright.ir.ops.questions import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 

@@ -8,7 +8,8 @@ Outer sizes are those of the local tensor, which other axes have cut.
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.ops.table import PASSING, REDISTRIBUTE
+from meshwright.ir.ops.collective import REDISTRIBUTE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, local_outer
 
 from ..cost.op_cost import Costs
@@ -40,7 +41,8 @@ class _Writer:
     def op(self, op: Op, placements: tuple[Placement, ...]) -> None:
         wanted = iter(placements)
         targets = [(n, next(wanted) if n else None) for n in op.inputs]
-        for name, target in targets[PASSING.get(op.target, len(targets)) :]:
+        asked = definition(op).recomputed_operand
+        for name, target in targets[len(targets) if asked is None else asked :]:
             if self.placements[name] != target:
                 targets.pop()  # what the op can do without is not worth a collective
         inputs = tuple(self.copy(n, t, op.source) if t is not None else n for n, t in targets)

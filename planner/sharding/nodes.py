@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Input, Value
 from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, format_placement, replicated, with_partial
 from meshwright.ir.sizes import evaluate
@@ -20,7 +21,6 @@ from ..cost.op_cost import Costs, GraphWork
 from .strategies import Strategy, axes_of, strategies_of, strides_of
 
 LAYOUTS = ("replicated", "sequence")
-MATMUL_WEIGHTS = frozenset("mw.linear mw.linear_cross_entropy mm bmm".split())
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _without_grad(choice: Choice) -> Strategy:
 
 
 def _is_matmul_weight(graph: Graph, name: str) -> bool:
-    return any(op.target in MATMUL_WEIGHTS for op in graph.users[name])
+    return any(definition(op).matmul_weight for op in graph.users[name])
 
 
 def _param_choice(

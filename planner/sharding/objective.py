@@ -8,7 +8,7 @@ state with the solver, so a plan's reported objective can be held against its te
 from dataclasses import dataclass, replace
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.ops.table import REDISTRIBUTE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement
 
@@ -48,14 +48,14 @@ def items_of(
     graph: Graph, placements: dict[str, Placement], costs: Costs, num_microbatches: int
 ) -> Items:
     """Every cost of a lowered graph by the name of its value."""
-    origin = {op.output.name: op.inputs[0] for op in graph.ops if op.target == REDISTRIBUTE}
+    origin = {op.output.name: op.inputs[0] for op in graph.ops if definition(op).collective}
     work = GraphWork(_without_redistributes(graph, origin))
     ops, moves = {}, {}
     for op in graph.ops:
         ins = tuple(placements[n] for n in op.inputs if n)
         outs = tuple(placements[v.name] for v in op.outputs)
         name = op.output.name
-        if op.target == REDISTRIBUTE:
+        if definition(op).collective:
             moves[name] = costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
         else:
             ops[name] = costs.op_us(op, ins, outs, work.of[name])
@@ -75,7 +75,7 @@ def _without_redistributes(graph: Graph, origin: dict[str, str]) -> Graph:
     ops = tuple(
         replace(op, inputs=tuple(_root(n, origin) for n in op.inputs))
         for op in graph.ops
-        if op.target != REDISTRIBUTE
+        if not definition(op).collective
     )
     outputs = tuple(_root(n, origin) for n in graph.outputs)
     return Graph(graph.name, graph.inputs, ops, outputs)
@@ -108,7 +108,7 @@ def _held(
 
 def _read_in_backward(graph: Graph, work: GraphWork) -> set[str]:
     def backward(op: Op) -> bool:
-        return op.target != REDISTRIBUTE and work.is_backward(op)
+        return not definition(op).collective and work.is_backward(op)
 
     read = {n for op in graph.ops if backward(op) for n in op.inputs if n}
     return read | set(Joint(graph).made_grads)

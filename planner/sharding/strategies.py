@@ -24,7 +24,8 @@ import sympy
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.mesh import CONTEXT, ROLES, Mesh
-from meshwright.ir.ops.table import Dims, Rule, rule_of
+from meshwright.ir.ops.definition import Dims, Rule
+from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, replicated, with_partial
 from meshwright.ir.sizes import B, S, Size, evaluate, simplify_size

@@ -1,6 +1,6 @@
-"""Kernels behind the op table's semantic ops: plain functions, one name each.
+"""Kernels behind the semantic ops of the registry: plain functions, one name each.
 
-A test holds this list equal to the op table's, and to those of its ops that have a kernel which
+A test holds this list equal to the registry, and to those of its ops that have a kernel which
 adds a weight's gradient to its buffer: by the name of the op after `add_`.
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.codegen.program import emit
 from meshwright.ir.capture.export import trace
-from meshwright.ir.ops.table import added_where_made
+from meshwright.ir.ops.questions import added_where_made
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.models import PRESETS, Decoder
 from meshwright.models.ffn import FeedForward

@@ -8,7 +8,7 @@ from families import traced
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Value
-from meshwright.ir.ops.table import flops
+from meshwright.ir.ops.questions import flops
 from meshwright.ir.sizes import SYMBOLS, num_elements
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import GraphWork, compiled, number

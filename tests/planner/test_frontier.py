@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
-from meshwright.ir.ops.table import FREE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs
@@ -48,7 +48,7 @@ def weighted(draw: st.DrawFn) -> tuple[Graph, Weights]:
     graph = draw(joints())
     small = st.integers(0, 9)
     ops = forward_ops(graph)
-    ps = {op.output.name: 0 if op.target in FREE else draw(small) for op in ops}
+    ps = {op.output.name: 0 if definition(op).free else draw(small) for op in ops}
     names = [v.name for op in ops for v in op.outputs] + ["x"]
     return graph, Weights(ps, {name: draw(st.integers(1, 9)) for name in names})
 
@@ -62,8 +62,8 @@ def points(graph: Graph, weights: Weights) -> set[tuple[int, int]]:
     ops = forward_ops(graph)
     maker = {v.name: op for op in ops for v in op.outputs}
     read = {n for op in graph.ops if op.output.name not in maker for n in op.inputs}
-    free = [op for op in ops if op.target in FREE]
-    others = [op for op in ops if op.target not in FREE]
+    free = [op for op in ops if definition(op).free]
+    others = [op for op in ops if not definition(op).free]
     found = set()
     for some in chain.from_iterable(combinations(others, k) for k in range(len(others) + 1)):
         again = {op.output.name for op in (*some, *free)}
@@ -122,4 +122,4 @@ def test_a_llama_block_keeps_no_view_and_more_only_where_it_saves_time(llama) ->
         found = frontier(graph, placements, costs)
         sizes, times = [c.bytes for c in found], [c.again_ps for c in found]
         assert sizes == sorted(sizes, reverse=True) and times == sorted(times)
-        assert not any(graph.producer[n].target in FREE for c in found for n in c.saved)
+        assert not any(definition(graph.producer[n]).free for c in found for n in c.saved)

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
-from meshwright.ir.ops.table import passing, without_passing
+from meshwright.ir.ops.questions import passing, without_passing
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs, shard_on

@@ -1,12 +1,16 @@
-"""The op table covers every op of every family, and agrees with kernels and executor."""
+"""The registry covers every op of every family, and agrees with emitters, kernels and capture."""
 
 import pytest
 import torch
 from families import OURS, STOCK, traced
 
-from meshwright.codegen import ops as emission
+from meshwright.codegen.emitters import EMITTERS
+from meshwright.codegen.emitters.call import torch_call
+from meshwright.ir.capture.composites import EXPANSIONS
 from meshwright.ir.graph import Graph
-from meshwright.ir.ops.table import ADDING, PASSED, SEMANTIC, rule_of
+from meshwright.ir.ops.definition import OpDef, no_flops
+from meshwright.ir.ops.questions import rule_of
+from meshwright.ir.ops.registry import DEFINITIONS
 from meshwright.ir.schedule import KINDS
 from meshwright.runtime import executor, kernels
 
@@ -21,7 +25,9 @@ def test_every_op_has_a_factor_rule_and_a_text_of_its_own(name: str) -> None:
     found = [(op, graph) for graph in graphs for op in graph.ops]
     assert len(found) > 50, f"{name} has {len(found)} ops"
     ruleless = sorted({op.target for op, graph in found if rule_of(op, graph) is None})
-    generic = sorted({op.target for op, _ in found} - set(emission._TABLE))
+    generic = sorted(
+        {op.target for op, _ in found if EMITTERS.get(op.target) in (None, torch_call)}
+    )
     assert not ruleless, f"{name}: no factor rule for {ruleless}"
     assert not generic, f"{name}: no emission for {generic}"
     assert traced(name).warnings == ()
@@ -49,11 +55,38 @@ def test_rules_name_a_factor_of_the_right_size_for_every_dim(name: str) -> None:
 def test_semantic_ops_are_the_kernels_and_the_declared_ones() -> None:
     names = torch._C._dispatch_get_all_op_names()
     declared = {n.removeprefix("meshwright::") for n in names if n.startswith("meshwright::")}
-    adding = {f"add_{target.removeprefix('mw.')}" for target in ADDING}
-    keeping = {f"{target.removeprefix('mw.')}_keeping" for target in PASSED}
-    assert set(SEMANTIC) | adding | keeping == set(kernels.__all__)
-    assert set(SEMANTIC) == declared
+    made = [d for d in DEFINITIONS.values() if d.call.startswith("kernels.")]
+    semantic = {_kernel(d) for d in made}
+    adding = {f"add_{_kernel(d)}" for d in made if d.adds is not None}
+    keeping = {f"{_kernel(d)}_keeping" for d in made if d.passing_output is not None}
+    assert semantic | adding | keeping == set(kernels.__all__)
+    assert semantic == declared == {d.name.removeprefix("mw.") for d in made}
     assert all(callable(getattr(kernels, name)) for name in kernels.__all__)
+
+
+def _kernel(made: OpDef) -> str:
+    return made.call.removeprefix("kernels.")
+
+
+def test_every_definition_has_an_emitter_and_no_emitter_is_left_over() -> None:
+    assert set(EMITTERS) == {name for name, made in DEFINITIONS.items() if made.registered}
+
+
+def test_every_definition_that_reaches_a_plan_has_factors() -> None:
+    """Composites are gone by then, and a collective's placements are in its attributes."""
+    without = {name for name, made in DEFINITIONS.items() if made.factors is None}
+    rest = ("composite", "collective", "call")
+    assert without == {name for name, made in DEFINITIONS.items() if made.kind in rest}
+
+
+def test_the_ops_of_the_matrix_units_and_no_others_have_flops() -> None:
+    counted = {name for name, made in DEFINITIONS.items() if made.flops is not no_flops}
+    units = ("matmul", "attention", "loss")
+    assert counted == {name for name, made in DEFINITIONS.items() if made.kind in units}
+
+
+def test_composites_are_those_that_capture_expands() -> None:
+    assert {n for n, made in DEFINITIONS.items() if made.kind == "composite"} == set(EXPANSIONS)
 
 
 def test_the_executor_knows_the_actions_of_the_ir() -> None:

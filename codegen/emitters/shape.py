@@ -1,0 +1,107 @@
+"""Text of what makes, views, reduces and moves: sources, views, reductions, slices, cat."""
+
+from meshwright.ir.graph import Op
+
+from ..local import Locals
+from .call import Emit, attr_text, dtype_text
+
+_END = 2**63 - 1
+
+
+def _reshape(op: Op, names: list[str], local: Locals) -> str:
+    return f"{names[0]}.reshape{local.shape_text(op.output)}".replace(",)", ")")
+
+
+def _expand(op: Op, names: list[str], local: Locals) -> str:
+    return f"{names[0]}.expand{local.shape_text(op.output)}".replace(",)", ")")
+
+
+def _transpose(op: Op, names: list[str], local: Locals) -> str:
+    return f"{names[0]}.transpose({op.attr('dim0')}, {op.attr('dim1')})"
+
+
+def _permute(op: Op, names: list[str], local: Locals) -> str:
+    return f"{names[0]}.permute({', '.join(map(str, op.attr('dims')))})"
+
+
+def _t(op: Op, names: list[str], local: Locals) -> str:
+    return f"{names[0]}.t()"
+
+
+def _full(value: int | None = None) -> Emit:
+    def emit(op: Op, names: list[str], local: Locals) -> str:
+        given = op.attr("fill_value", op.attr("s")) if value is None else value
+        kind = dtype_text(op.output.dtype)
+        return f"torch.full({local.shape_text(op.output)}, {given}, dtype={kind}, device=DEVICE)"
+
+    return emit
+
+
+def _arange(op: Op, names: list[str], local: Locals) -> str:
+    given = [op.attr(k) for k in ("start", "end", "step")]
+    numbers = ", ".join(local.size_text(g) for g in given if g is not None)
+    return f"torch.arange({numbers}, dtype={dtype_text(op.output.dtype)}, device=DEVICE)"
+
+
+def _reduce(function: str) -> Emit:
+    def emit(op: Op, names: list[str], local: Locals) -> str:
+        if op.attr("dim") is None:
+            return f"{names[0]}.{function}()"
+        keep = ", keepdim=True" if op.attr("keepdim", False) else ""
+        return f"{names[0]}.{function}({attr_text(op.attr('dim'), local)}{keep})"
+
+    return emit
+
+
+def _slice(op: Op, names: list[str], local: Locals) -> str:
+    value = local.graph.values[op.inputs[0]]
+    dim = int(op.attr("dim", 0)) % len(value.shape)
+    cut = local.cut(op.output.name, dim)
+    start = op.attr("start", 0) or 0
+    length = local.size_text(local.shape(op.output)[dim])
+    step = op.attr("step", 1)
+    if step != 1:
+        end = f"{start} + {length} * {step}"
+        return f"{names[0]}[{':, ' * dim}{start}:{end}:{step}]"
+    start = start // cut if isinstance(start, int) else local.size_text(start)
+    return f"{names[0]}.narrow({dim}, {start}, {length})"
+
+
+def _slice_backward(op: Op, names: list[str], local: Locals) -> str:
+    rank = len(op.output.shape)
+    dim = int(op.attr("dim", 0)) % rank
+    cut = local.cut(op.output.name, dim)
+    start, end = op.attr("start", 0) or 0, op.attr("end")
+    shape = local.shape_text(op.output)
+    if end is None or end == _END:
+        end = op.output.shape[dim]
+    bounds = [str(n // cut) if isinstance(n, int) else local.size_text(n) for n in (start, end)]
+    step = op.attr("step", 1)
+    span = f"{bounds[0]}, {bounds[1]}, {step}"
+    return f"torch.ops.aten.slice_backward({names[0]}, {shape}, {dim}, {span})"
+
+
+def _cat(op: Op, names: list[str], local: Locals) -> str:
+    return f"torch.cat(({', '.join(names)}), dim={op.attr('dim', 0)})"
+
+
+_RESHAPES = "view _unsafe_view reshape flatten unflatten.int squeeze unsqueeze squeeze.dim".split()
+_RESHAPES.append("squeeze.dims")
+
+EMITTERS: dict[str, Emit] = {
+    **dict.fromkeys(_RESHAPES, _reshape),
+    **dict.fromkeys(("scalar_tensor", "full"), _full()),
+    **dict.fromkeys(("zeros", "new_zeros"), _full(0)),
+    **dict.fromkeys(("ones", "new_ones"), _full(1)),
+    **dict.fromkeys(("arange", "arange.start", "arange.start_step"), _arange),
+    **dict.fromkeys(("sum", "sum.dim_IntList"), _reduce("sum")),
+    **dict.fromkeys(("mean", "mean.dim"), _reduce("mean")),
+    "amax": _reduce("amax"),
+    "transpose.int": _transpose,
+    "permute": _permute,
+    "t": _t,
+    "expand": _expand,
+    "slice.Tensor": _slice,
+    "slice_backward": _slice_backward,
+    "cat": _cat,
+}

@@ -1,0 +1,80 @@
+"""Attention: q [B, H, S, D], k and v [B, K, S, D]; heads are groups of queries over K.
+
+Flops count what the mask leaves, causal attention half the square: forward 2 matmuls, backward 5
+(FlashAttention, Dao 2022, section 3.1).
+"""
+
+from ..graph import Op, Value
+from ..sizes import Shape, Size
+from .definition import Dims, OpDef, Rule
+from .factors import divided
+
+_FIXED = frozenset("stde")
+_ORDERED = frozenset("s")  # queries of a shard see the keys up to their own places
+
+
+def _dims(inputs: list[Value]) -> tuple[Dims, Dims, Dims, Dims, dict[str, Size]]:
+    q, k, v = inputs
+    group = divided(q.shape[1], k.shape[1])
+    sizes: dict[str, Size] = {"b": q.shape[0], "k": k.shape[1], "g": group, "s": q.shape[2]}
+    sizes.update({"t": k.shape[2], "d": q.shape[3], "e": v.shape[3]})
+    heads = ("k", "g")
+    dims_q: Dims = (("b",), heads, ("s",), ("d",))
+    dims_k: Dims = (("b",), ("k",), ("t",), ("d",))
+    dims_v: Dims = (("b",), ("k",), ("t",), ("e",))
+    dims_o: Dims = (("b",), heads, ("s",), ("e",))
+    return dims_q, dims_k, dims_v, dims_o, sizes
+
+
+def _forward(op: Op, inputs: list[Value]) -> Rule:
+    q, k, v, o, sizes = _dims(inputs)
+    return Rule((q, k, v), (o, o[:3]), sizes, ({}, {}), _FIXED, ordered=_ORDERED)
+
+
+def _backward(op: Op, inputs: list[Value]) -> Rule:
+    q, k, v, o, sizes = _dims(inputs[1:4])
+    shared = {"g": "sum", "s": "sum"}
+    reduce: tuple[dict[str, str], ...] = ({}, shared, shared)
+    return Rule((o, q, k, v, o, o[:3]), (q, k, v), sizes, reduce, _FIXED, ordered=_ORDERED)
+
+
+def _forward_flops(op: Op, shapes: list[Shape]) -> Size:
+    return 2 * attention_pairs(op, shapes[0]) * 2 * shapes[0][3]
+
+
+def _backward_flops(op: Op, shapes: list[Shape]) -> Size:
+    return 5 * attention_pairs(op, shapes[1]) * 2 * shapes[1][3]
+
+
+def attention_pairs(op: Op, q: Shape) -> Size:
+    """Query-key pairs over batch and heads that the mask leaves, window and causality counted."""
+    batch, heads, length, _ = q
+    window = op.attr("window", 0)
+    if window:
+        return batch * heads * length * window
+    pairs = batch * heads * length * length
+    return pairs / 2 if op.attr("causal", True) else pairs
+
+
+DEFINITIONS = (
+    OpDef(
+        "mw.attention",
+        "attention",
+        _forward,
+        _forward_flops,
+        call="kernels.attention",
+        output_names=("o", "lse"),
+        dear=True,
+        queries=0,
+    ),
+    OpDef(
+        "mw.attention_backward",
+        "attention",
+        _backward,
+        _backward_flops,
+        call="kernels.attention_backward",
+        output_names=("dq", "dk", "dv"),
+        backward=True,
+        queries=1,
+    ),
+)

@@ -1,0 +1,27 @@
+"""Ops that torch or capture expands into others; none is left where the joint graph is traced.
+
+A `composite` is expanded by a function of ir/capture, the same on every device. The others are
+torch's own composites, named here for what capture asks of them.
+"""
+
+from .definition import OpDef
+
+_EXPANDED = """
+    linear addmm embedding split.Tensor split.sizes split_with_sizes chunk unbind.int
+    scaled_dot_product_attention
+""".split()
+
+DEFINITIONS = (
+    *(OpDef(name, "composite") for name in _EXPANDED),
+    # One op here, but its parts read their input several times.
+    *(OpDef(name, "composite", norm=True) for name in ("layer_norm", "rms_norm")),
+    # What capture leaves out or refuses; where one stays it is a call that torch expands.
+    *(OpDef(name, "call", vanishes="always") for name in ("contiguous", "lift_fresh_copy")),
+    *(
+        OpDef(name, "call", vanishes="always", random=True)
+        for name in ("dropout", "feature_dropout")
+    ),
+    OpDef("detach_", "call", vanishes="always"),
+    OpDef("type_as", "call", vanishes="same dtype"),
+    OpDef("expand_as", "call", vanishes="same shape"),
+)

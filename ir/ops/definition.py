@@ -1,0 +1,143 @@
+"""The definition of an op: all that the rooms ask of it. Nobody else keeps a set of op names.
+
+A factor rule names, for every operand and output, the factors of each dim, major to minor (as in
+Shardy's sharding rules). `mw.linear`: x [b s i], w [o i] -> [b s o] with `i` contracting. One rule
+answers which placements are legal (a factor sharded wherever it appears), what is partial after
+sharding a factor that an output lacks, and what the local shapes are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from ..graph import Op, Value
+from ..sizes import Shape, Size
+
+Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Factors of one op.
+
+    sizes: of each factor. reduce: for each output, {factor: "sum"|"max"|"lse"} over factors that
+    it lacks. fixed: factors that must stay whole. linear: partial sums pass through. ordered: fixed
+    factors that a context axis may cut, as the op is told where its shard begins.
+    """
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    sizes: dict[str, Size]
+    reduce: tuple[dict[str, str], ...] = ()
+    fixed: frozenset[str] = frozenset()
+    linear: bool = False
+    ordered: frozenset[str] = frozenset()
+
+
+FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands
+Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands' shapes
+
+Kind: TypeAlias = Literal[
+    "view",  # another shape over the same storage: free
+    "source",  # made from nothing, inside the kernel that reads it: free
+    "pointwise",  # fuses into its neighbours
+    "reduction",  # fuses into its neighbours
+    "movement",  # copies parts into place; fuses into its neighbours
+    "kernel",  # a kernel of its own, bound by memory
+    "lookup",  # rows of a table, or their gradient
+    "matmul",
+    "attention",
+    "loss",  # the head's matmul with the cross-entropy behind it
+    "collective",  # a redistribution that the plan writes out
+    "composite",  # expanded into others when the joint graph is traced
+    "call",  # not registered: a replicated call
+]
+Lane: TypeAlias = Literal["matmul", "attention", "pointwise", "collective"]
+# Where capture leaves an op out because its result is its first operand.
+Vanishes: TypeAlias = Literal["never", "always", "same dtype", "same shape"]
+
+_FUSED = ("pointwise", "reduction", "movement")
+_LANES: dict[str, Lane] = {
+    "matmul": "matmul",
+    "loss": "matmul",
+    "attention": "attention",
+    "collective": "collective",
+}
+
+
+def no_flops(op: Op, shapes: list[Shape]) -> Size:
+    """Return 0: the op is bound by memory."""
+    return 0
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One op of the registry.
+
+    call: what emitted text calls; "" for the torch operator itself, by its full name.
+    output_names: endings of the names of several outputs. vanishes: where capture leaves it out.
+    cast, norm, random: what torch's op is, for the cuts of segments and for capture.
+    sums_dims: a sum over named dims.
+    backward: only gradients are made by it.
+    deferred: may wait for W, the half of a backward that makes weight gradients.
+    dear: the rule `cheap` does not compute it again.
+    adds: position of the output that the kernel can add to a weight's gradient buffer.
+    recomputed_operand: position of the last operand, which the op does without by computing it
+    again in passing. passing_output: position of the last output, which exists where it is kept
+    for such an op.
+    matmul_weight: multiplies by a parameter that a plan may have to shard.
+    reads_table: an operand is the embedding table or the head.
+    queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
+    logits: positions of the features and of the weight whose product is made in chunks.
+    """
+
+    name: str
+    kind: Kind
+    factors: FactorRule | None = None
+    flops: Flops = no_flops
+    call: str = ""
+    output_names: tuple[str, ...] = ()
+    vanishes: Vanishes = "never"
+    cast: bool = False
+    norm: bool = False
+    random: bool = False
+    sums_dims: bool = False
+    backward: bool = False
+    deferred: bool = False
+    dear: bool = False
+    adds: int | None = None
+    recomputed_operand: int | None = None
+    passing_output: int | None = None
+    matmul_weight: bool = False
+    reads_table: bool = False
+    queries: int | None = None
+    logits: tuple[int, int] | None = None
+
+    @cached_property
+    def free(self) -> bool:
+        """Whether it is a view of its first operand."""
+        return self.kind == "view"
+
+    @cached_property
+    def source(self) -> bool:
+        """Whether it makes its output from nothing."""
+        return self.kind == "source"
+
+    @cached_property
+    def fused(self) -> bool:
+        """Whether it runs inside the kernel of its neighbours."""
+        return self.kind in _FUSED
+
+    @cached_property
+    def collective(self) -> bool:
+        return self.kind == "collective"
+
+    @cached_property
+    def lane(self) -> Lane:
+        """What it keeps busy on the device."""
+        return _LANES.get(self.kind, "pointwise")
+
+    @cached_property
+    def registered(self) -> bool:
+        return self.kind != "call"

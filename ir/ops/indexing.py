@@ -1,0 +1,63 @@
+"""Ops that take rows of a table, or put parts into place."""
+
+from ..graph import Op, Value
+from ..sizes import Size
+from .definition import OpDef, Rule
+from .factors import rule_by_names
+from .view import sliced
+
+
+def _slice_backward(op: Op, inputs: list[Value]) -> Rule:
+    large, small, sizes, fixed = sliced(op, op.output, inputs[0])
+    return Rule((small,), (large,), sizes, fixed=fixed, linear=True)
+
+
+def _cat(op: Op, inputs: list[Value]) -> Rule:
+    rank = len(op.output.shape)
+    dim = int(op.attr("dim", 0)) % rank
+    equal = all(v.shape == inputs[0].shape for v in inputs)
+    sizes: dict[str, Size] = {f"d{k}": size for k, size in enumerate(inputs[0].shape)}
+    part: list[tuple[str, ...]] = [(f"d{k}",) for k in range(rank)]
+    whole = list(part)
+    fixed = set()
+    if equal:
+        sizes["blocks"] = len(inputs)
+        whole[dim] = ("blocks", f"d{dim}")
+        fixed.add("blocks")
+    else:
+        part[dim] = whole[dim] = ()
+        sizes.pop(f"d{dim}")
+    return Rule((tuple(part),) * len(inputs), (tuple(whole),), sizes, fixed=frozenset(fixed))
+
+
+def _embedding(op: Op, inputs: list[Value]) -> Rule:
+    lead = [f"b{k}" for k in range(len(inputs[0].shape))]
+    return rule_by_names([lead, ["v", "d"]], [[*lead, "d"]], inputs, op.outputs, [{"v": "sum"}])
+
+
+def _embedding_weight_grad(op: Op, inputs: list[Value]) -> Rule:
+    lead = [f"b{k}" for k in range(len(inputs[1].shape))]
+    reduce = [{n: "sum" for n in lead}]
+    return rule_by_names([[*lead, "d"], lead], [["v", "d"]], inputs, op.outputs, reduce)
+
+
+DEFINITIONS = (
+    OpDef("cat", "movement", _cat, call="torch.cat"),
+    OpDef("slice_backward", "movement", _slice_backward, backward=True),
+    OpDef(
+        "mw.embedding",
+        "lookup",
+        _embedding,
+        call="kernels.embedding",
+        dear=True,
+        reads_table=True,
+    ),
+    OpDef(
+        "mw.embedding_weight_grad",
+        "lookup",
+        _embedding_weight_grad,
+        call="kernels.embedding_weight_grad",
+        backward=True,
+        deferred=True,
+    ),
+)

@@ -1,0 +1,62 @@
+"""What is asked of an op in its graph: its rule, its flops, what it adds or does without.
+
+Pure functions over ops; torch appears nowhere.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeVar
+
+from ..graph import Graph, Op
+from ..sizes import Size
+from .definition import Rule
+from .registry import definition
+
+Item = TypeVar("Item")
+
+
+def rule_of(op: Op, graph: Graph) -> Rule | None:
+    """The op's factor rule, or None for an op without one (it is then replicated)."""
+    make = definition(op).factors
+    return make(op, [graph.values[name] for name in op.inputs if name]) if make else None
+
+
+def flops(op: Op, graph: Graph) -> Size:
+    """Floating-point operations of the matrix units; 0 for bandwidth-bound ops."""
+    return definition(op).flops(op, [graph.values[name].shape for name in op.inputs if name])
+
+
+def added_where_made(graph: Graph, name: str) -> bool:
+    """Whether the op that makes a parameter's gradient can add it, as nothing else reads it."""
+    op = graph.producer.get(name)
+    position = None if op is None else definition(op).adds
+    if op is None or position is None or op.outputs[position].name != name:
+        return False
+    return not graph.users[name] and graph.outputs.count(name) == 1
+
+
+def passing(graph: Graph) -> frozenset[str]:
+    """Values that exist where they are kept for backward, which does without where they are not."""
+    return frozenset(
+        v.name for op in graph.ops for v in _last(op.outputs, definition(op).passing_output)
+    )
+
+
+def without_passing(graph: Graph, kept: Collection[str] = ()) -> Graph:
+    """The graph without those of `passing` that are not kept."""
+    gone = passing(graph).difference(kept)
+    return replace(graph, ops=tuple(_without(op, gone) for op in graph.ops)) if gone else graph
+
+
+def _without(op: Op, gone: frozenset[str]) -> Op:
+    asked = definition(op)
+    if gone.intersection(_last(op.inputs, asked.recomputed_operand)):
+        return replace(op, inputs=op.inputs[:-1])
+    if gone.intersection(v.name for v in _last(op.outputs, asked.passing_output)):
+        return replace(op, outputs=op.outputs[:-1])
+    return op
+
+
+def _last(items: tuple[Item, ...], position: int | None) -> tuple[Item, ...]:
+    """The item at the last place, where it is that of `position`."""
+    return () if position is None else items[position:]
