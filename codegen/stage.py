@@ -3,6 +3,7 @@
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import COMPUTE
+from meshwright.ir.ops.call import registrations
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
@@ -76,7 +77,7 @@ def stage_source(plan: Plan, stage: int) -> str:
     pieces = [plan.piece(name) for name in names]
     texts = {piece.name: PieceText(piece, plan) for piece in pieces}
     writer = Writer()
-    _head(writer, plan, stage, instances)
+    _head(writer, plan, stage, instances, _imports(plan, pieces))
     _context(writer, plan, pieces)
     for piece in pieces:
         uses = sum(i.piece == piece.name for i in instances)
@@ -95,7 +96,16 @@ def stage_source(plan: Plan, stage: int) -> str:
     return writer.text()
 
 
-def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan]) -> None:
+def _imports(plan: Plan, pieces: list[Piece]) -> list[str]:
+    """Imports of the modules that register custom ops; before the others, whose names must win."""
+    graphs = (plan.context, *(piece.graph for piece in pieces))
+    found = registrations(op for graph in graphs for op in graph.ops)
+    return [f"import {m}  # registers {', '.join(ops)}" for m, ops in found.items()]
+
+
+def _head(
+    writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan], imports: list[str]
+) -> None:
     first, last = instances[0].name, instances[-1].name
     writer.lines(
         f'"""Stage {stage} of {plan.num_stages}, on pp rank {plan.stage_ranks[stage]}: '
@@ -108,6 +118,7 @@ def _head(writer: Writer, plan: Plan, stage: int, instances: list[InstancePlan])
         "Shapes are local. A name `d_v` is the gradient of `v`.",
         '"""',
         "",
+        *imports,
         "import torch",
         "import torch.nn.functional as F",
         "from runtime import collectives, kernels, mesh",

@@ -130,7 +130,7 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[list[Op
         live = {name for name in live if last_use.get(name, -1) > index}
         if len(live) == 1 and index + 1 < len(ops):
             (name,) = live
-            made_here = any(v.name == name for v in op.outputs)
+            made_here = op.output.name == name  # a piece puts out its last op's first output
             if made_here and _forks(graph, name) and _reads_params(current, params):
                 pieces.append((current, entry))
                 current, entry = [], name

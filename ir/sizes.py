@@ -17,6 +17,11 @@ Size: TypeAlias = Any
 Shape: TypeAlias = tuple[Size, ...]
 
 
+def is_symbolic(value: object) -> bool:
+    """Whether an attribute is a size over B and S."""
+    return isinstance(value, sympy.Expr)
+
+
 def simplify_size(size: object) -> Size:
     """An int where the size is a number, a sympy expression otherwise."""
     if isinstance(size, int):

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Attr, Op
+from meshwright.ir.ops.call import DEVICE, Argument, arguments_of, attributes_of
+from meshwright.ir.sizes import is_symbolic
 
 from ..local import Locals
 
@@ -15,6 +17,8 @@ def attr_text(value: Attr, local: Locals) -> str:
         return "[" + ", ".join(attr_text(v, local) for v in value) + "]"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return f'float("{value}")'
+    if is_symbolic(value):
+        return local.size_text(value)
     return repr(value) if isinstance(value, str) else str(value)
 
 
@@ -26,8 +30,16 @@ def torch_call(op: Op, names: list[str], local: Locals) -> str:
     """`torch.ops.<namespace>.<op>.<overload>` on the op's operands and attributes."""
     namespace, _, base = op.target.rpartition("::")
     base = base if "." in base else f"{base}.default"
-    attrs = []
-    for name, value in op.attrs:
-        text = dtype_text(value) if name == "dtype" else attr_text(value, local)
-        attrs.append(f"{name}={text}")
-    return f"torch.ops.{namespace or 'aten'}.{base}({', '.join([*names, *attrs])})"
+    arguments = [_operand_text(argument) for argument in arguments_of(op, names)]
+    for name, value, is_dtype in attributes_of(op):
+        text = dtype_text(value) if is_dtype else attr_text(value, local)
+        arguments.append(f"{name}={text}")
+    if op.attr(DEVICE):
+        arguments.append("device=DEVICE")
+    return f"torch.ops.{namespace or 'aten'}.{base}({', '.join(arguments)})"
+
+
+def _operand_text(argument: Argument[str]) -> str:
+    given = argument.given
+    text = given if isinstance(given, str) else f"[{', '.join(given)}]"
+    return f"{argument.name}={text}" if argument.keyword else text

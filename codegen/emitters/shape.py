@@ -85,8 +85,10 @@ def _cat(op: Op, names: list[str], local: Locals) -> str:
     return f"torch.cat(({', '.join(names)}), dim={op.attr('dim', 0)})"
 
 
-_RESHAPES = "view _unsafe_view reshape flatten unflatten.int squeeze unsqueeze squeeze.dim".split()
-_RESHAPES.append("squeeze.dims")
+_RESHAPES = """
+    view _unsafe_view reshape flatten.using_ints unflatten.int squeeze squeeze.dim squeeze.dims
+    unsqueeze
+""".split()
 
 EMITTERS: dict[str, Emit] = {
     **dict.fromkeys(_RESHAPES, _reshape),

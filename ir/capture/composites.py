@@ -109,7 +109,7 @@ EXPANSIONS: dict[str, Callable] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "split.Tensor": _split,
-    "split.sizes": _split_sizes,
+    "split.sizes": _split,
     "split_with_sizes": _split_sizes,
     "chunk": _chunk,
     "unbind.int": _unbind,

@@ -12,6 +12,7 @@ from ..errors import CaptureError
 from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
 from ..sizes import Size, simplify_size
+from .calls import CallRecord
 
 
 def short_dtype(dtype: torch.dtype) -> str:
@@ -71,6 +72,7 @@ class FxReader:
         if node.target.__name__ == "getitem":  # type: ignore[union-attr]
             self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
             return
+        _refuse_mutation(node)
         if value is None:  # assertions about sizes and metadata
             return
         alias = _alias_of(node, self.promote)
@@ -85,12 +87,22 @@ class FxReader:
         parts = value if many else (value,)
         target = target_name(node.target)
         names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
-        outputs = tuple(self.value(t, n) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
+        outputs = tuple(self._output(t, n, node) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
         inputs, attrs = self._arguments(node)
         if target == _CAST:
             inputs, attrs = inputs[:1], (("dtype", outputs[0].dtype),)
         self.ops.append(Op(target, inputs, outputs, attrs, source_of(node)))
         self.values[node] = tuple(names) if many else name
+
+    def _output(self, given: object, name: str, node: Node) -> Value:
+        if isinstance(given, Tensor):
+            return self.value(given, name)
+        if given is not None:
+            raise CaptureError(
+                f"{target_name(node.target)} at {source_of(node)} returns a "
+                f"{type(given).__name__} beside its tensors; only tensors can be planned"
+            )
+        return Value(name, "bool", ())  # absent; nobody reads it
 
     def _output_names(self, target: str, name: str, count: int) -> list[str]:
         """One name per output: by meaning for semantic ops, by number elsewhere."""
@@ -101,6 +113,8 @@ class FxReader:
         schema = node.target._schema  # type: ignore[union-attr]
         given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
         given.update(node.kwargs)
+        if not named(target_name(node.target)).registered:
+            return self._call_arguments(node, given)
         inputs: list[str] = []
         attrs: list[tuple[str, Attr]] = []
         for argument in schema.arguments:
@@ -110,6 +124,20 @@ class FxReader:
         while inputs and not inputs[-1]:
             inputs.pop()
         return tuple(inputs), tuple(attrs)
+
+    def _call_arguments(
+        self, node: Node, given: dict[str, Any]
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
+        """Operands and attributes of an op that nobody registered."""
+        record = CallRecord(self.values)
+        for argument in node.target._schema.arguments:  # type: ignore[union-attr]
+            if argument.name not in given or argument.name in _DEVICE_ARGUMENTS:
+                record.positional = False
+            elif not record.operands(argument, given[argument.name]):
+                value = self._attr(given[argument.name])
+                if not _is_default(argument, value):
+                    record.attribute(argument.name, given[argument.name], value)
+        return tuple(record.inputs), (*record.attrs, *record.notes(node))
 
     def _argument(self, argument: Any, given: Any, inputs: list[str], attrs: list) -> None:
         if isinstance(given, Node) and isinstance(self.values[given], str):
@@ -121,7 +149,7 @@ class FxReader:
             attrs.append((argument.name, len(given)))
         else:
             value = self._attr(given)
-            if not (argument.has_default_value() and value == argument.default_value):
+            if not _is_default(argument, value):
                 attrs.append((argument.name, value))
 
     def _attr(self, given: object) -> Attr:
@@ -133,6 +161,10 @@ class FxReader:
             short = short_dtype(given)
             return "f64" if self.promote and short == "f32" else short
         return given
+
+
+def _is_default(argument: Any, value: Attr) -> bool:
+    return argument.has_default_value() and value == argument.default_value
 
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
@@ -147,6 +179,19 @@ def target_name(target: Any) -> str:
     if namespace == "aten":
         return _CAST if base.startswith("to.") else base
     return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
+
+
+def _refuse_mutation(node: Node) -> None:
+    """Raise CaptureError for an op that changes an operand: a graph has values, not memory."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    target = target_name(node.target)
+    if named(target).vanishes != "always":
+        raise CaptureError(
+            f"{target} at {source_of(node)} changes its operand in place; write it as an op that "
+            "returns a new tensor"
+        )
 
 
 def _alias_of(node: Node, promote: bool) -> Node | None:

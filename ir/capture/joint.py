@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..graph import Graph, Input, Op, Value, prune, verify
+from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
 from ..segment import Segment
 from ..sizes import B, S, Size
@@ -112,6 +113,8 @@ def _call(op: Op, tensors: list, sizes: dict) -> object:
         attrs = {k: _concrete(v, sizes) for k, v in op.attrs}
         return EXPANSIONS[definition(op).name](*tensors, **attrs)
     overload = resolve(op.target)
+    if not definition(op).registered:
+        return _call_again(op, overload, tensors, sizes)
     remaining, attrs = list(tensors), dict(op.attrs)
     given: Any
     arguments: list[object] = []
@@ -135,6 +138,15 @@ def _call(op: Op, tensors: list, sizes: dict) -> object:
         else:
             arguments.append(given)
     return overload(*arguments, **keywords)
+
+
+def _call_again(op: Op, overload: Any, tensors: list, sizes: dict) -> object:
+    """An op that nobody registered, with the arguments it was captured with."""
+    given = list(arguments_of(op, tensors))
+    keywords: dict[str, object] = {a.name: a.given for a in given if a.keyword}
+    for name, value, is_dtype in attributes_of(op):
+        keywords[name] = torch_dtype(value) if is_dtype else _concrete(value, sizes)
+    return overload(*(a.given for a in given if not a.keyword), **keywords)
 
 
 def _is_dtype(argument: Any, given: object) -> bool:

@@ -24,6 +24,7 @@ import sympy
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.mesh import CONTEXT, ROLES, Mesh
+from meshwright.ir.ops.call import replicated_note
 from meshwright.ir.ops.definition import Dims, Rule
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.phases import Joint
@@ -107,9 +108,7 @@ def strategies_of(
     """
     rule = rule_of(op, graph)
     if rule is None:
-        where = op.source or f"graph {graph.name}"
-        warning = f"{op.target} has no factor rule and stays replicated ({where})"
-        return (_replicated(op, graph),), warning
+        return (_replicated(op, graph),), replicated_note(op, graph.name)
     each = [_ways(op, graph, rule, axis, strides.get(axis.name, ())) for axis in axes]
     found = (_strategy(op, graph, rule, ways) for ways in product(*each))
     return _distinct([s for s in found if s is not None]), ""

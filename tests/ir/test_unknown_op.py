@@ -1,77 +1,105 @@
-"""An op that the table lacks: replicated, named with its line in the coverage, and it runs."""
+"""Ops that nobody registered: whole on each rank, named with their line, and equal to eager."""
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from equivalence.worker import Job, run_rank
-from torch import nn
+from equivalence.cases import Case, ModelDraw
+from equivalence.draws import DrawnModel
+from equivalence.law import Court
+from odd_model import VOCAB, InPlace, Odd
 
-from meshwright.cli import write_program
+from meshwright.cli import main
+from meshwright.codegen.program import emit
 from meshwright.ir.capture.export import trace
+from meshwright.ir.errors import CaptureError
+from meshwright.ir.ops.registry import named
 from meshwright.ir.plan import Plan
-from meshwright.planner.hardware.cluster import parse_cluster
-from meshwright.planner.search.make_plan import make_plan
-from meshwright.planner.search.pins import parse_pins
-from meshwright.runtime.initial import initial_value
-from meshwright.runtime.optimizers.options import OptimizerOptions
+from meshwright.ir.text.plan_text import format_plan, parse_plan
 
-LINE = "ir/test_unknown_op.py"
-
-
-class Odd(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(32, 8)
-        self.fc = nn.Linear(8, 8, bias=False)
-        self.head = nn.Linear(8, 32, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        h = self.embed(tokens)
-        h = h + torch.cumsum(self.fc(h), dim=1)
-        return self.head(h + torch.erf(h))
+DRAW = ModelDraw("odd", False, 0, 0)
+FORWARD = "stack flip prod.dim_int cumsum topk scatter_add index_put index.Tensor oddlib::cube"
+BACKWARD = "cumprod gather scatter.src select.int oddlib::cube_grad"
+CASES = [
+    Case(number=1, seed=0, model=DRAW, micro_batch=2, accumulation=2),
+    Case(number=2, seed=0, model=DRAW, micro_batch=2, tp=2, shard_weights=True, seq=6),
+    Case(number=3, seed=0, model=DRAW, micro_batch=2, tp=2, recompute="all", zero=3),
+    Case(number=4, seed=0, model=DRAW, micro_batch=2, dp=2, recompute="none", zero=1),
+]
 
 
-def _plan(cluster: str, *pins: str) -> Plan:
-    traced = trace(Odd, "odd", "f64", 32)
-    given = parse_pins(list(pins))
-    return make_plan(traced, parse_cluster(cluster), seq=8, global_batch=2, pins=given)
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
+    made = Court(tmp_path_factory.mktemp("odd"))
+    made.models[DRAW] = DrawnModel("odd", VOCAB, Odd, Odd)
+    yield made
+    made.pool.stop()
 
 
-def test_it_is_replicated_and_named_with_its_source_line() -> None:
-    plan = _plan("cpu:2", "tp=2", "shard_weights=1")
-    for target in ("cumsum", "erf"):
-        assert any(target in note and f"{LINE}:" in note for note in plan.coverage), plan.coverage
-    made = [(p, op) for p in plan.pieces for op in p.graph.ops if op.target in ("cumsum", "erf")]
-    assert len(made) == 3  # cumsum again in its own backward
-    for piece, op in made:
-        assert all(piece.placements[n].is_replicated("tp") for n in (*op.inputs, op.output.name))
+@pytest.fixture(scope="module")
+def plan(court: Court) -> Plan:
+    return court.plan(CASES[1])
 
 
-def test_its_program_computes_the_loss_of_the_plain_model(tmp_path: Path) -> None:
-    plan = _plan("cpu:1")
-    write_program(plan, tmp_path)
-    rng = np.random.default_rng(0)
-    tokens, labels = rng.integers(0, 32, (2, 2, 8))
-    steps = [(tokens, labels, 0.01), (tokens, labels, 0.01)]
-    options = asdict(OptimizerOptions())
-    result = run_rank(0, Job(tmp_path, 1, steps, 0, options, compiled=False, timeout_s=60.0))
-    model = _plain(plan)
-    logits = model(torch.from_numpy(tokens)).flatten(0, 1)
-    loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels).flatten())
-    assert result.losses[0] == pytest.approx(float(loss.detach()), rel=1e-12)
-    assert result.losses[1] < result.losses[0]
+def test_none_of_them_is_registered() -> None:
+    assert not [name for name in f"{FORWARD} {BACKWARD}".split() if named(name).registered]
 
 
-def _plain(plan: Plan) -> nn.Module:
-    """The module with the weights that the program starts from."""
-    model = Odd().double()
-    place = {"dtype": torch.float64, "device": torch.device("cpu")}
-    with torch.no_grad():
-        for param in plan.params:
-            shape = param.local_shape(plan.mesh)
-            value = initial_value(param.name, shape, param.init, seed=0, **place)
-            model.get_parameter(param.name).copy_(value)
-    return model
+def test_they_are_replicated_and_named_with_their_source_line(plan: Plan) -> None:
+    for target in FORWARD.split():
+        assert any(
+            note.startswith(f"{target} ") and "tests/odd_model.py:" in note
+            for note in plan.coverage
+        ), (target, plan.coverage)
+    for target in BACKWARD.split():
+        assert any(note.startswith(f"{target} ") for note in plan.coverage), target
+    wanted = {*FORWARD.split(), *BACKWARD.split()}
+    found = [(p, op) for p in plan.pieces for op in p.graph.ops if op.target in wanted]
+    assert {op.target for _, op in found} == wanted
+    for piece, op in found:
+        names = [*(n for n in op.inputs if n), *(v.name for v in op.outputs)]
+        assert all(piece.placements[n].is_replicated("tp") for n in names)
+
+
+def test_the_warning_of_a_custom_op_says_what_the_program_imports(plan: Plan) -> None:
+    notes = [note for note in plan.coverage if note.startswith("oddlib::")]
+    assert notes and all("imports odd_model, which registers it" in note for note in notes)
+
+
+def test_their_text_is_the_call_that_was_captured(court: Court) -> None:
+    text = emit(court.plan(CASES[0]))["stage_00.py"]
+    for line in (
+        "import odd_model  # registers oddlib::cube, oddlib::cube_grad",
+        "stack = torch.ops.aten.stack.default([x, fc_linear, mul], dim=2)",
+        "topk_0, topk_1 = torch.ops.aten.topk.default(up_linear, k=3)",
+        "torch.ops.aten.index.Tensor(add_3, [None, None, ",
+        "torch.ops.oddlib.cube.default(fc_linear, scale=0.5)",
+    ):
+        assert line in text, line
+    assert text.index("import odd_model") < text.index("import torch")
+
+
+def test_their_plan_is_its_text(plan: Plan) -> None:
+    assert parse_plan(format_plan(plan)) == plan
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_their_program_equals_the_plain_model(court: Court, case: Case) -> None:
+    readings = court.try_case(case)
+    assert {r.kind for r in readings} == {"loss", "norm", "grad", "param"}
+    worst = max((r.error, r.name) for r in readings if r.kind != "param")
+    assert worst[0] < 1e-11, worst
+
+
+def test_an_op_that_writes_into_its_operand_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"at tests/odd_model.py:\d+ changes its operand"):
+        trace(InPlace, "in-place", "f64", VOCAB)
+
+
+def test_the_command_refuses_it_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--cluster", "cpu:1", "--seq", "8", "--global-batch", "2"]
+    path = str(tmp_path / "plan.txt")
+    assert main(["plan", "py:odd_model:build_in_place", *sizes, "-o", path]) == 2
+    assert "changes its operand in place" in capsys.readouterr().err
