@@ -3,6 +3,8 @@
 import base64
 import importlib.util
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,9 @@ from . import mesh
 from .executor import Executor
 from .layout import Layout
 from .optimizers.options import OptimizerOptions
+
+# Folders where modules that register custom ops are looked for last, as planning did.
+IMPORT_PATH = "MESHWRIGHT_IMPORT_PATH"
 
 
 class ProgramError(ValueError):
@@ -27,7 +32,15 @@ def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    given = os.environ.get(IMPORT_PATH, "").split(os.pathsep)
+    sys.path += [folder for folder in given if folder and folder not in sys.path]
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise ProgramError(
+            f"{path.name} imports {error.name}, which is not found; "
+            "install it, or put its folder on PYTHONPATH"
+        ) from error
     return module
 
 

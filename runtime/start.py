@@ -20,7 +20,7 @@ from .checkpoint.manifest import complete
 from .data import absolute
 from .health import read_beat
 from .options import STOPPED, RunOptions, flag
-from .program import ProgramError
+from .program import IMPORT_PATH, ProgramError
 from .run_folder import check_free
 from .trackers import check_tracker
 from .watch import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
@@ -172,7 +172,8 @@ def _start(
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    environment.pop("PYTHONPATH", None)
+    searched = (environment.pop("PYTHONPATH", ""), os.getcwd())
+    environment[IMPORT_PATH] = os.pathsep.join(filter(None, searched))
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     environment[LAUNCHER] = str(os.getpid())

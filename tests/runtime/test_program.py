@@ -1,0 +1,29 @@
+"""Emitted files that import what registers a custom op."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.runtime.program import IMPORT_PATH, ProgramError, load_module
+
+
+def test_a_module_that_is_not_found_is_named_with_the_way_out(tmp_path: Path) -> None:
+    stage = tmp_path / "stage_00.py"
+    stage.write_text("import no_such_ops  # registers nosuch::op\n")
+    with pytest.raises(ProgramError, match="stage_00.py imports no_such_ops.*PYTHONPATH"):
+        load_module(stage)
+
+
+def test_modules_are_found_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "ops_of_mine.py").write_text("KNOWN = True\n")
+    stage = tmp_path / "stage_00.py"
+    stage.write_text("import ops_of_mine\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(IMPORT_PATH, str(folder))
+    assert load_module(stage).ops_of_mine.KNOWN
+    monkeypatch.delitem(sys.modules, "ops_of_mine")
