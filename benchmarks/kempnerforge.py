@@ -20,7 +20,7 @@ is stored). Nothing is fitted: every cost is the planner's own for the work name
 from dataclasses import replace
 
 from meshwright.ir.graph import Value
-from meshwright.ir.mesh import AXIS_OF, COMPUTE, TENSOR
+from meshwright.ir.mesh import AXIS_OF, TENSOR
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
@@ -42,7 +42,7 @@ Phases = tuple[Phase, Phase]
 def step_us(plan: Plan, cluster: Cluster, compiled: bool = True) -> float:
     """Step time of the pinned plan with the differences above, in us."""
     model = step_model(plan, cluster)
-    costs = Costs(cluster, plan.mesh.only(*COMPUTE), plan.sizes)
+    costs = Costs(cluster, plan.mesh.compute, plan.sizes)
     pieces = {p.name: p for p in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
 

@@ -3,13 +3,25 @@
 import keyword
 
 from meshwright.ir.graph import Graph, Value
-from meshwright.ir.mesh import Mesh
+from meshwright.ir.mesh import ROLES, Mesh
 from meshwright.ir.placement import Placement, local_shape, replicated
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import Shape, Size, evaluate
 
+
+def group_name(axis: str) -> str:
+    """What emitted text calls the process group along an axis."""
+    return axis.upper()
+
+
+def rank_name(axis: str) -> str:
+    """What emitted text calls this rank's coordinate along an axis."""
+    return f"{axis.upper()}_RANK"
+
+
 # Names that emitted functions use and values must not hide.
-_RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "TP", "TP_RANK", "DEVICE"}
+_RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "DEVICE"}
+_RESERVED |= {text for name in ROLES for text in (group_name(name), rank_name(name))}
 _RESERVED |= {"params", "saved", "grads", "handed"}
 
 
@@ -45,6 +57,16 @@ class Locals:
         """Over B and S where the size is a product of them, a number elsewhere."""
         text = str(size).replace(" ", "")
         return text if "/" not in text else str(evaluate(size, self.plan.sizes))
+
+    def start_text(self, name: str, dim: int) -> str:
+        """The first element of a dim, cut in one contiguous shard at most, that a rank holds."""
+        shards = self.placement(name).dims[dim]
+        if not shards:
+            return "0"
+        place = rank_name(shards[0].axis)
+        for shard in shards[1:]:
+            place = f"({place} * {self.mesh.size(shard.axis)} + {rank_name(shard.axis)})"
+        return f"{place} * {self.size_text(self.shape(self.graph.values[name])[dim])}"
 
     def cut(self, name: str, dim: int) -> int:
         """Over how many ranks a dim is cut."""

@@ -1,9 +1,10 @@
 """The functions of a unique segment as text: forward, and backward whole or in two."""
 
+import math
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
-from meshwright.ir.mesh import TENSOR
+from meshwright.ir.mesh import CONTEXT, TENSOR
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
@@ -177,21 +178,23 @@ class PieceText:
     def _adds(self, name: str, pending: dict[str, str]) -> bool:
         """Whether the op that makes this value adds it to its gradient as well."""
         fits = name in pending and name in self.phases.added(split=False)
-        return fits and not self._is_shared_out(name)
+        return fits and self._sharers(name) == 1
 
-    def _is_shared_out(self, name: str) -> bool:
-        """Whether every tp rank holds the whole of a gradient that its bucket sums over tp."""
+    def _sharers(self, name: str) -> int:
+        """Ranks that hold the whole of a gradient which its bucket sums over them."""
         index = list(self.joint.grads.values()).index(name)
-        whole = not self.local.placement(name).partial
-        return whole and self._summed_over_tp(index)
+        mesh, partial = self.plan.mesh, dict(self.local.placement(name).partial)
+        summed = list(mesh.names(CONTEXT))
+        summed += mesh.names(TENSOR) if self._summed_over_tensor(index) else ()
+        return math.prod(mesh.size(axis) for axis in summed if axis not in partial)
 
     def _accumulate(self, name: str, grad: str) -> str:
-        if self._is_shared_out(name):
-            return f"{grad}.add_({identifier(name)}, alpha=1 / {self.plan.mesh.count(TENSOR)})"
-        return f"{grad}.add_({identifier(name)})"
+        sharers = self._sharers(name)
+        share = f", alpha=1 / {sharers}" if sharers > 1 else ""
+        return f"{grad}.add_({identifier(name)}{share})"
 
-    def _summed_over_tp(self, index: int) -> bool:
-        """Whether the bucket sums this parameter's gradient over tp (another use is partial)."""
+    def _summed_over_tensor(self, index: int) -> bool:
+        """Whether the bucket sums this gradient along tensor, as another use of it is partial."""
         used = {i.params[index] for i in self.plan.instances if i.piece == self.piece.name}
         return any(e.partial for b in self.plan.buckets for e in b.entries if e.param in used)
 

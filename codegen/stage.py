@@ -8,7 +8,7 @@ from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
 from .emitters import op_text
-from .local import Locals, identifier
+from .local import Locals, group_name, identifier, rank_name
 from .piece import PieceText, operand_inputs
 from .writer import Writer
 
@@ -137,8 +137,8 @@ def _axes(plan: Plan) -> list[str]:
         line
         for name in plan.mesh.names(*COMPUTE)
         for line in (
-            f'{name.upper()}_RANK = mesh.coordinate("{name}")',
-            f'{name.upper()} = mesh.group("{name}")',
+            f'{rank_name(name)} = mesh.coordinate("{name}")',
+            f'{group_name(name)} = mesh.group("{name}")',
         )
     ]
 

@@ -59,6 +59,11 @@ class Mesh:
         return Mesh(tuple(axis for axis in self.axes if ROLES[axis[0]] in roles))
 
     @property
+    def compute(self) -> "Mesh":
+        """The axes of several ranks that the sharding ILP places values on."""
+        return Mesh(tuple((n, size) for n, size in self.axes if size > 1 and ROLES[n] in COMPUTE))
+
+    @property
     def num_devices(self) -> int:
         total = 1
         for _, size in self.axes:
@@ -102,8 +107,8 @@ def make_mesh(sizes: Mapping[str, int], outermost: str = PIPELINE) -> Mesh:
 
 
 def compute_mesh(tensor: int = 1, context: int = 1) -> Mesh:
-    """The axes alone that the sharding ILP places values on."""
-    return make_mesh({TENSOR: tensor, CONTEXT: context}).only(*COMPUTE)
+    """A mesh of the axes alone that the sharding ILP places values on."""
+    return make_mesh({TENSOR: tensor, CONTEXT: context}).compute
 
 
 def parse_mesh(text: str) -> Mesh:

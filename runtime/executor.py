@@ -72,7 +72,8 @@ class Executor:
         double = self.layout.dtype == "float64"
         kind = torch.float64 if double else torch.float32
         denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
-        step = Step(batches, denominator, training)
+        own = [(_own_part(tokens), _own_part(labels)) for tokens, labels in batches]
+        step = Step(own, denominator, training)
         for stage in self.stages.values():
             stage.begin(step)
         for bucket in self.buckets.values():
@@ -213,9 +214,9 @@ class Executor:
         return self.optimizer.step(self._counted_loss(), lr)
 
     def _counted_loss(self) -> Tensor:
-        """The loss differs along the pipeline, the batch and the sequence; one rank of those that
-        hold the same counts."""
-        counts = mesh.owns(mesh.names(*mesh.PIPELINE, *mesh.REDUCED))
+        """The loss differs along the pipeline and the batch; one rank of those that hold the same
+        counts."""
+        counts = mesh.owns(mesh.names(*mesh.PIPELINE, *mesh.BATCH))
         return self._loss if counts else torch.zeros_like(self._loss)
 
     @torch.no_grad()
@@ -235,6 +236,12 @@ class Executor:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
         return float(loss)
+
+
+def _own_part(rows: Tensor) -> Tensor:
+    """Of rows [B, S] the part of the sequence that this rank holds."""
+    context = mesh.CONTEXT
+    return rows.chunk(mesh.count(*context), dim=1)[mesh.index(*context)].contiguous()
 
 
 def _rank() -> int:

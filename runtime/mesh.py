@@ -18,7 +18,8 @@ ROLES = {
     "pp": "pipeline", "rep": "replica", "dp": "data", "cp": "context", "ep": "expert",
     "tp": "tensor",
 }  # fmt: skip
-PIPELINE, REPLICA, TENSOR = ("pipeline",), ("replica",), ("tensor",)
+PIPELINE, REPLICA = ("pipeline",), ("replica",)
+CONTEXT, TENSOR = ("context",), ("tensor",)
 BATCH = ("replica", "data")
 STORAGE = ("data", "context")
 REDUCED = ("replica", "data", "context")

@@ -3,21 +3,22 @@
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.collective import REDISTRIBUTE
 
-from ..local import Locals
+from ..local import Locals, group_name, rank_name
 from .call import Emit
 
 
 def _redistribute(op: Op, names: list[str], local: Locals) -> str:
-    kind, dim, outer = op.attr("kind"), op.attr("dim"), op.attr("outer", 1)
+    kind, axis, dim = op.attr("kind"), op.attr("axis"), op.attr("dim")
+    group, size = group_name(axis), local.size_text(op.attr("outer", 1))
     if kind == "all_reduce":
-        return f'collectives.all_reduce({names[0]}, "{op.attr("op")}", TP)'
-    size = local.size_text(outer)
+        return f'collectives.all_reduce({names[0]}, "{op.attr("op")}", {group})'
     if kind == "slice":
-        return f"collectives.shard({names[0]}, {dim}, {size}, TP_RANK, {local.mesh.size('tp')})"
+        place = f"{rank_name(axis)}, {local.mesh.size(axis)}"
+        return f"collectives.shard({names[0]}, {dim}, {size}, {place})"
     if kind == "all_to_all":
         source = f"{op.attr('src_dim')}, {local.size_text(op.attr('src_outer', 1))}"
-        return f"collectives.all_to_all({names[0]}, {dim}, {size}, {source}, TP)"
-    return f"collectives.{kind}({names[0]}, {dim}, {size}, TP)"
+        return f"collectives.all_to_all({names[0]}, {dim}, {size}, {source}, {group})"
+    return f"collectives.{kind}({names[0]}, {dim}, {size}, {group})"
 
 
 EMITTERS: dict[str, Emit] = {REDISTRIBUTE: _redistribute}

@@ -6,6 +6,7 @@ first of the chain to read and for what leaves the chain (`outer_traffic`), neve
 Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -155,7 +156,7 @@ class Costs:
         moved += sum(
             self.local_bytes(v, p) for v, p in zip(work.results, outs, strict=True) if v is not None
         )
-        share = self._share(ins + outs)
+        share = self._share(ins + outs) / self._slowest(op, ins)
         busy = number(work.flops, self.sizes) / share / self._rate(op, work)
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
         launched = any(v is not None for v in work.results)
@@ -168,6 +169,15 @@ class Costs:
         for axis in axes:
             share *= self.mesh.size(axis)
         return share
+
+    def _slowest(self, op: Op, ins: tuple[Placement, ...]) -> float:
+        """Work of the slowest rank over the mean: the last of n shards of causal queries sees all
+        keys, (2 - 1/n) times what a shard sees on average."""
+        queries = definition(op).queries
+        shards = ins[queries].dims[2] if queries is not None else ()
+        if not shards or not op.attr("causal", True) or op.attr("window", 0):
+            return 1.0
+        return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
     def _rate(self, op: Op, work: "OpWork") -> float:
         dtype = work.dtype

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.ir.mesh import (
-    COMPUTE,
     CONTEXT,
     DATA,
     PIPELINE,
@@ -73,7 +72,7 @@ class Candidate:
     @cached_property
     def compute(self) -> Mesh:
         """The axes that place values."""
-        return self.mesh.only(*COMPUTE)
+        return self.mesh.compute
 
     @property
     def mesh_text(self) -> str:

@@ -10,7 +10,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import (
     BATCH,
-    COMPUTE,
     DATA,
     PIPELINE,
     REPLICA,
@@ -64,7 +63,7 @@ def make_plan(
     sharded = sharded or shard_model(
         traced.segmented,
         traced.joints,
-        mesh=mesh.only(*COMPUTE),
+        mesh=mesh.compute,
         cluster=cluster,
         micro_batch=micro_batch,
         seq=seq,

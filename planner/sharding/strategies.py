@@ -6,8 +6,9 @@ an op: Megatron's column and row matmuls, vocabulary-parallel loss, head-paralle
 sequence sharding are four factors of four rules. On several axes the ways along each are composed;
 two axes may cut one factor, the sequence by context before tensor, others by tensor first.
 
-A context axis cuts the sequence wherever a factor holds it, and never a parameter: what an op does
-with the whole sequence, or with weights, it does on shards of its own (heads in attention).
+A context axis cuts the sequence wherever a factor holds it, and never a parameter. An op that needs
+the order of the sequence (attention) may be cut by its heads instead, its operands exchanged before
+it (Ulysses, Jacobs et al. 2023), or keep its shard of queries and read all keys.
 
 A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour asks for it:
 `strides_of` walks the graph until no op has anything new to ask.
@@ -27,7 +28,6 @@ from meshwright.ir.mesh import CONTEXT, ROLES, Mesh
 from meshwright.ir.ops.call import replicated_note
 from meshwright.ir.ops.definition import Dims, Rule
 from meshwright.ir.ops.questions import rule_of
-from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, replicated, with_partial
 from meshwright.ir.sizes import B, S, Size, evaluate, simplify_size
 
@@ -109,43 +109,34 @@ def strategies_of(
     rule = rule_of(op, graph)
     if rule is None:
         return (_replicated(op, graph),), replicated_note(op, graph.name)
-    each = [_ways(op, graph, rule, axis, strides.get(axis.name, ())) for axis in axes]
+    each = [_ways(rule, axis, strides.get(axis.name, ())) for axis in axes]
     found = (_strategy(op, graph, rule, ways) for ways in product(*each))
     return _distinct([s for s in found if s is not None]), ""
 
 
-def _ways(
-    op: Op, graph: Graph, rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]
-) -> list[Way]:
+def _ways(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[Way]:
     """The ways along one axis, whole first."""
-    found = [Way(axis)]
-    own = _factors_of_params(op, graph, rule) if axis.is_context else frozenset()
-    fixed = rule.fixed - rule.ordered if axis.is_context else rule.fixed
-    for factor, blocks in [*((f, 1) for f in rule.sizes), *sorted(strides)]:
-        allowed = factor not in fixed and factor not in own
-        if allowed and axis.divides(rule.sizes[factor], blocks):
-            found.append(Way(axis, factor, blocks))
-    if axis.is_context and (along := [w for w in found if _holds_sequence(rule, w)]):
-        return along + [w for w in found if w.factor and w not in along]
-    return [*found, Way(axis, reads_partial=True)] if rule.linear else found
+    offered = _offered(rule, axis, strides)
+    found = [Way(axis, f, b) for f, b in offered if axis.divides(rule.sizes[f], b)]
+    if axis.is_context and any(_holds_sequence(rule, way) for way in found):
+        return found
+    partial = [Way(axis, reads_partial=True)] if rule.linear else []
+    return [Way(axis), *found, *partial]
+
+
+def _offered(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """(factor, blocks) that an axis may cut."""
+    free = [f for f in rule.sizes if f not in rule.fixed]
+    if not axis.is_context:
+        return [(f, 1) for f in free] + [(f, b) for f, b in sorted(strides) if f in free]
+    along = [f for f in (*free, *sorted(rule.ordered)) if _holds_sequence(rule, Way(axis, f))]
+    heads = [f for f in free if rule.ordered and f not in along]
+    return [(f, 1) for f in (*along, *heads)]
 
 
 def _holds_sequence(rule: Rule, way: Way) -> bool:
     size = rule.sizes.get(way.factor)
     return size is not None and not isinstance(size, int) and S in size.free_symbols
-
-
-def _factors_of_params(op: Op, graph: Graph, rule: Rule) -> frozenset[str]:
-    """Factors of parameters that the op reads, and of parameters' gradients that it makes."""
-    params = {i.value.name for i in graph.inputs_of("param")}
-    grads = set(Joint(graph).made_grads) if len(graph.outputs) > 1 else set()
-    return frozenset(
-        factor
-        for name, dims in _places(op, rule)
-        if name in params or name in grads
-        for factors in dims
-        for factor in factors
-    )
 
 
 def _replicated(op: Op, graph: Graph) -> Strategy:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.mesh import COMPUTE, PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR
+from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
@@ -142,7 +142,7 @@ class StepModel:
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
     wide = precision_of_plan(plan).wide_grads
-    return WorkTable(Costs(cluster, plan.mesh.only(*COMPUTE), plan.sizes, wide_grads=wide))
+    return WorkTable(Costs(cluster, plan.mesh.compute, plan.sizes, wide_grads=wide))
 
 
 def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:

@@ -8,6 +8,8 @@ The torch ops behind the last two are private by name (leading underscore); this
 them, and tests/runtime/test_kernels.py states what it relies on.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,15 +28,32 @@ def backend_of(q: Tensor, causal: bool, window: int, softcap: float) -> str:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(o, log-sum-exp)."""
+    """(o, log-sum-exp). start: the place in the sequence of the first query; the queries are then
+    those of a shard, the keys and values those of the whole sequence."""
+    if q.shape[2] != k.shape[2]:
+        return sharded(q, k, v, start, scale, causal, window, softcap)
     backend = backend_of(q, causal, window, softcap)
-    if backend == "cudnn":
-        return _cudnn(_dense(q), _dense(k), _dense(v), scale)
-    if backend == "cpu_flash":
-        return _cpu_flash(_dense(q), _dense(k), _dense(v), scale)
-    return reference(q, k, v, scale, causal, window, softcap)
+    if backend == "reference":
+        return reference(q, k, v, scale, causal, window, softcap)
+    return _fused(backend)(_dense(q), _dense(k), _dense(v), scale, True)
+
+
+def _fused(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    return _cudnn if backend == "cudnn" else _cpu_flash
+
+
+def _fused_backward(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return _cudnn_backward if backend == "cudnn" else _cpu_flash_backward
 
 
 def attention_backward(
@@ -49,14 +68,79 @@ def attention_backward(
     causal: bool,
     window: int,
     softcap: float,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv)."""
+    """(dq, dk, dv); of a shard of queries, the shares that these have in dk and dv."""
+    if q.shape[2] != k.shape[2]:
+        return sharded_backward(do, q, k, v, o, lse, start, scale, causal, window, softcap)
     backend = backend_of(q, causal, window, softcap)
     if backend != "reference":
-        fused = _cudnn_backward if backend == "cudnn" else _cpu_flash_backward
         do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
-        return fused(do, q, k, v, o, lse, scale)
+        return _fused_backward(backend)(do, q, k, v, o, lse, scale, True)
     return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
+
+
+def sharded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries start..stop over the whole sequence's keys.
+
+    Fused backends attend to the keys before `start` (the past) and to the square of the queries'
+    own places; the two are joined by their log-sum-exps (FlashAttention, Dao et al. 2022, 3.1).
+    """
+    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap)
+    if backend == "reference":
+        return reference(q, k, v, scale, causal, window, softcap, start)
+    q, k, v = (_dense(x) for x in (q, k, v))
+    own = _fused(backend)(q, k[:, :, start:stop], v[:, :, start:stop], scale, True)
+    if start == 0:
+        return own
+    return _joined(_fused(backend)(q, k[:, :, :start], v[:, :, :start], scale, False), own)
+
+
+def _joined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The output and log-sum-exp over the keys of both parts."""
+    lse = torch.logaddexp(a[1], b[1])
+    parts = (o.to(lse.dtype) * torch.exp(part - lse).unsqueeze(-1) for o, part in (a, b))
+    return sum(parts, torch.zeros((), dtype=lse.dtype, device=lse.device)).to(a[0].dtype), lse
+
+
+def sharded_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    start: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `sharded`. Each part runs with the joined output and log-sum-exp, whose
+    probabilities are those of all keys; keys after the shard get none."""
+    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap)
+    if backend == "reference":
+        return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap, start)
+    fused = _fused_backward(backend)
+    do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    dq = torch.zeros_like(q)
+    for first, last, square in ((0, start, False), (start, stop, True)):
+        if first < last:
+            keys, values = k[:, :, first:last], v[:, :, first:last]
+            parts = fused(do, q, keys, values, o, lse, scale, square)
+            dq = dq + parts[0]
+            dk[:, :, first:last], dv[:, :, first:last] = parts[1:]
+    return dq, dk, dv
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -87,20 +171,28 @@ def _scores(q: Tensor, k: Tensor, scale: float, softcap: float) -> tuple[Tensor,
     return bounded * softcap, bounded
 
 
-def _mask(length: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """[S, S] bool: query i (row) sees key j."""
-    i = torch.arange(length, device=device).unsqueeze(1)
-    j = torch.arange(length, device=device).unsqueeze(0)
+def _mask(q: Tensor, k: Tensor, causal: bool, window: int, start: int) -> Tensor:
+    """[queries, keys] bool: query start + i (row i) sees key j."""
+    i = start + torch.arange(q.shape[2], device=q.device).unsqueeze(1)
+    j = torch.arange(k.shape[2], device=q.device).unsqueeze(0)
     seen = j <= i if causal else torch.ones_like(j <= i)
     return seen & (j > i - window) if window else seen
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor]:
+    """(o, log-sum-exp), scores materialised."""
     keys, values = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
     scores, _ = _scores(q, keys, scale, softcap)
-    seen = _mask(q.shape[2], causal, window, q.device)
+    seen = _mask(q, k, causal, window, start)
     scores = torch.where(seen, scores, float("-inf"))
     lse = torch.logsumexp(scores, dim=-1)
     p = torch.exp(scores - lse.unsqueeze(-1))
@@ -118,12 +210,13 @@ def reference_backward(
     causal: bool,
     window: int,
     softcap: float,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """FlashAttention's backward (Dao et al. 2022, algorithm 4), scores recomputed whole."""
     heads = q.shape[1]
     keys, values = _repeat(k, heads), _repeat(v, heads)
     scores, bounded = _scores(q, keys, scale, softcap)
-    seen = _mask(q.shape[2], causal, window, q.device)
+    seen = _mask(q, k, causal, window, start)
     p = torch.where(seen, torch.exp(scores - lse.unsqueeze(-1)), 0.0)
     kind = p.dtype
     do, o = do.to(kind), o.to(kind)
@@ -139,39 +232,54 @@ def reference_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _cpu_flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     keys, values = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
     o, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        q, keys, values, 0.0, True, scale=scale
+        q, keys, values, 0.0, causal, scale=scale
     )
     return o, lse
 
 
 def _cpu_flash_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        do, q, keys, values, o, lse, 0.0, True, scale=scale
+        do, q, keys, values, o, lse, 0.0, causal, scale=scale
     )
     return dq, _sum_groups(dk, k.shape[1]), _sum_groups(dv, v.shape[1])
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     out = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, True, False, scale=scale
+        q, k, v, None, True, 0.0, causal, False, scale=scale
     )
     return out[0], out[1].view(q.shape[:3])
 
 
 def _cudnn_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    length = q.shape[2]
     # Without dropout the random state is not read; with no bias neither is its operand.
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
-        do, q, k, v, o, lse.unsqueeze(-1), seed, seed, None, None, None, length, length, 0.0, True,
-        scale=scale,
+        do, q, k, v, o, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2], k.shape[2],
+        0.0, causal, scale=scale,
     )  # fmt: skip
     return dq, dk, dv

@@ -172,13 +172,15 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
             resume=next(resumes),
             outer=random.Random(f"outer/{seed}/{number}").choice(OUTER),
         )
-        cases[-1] = _replicated(cases[-1])
+        cases[-1] = _split_data(cases[-1])
     return cases
 
 
-def _replicated(case: Case) -> Case:
-    """Four data ranks or more are two replicas of sharded storage in half of the cases."""
+def _split_data(case: Case) -> Case:
+    """Data ranks become context ranks in some cases, replicas of sharded storage in others."""
     rng = random.Random(f"rep/{case.seed}/{case.number}")
+    if case.dp % 2 == 0 and case.seq % (2 * case.tp) == 0 and rng.random() < 0.6:
+        return replace(case, cp=2, dp=case.dp // 2)
     if case.dp < 4 or case.dp % 2 or rng.random() < 0.5:
         return case
     return replace(case, rep=2, dp=case.dp // 2, zero=max(case.zero, 1))

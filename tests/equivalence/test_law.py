@@ -12,6 +12,7 @@ NARROW = draw_narrow_cases(chosen_seed(), 6, max_world=4)
 
 
 # Replicas of sharded storage at every level, tied, with each optimizer that exchanges more.
+_SMALL = ModelDraw("llama", stock=False, variant=0, seed=chosen_seed())
 _TIED = ModelDraw("gemma2", stock=False, variant=0, seed=chosen_seed())
 REPLICAS = [
     Case(number=850, seed=0, model=_TIED, rep=2, dp=2, zero=1, accumulation=2, optimizer="muon"),
@@ -19,6 +20,14 @@ REPLICAS = [
     Case(number=852, seed=0, model=_TIED, pp=2, rep=2, dp=2, zero=3, accumulation=2,
          optimizer="adafactor", outer="dp"),
     Case(number=853, seed=0, model=_TIED, rep=2, dp=2, tp=2, zero=2, shard_weights=True),
+    # The sequence cut over ranks, alone and with every other axis; seq 8 and 12 divide by them.
+    Case(number=860, seed=0, model=_TIED, cp=2, accumulation=2, shard_weights=True),
+    Case(number=861, seed=0, model=_SMALL, cp=2, tp=2, random_costs=True, zero=1),
+    Case(number=862, seed=0, model=_SMALL, cp=2, dp=2, zero=3, accumulation=2, resume=1),
+    Case(number=863, seed=0, model=_TIED, pp=2, cp=2, zero=2, accumulation=2, schedule="zb-h1"),
+    Case(number=864, seed=0, model=_SMALL, cp=4, seq=12, random_costs=True, recompute="none"),
+    Case(number=865, seed=0, model=_SMALL, pp=2, rep=2, dp=1, cp=2, zero=2, optimizer="muon"),
+    Case(number=866, seed=0, model=_SMALL, cp=2, dtype="f32", seq=16, accumulation=2),
 ]  # fmt: skip
 
 
@@ -28,7 +37,6 @@ def test_equals_the_plain_model(case: Case, court: Court) -> None:
 
 
 # One small model and one local shape, so that what is compiled for one case serves the others.
-_SMALL = ModelDraw("llama", stock=False, variant=0, seed=chosen_seed())
 COMPILED = [
     replace(case, number=800 + number, compiled=True)
     for number, case in enumerate(

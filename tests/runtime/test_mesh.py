@@ -15,9 +15,8 @@ def test_roles_are_those_of_the_ir() -> None:
     assert mesh.ROLES == planned.ROLES
     for name in ("BATCH", "STORAGE", "REDUCED", "COMPUTE"):
         assert getattr(mesh, name) == getattr(planned, name), name
-    assert (mesh.PIPELINE, mesh.REPLICA, mesh.TENSOR) == (
-        (planned.PIPELINE,), (planned.REPLICA,), (planned.TENSOR,),
-    )  # fmt: skip
+    for name in ("PIPELINE", "REPLICA", "CONTEXT", "TENSOR"):
+        assert getattr(mesh, name) == (getattr(planned, name),), name
 
 
 @pytest.fixture
