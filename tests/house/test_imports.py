@@ -14,6 +14,7 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
     "codegen": ({"ir"}, set()),
     "runtime": (set(), {"torch", "numpy", "safetensors", "triton"}),
     "models": (set(), {"torch", "transformers"}),
+    "commands": ({"ir", "planner", "codegen", "runtime", "models"}, set()),
 }
 # Files that may import more, each for a reason of its own.
 MORE = {
@@ -108,6 +109,16 @@ def test_runtime_leaves_its_folder_for_nothing() -> None:
     assert not outside, "\n".join(outside)
 
 
+def test_only_the_command_line_imports_commands() -> None:
+    importers = {
+        name_of(path)
+        for path in room_files()
+        for _, name in imports(path)
+        if name.startswith("meshwright.commands") and not name_of(path).startswith("commands/")
+    }
+    assert importers == {"cli.py"}
+
+
 @pytest.mark.parametrize("library", ["ortools", "transformers"])
 def test_a_library_with_one_adaptor_stands_in_no_other_file(library: str) -> None:
     where = {
@@ -116,7 +127,7 @@ def test_a_library_with_one_adaptor_stands_in_no_other_file(library: str) -> Non
         for _, name in imports(path)
         if name.split(".")[0] == library
     }
-    allowed = {"ortools": r"planner/solver\.py", "transformers": r"(models/.*|cli)\.py"}[library]
+    allowed = {"ortools": r"planner/solver\.py", "transformers": r"models/.*\.py"}[library]
     assert all(re.fullmatch(allowed, name) for name in where), sorted(where)
 
 

@@ -1,0 +1,124 @@
+"""`meshwright explain`: why a plan is as it is."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import print_result, say_to
+from .parsers import add_cluster, add_command
+from .plan_file import cluster_of, read_plan
+from .planning import make_plan_of
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan
+    from meshwright.planner.hardware.cluster import Cluster
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "explain",
+        _run,
+        "Explain a plan: its decisions, pieces, memory and coverage; or one value, one segment, or "
+        "why another decision was not taken.",
+    )
+    parser.add_argument("plan", help="a plan's file")
+    _add_questions(parser.add_mutually_exclusive_group())
+    parser.add_argument("--model", metavar="MODEL", help="for --why-not: where the plan's is from")
+    add_cluster(parser)
+
+
+def _add_questions(which: Any) -> None:
+    which.add_argument("--value", metavar="V", help="a value's name, e.g. attention_q_linear")
+    which.add_argument("--segment", metavar="S", help="a segment's name: each op's time and bytes")
+    which.add_argument(
+        "--timeline",
+        metavar="FILE",
+        type=Path,
+        help="draw the simulated step, streams and memory over time: FILE.svg a picture, FILE.json "
+        "a trace that Perfetto opens",
+    )
+    which.add_argument(
+        "--why-not",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="search again under this pin and say what it would cost, e.g. tp=4",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    text = _answer(read_plan(arguments.plan), arguments)
+    print_result(arguments, {"text": text}, text)
+
+
+def _answer(plan: "Plan", arguments: argparse.Namespace) -> str:
+    from meshwright.planner.report.explain import explain_value, report
+    from meshwright.planner.report.segments import explain_segment
+
+    if arguments.why_not:
+        return _why_not(plan, arguments)
+    if arguments.value:
+        return explain_value(plan, arguments.value)
+    if arguments.segment:
+        return explain_segment(plan, arguments.segment, cluster_of(plan, arguments))
+    if arguments.timeline:
+        return _timeline(plan, cluster_of(plan, arguments), arguments.timeline)
+    return _outdated(plan, arguments) + report(plan)
+
+
+def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
+    """Warn where a plan's numbers are of other decisions; "" where its cluster is not here."""
+    from meshwright.planner.hardware.cluster import ClusterError
+    from meshwright.planner.report.explain import outdated
+    from meshwright.planner.simulate.predict import predict
+
+    try:
+        found = predict(plan, cluster_of(plan, arguments))
+    except ClusterError:
+        return ""
+    return outdated(plan, found.step_us, found.peak_bytes)
+
+
+def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
+    """Draw the simulated step; return what was written."""
+    from meshwright.planner.report.draw import draw
+    from meshwright.planner.simulate.predict import predict
+    from meshwright.planner.simulate.timeline import perfetto
+
+    if path.suffix not in (".svg", ".json"):
+        raise ValueError(f"--timeline {path}: give a name that ends with .svg or .json")
+    prediction = predict(plan, cluster)
+    text = draw(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
+    path.write_text(text, encoding="utf-8")
+    return f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
+
+
+def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
+    """Compare the plan with the best one under the pins."""
+    from meshwright.planner.report.diff import diff
+
+    options = argparse.Namespace(
+        cluster=arguments.cluster or plan.cluster,
+        seq=plan.seq,
+        global_batch=plan.global_batch,
+        dtype=plan.dtype,
+        pin=[*arguments.why_not],
+    )
+    options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
+    other, _ = make_plan_of(arguments.model or plan.model, options, say_to(arguments))
+    pins = " ".join(arguments.why_not)
+    return f"the best plan with {pins} against this one:\n" + diff(
+        plan, other, cluster_of(plan, arguments)
+    )
+
+
+def _kept_pins(plan: "Plan", asked: set[str]) -> list[str]:
+    """Return pins for what the search does not choose, as the plan has it, but those asked for."""
+    kept = {"optimizer": plan.optimizer}
+    if plan.precision != "pure":
+        kept["precision"] = plan.precision
+    if plan.reduce_dtype != plan.grad_dtype:
+        kept["reduce_dtype"] = plan.reduce_dtype
+    return [f"{key}={value}" for key, value in kept.items() if key not in asked]

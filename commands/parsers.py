@@ -1,0 +1,23 @@
+"""Parts of parsers that several commands share."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Run = Callable[[argparse.Namespace], int | None]
+
+
+def add_command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    """Add a command's parser. text: its description, of which the first sentence is the help."""
+    parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of bad input")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add --cluster of a command that reads a plan."""
+    parser.add_argument(
+        "--cluster", metavar="C", help="where the plan names a TOML file that has moved: its path"
+    )

@@ -1,0 +1,74 @@
+"""`meshwright plan`: a model and a cluster to a plan's file."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .output import print_result, say_to, write_text
+from .parsers import add_command
+from .planning import make_plan_of
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "plan",
+        _run,
+        "Plan a model for a cluster. Traces the model without weights or a GPU, decides mesh, "
+        "placements, storage, recomputation and schedule, and writes the plan as text.",
+    )
+    parser.add_argument(
+        "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
+    )
+    _add_options(parser)
+    parser.add_argument("-o", "--output", default="plan.txt", help="the plan's file")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster",
+        default="cpu:4",
+        metavar="C",
+        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--seq", type=int, required=True, metavar="N", help="tokens of a row")
+    parser.add_argument(
+        "--global-batch", type=int, required=True, metavar="N", help="rows of an optimizer step"
+    )
+    parser.add_argument(
+        "--dtype", default="f32", choices=("f32", "bf16", "f64"), help="of parameters and compute"
+    )
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
+        "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
+        "zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, shard_weights, "
+        "precision (pure, master), reduce_dtype (bf16, f32), optimizer",
+    )
+    parser.add_argument(
+        "--no-search",
+        dest="search",
+        action="store_false",
+        help="take defaults for what is not pinned: pure data parallel, recompute cheap, ZeRO 0",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from meshwright.ir.text.plan_text import format_plan, plan_hash
+    from meshwright.planner.report.explain import summary
+
+    output = arguments.output
+    if Path(output).is_dir():
+        raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
+    plan, report = make_plan_of(arguments.model, arguments, say_to(arguments))
+    write_text(Path(output), format_plan(plan))
+    if report:
+        write_text(Path(f"{output}.report.txt"), report)
+    why = f"; why: {output}.report.txt" if report else ""
+    result = {"plan": output, "hash": plan_hash(plan), **dict(plan.costs)}
+    print_result(arguments, result, f"{report or summary(plan)}\nplan written to {output}{why}")

@@ -1,0 +1,61 @@
+"""Planning as `plan`, `train` and `explain --why-not` ask for it."""
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.ir.capture.export import Traced
+    from meshwright.ir.plan import Plan
+    from meshwright.models import ModelSource
+
+Say = Callable[[str], None]
+
+
+def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Plan", str]:
+    """Plan a model spec under plan options; return the plan and the search's report.
+
+    The report is "" where nothing was searched. Raises ValueError for bad options.
+    """
+    from meshwright.models import load_model
+    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.report.report import search_report
+    from meshwright.planner.search.demands import check_pins
+    from meshwright.planner.search.make_plan import make_plan
+    from meshwright.planner.search.pins import parse_pins
+    from meshwright.planner.search.search import search_plan
+
+    cluster, pins = parse_cluster(options.cluster), parse_pins(options.pin)
+    _check_sizes(options)
+    searches = getattr(options, "search", True)
+    check_pins(cluster, options.global_batch, options.dtype, pins, search=searches)
+    source = load_model(model)
+    _check_positions(source, options.seq)
+    traced = _trace(source, options.dtype, say)
+    sizes = {"seq": options.seq, "global_batch": options.global_batch}
+    if not searches:
+        return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
+    plan, found, prediction = search_plan(traced, cluster, **sizes, pins=pins, progress=say)
+    return plan, search_report(plan, found, prediction)
+
+
+def _check_sizes(options: argparse.Namespace) -> None:
+    for name in ("seq", "global_batch"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+
+
+def _check_positions(source: "ModelSource", seq: int) -> None:
+    if source.max_seq is not None and seq > source.max_seq:
+        raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
+
+
+def _trace(source: "ModelSource", dtype: str, say: Say) -> "Traced":
+    from meshwright.ir.capture.export import trace
+    from meshwright.planner.clock import CLOCK
+
+    say(f"tracing {source.name}")
+    with CLOCK.layer("tracing"):
+        traced = trace(source.build, source.name, dtype, source.vocab_size)
+    say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
+    return traced

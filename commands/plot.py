@@ -1,0 +1,28 @@
+"""`meshwright plot`: runs in one picture."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .output import print_result
+from .parsers import add_command
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "plot",
+        _run,
+        "Draw runs: loss, throughput, memory, predicted against measured, in one picture.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    parser.add_argument("-o", "--output", default="runs.png", help="a .png, .svg or .pdf file")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.plot import plot_runs
+
+    out = Path(arguments.output)
+    plot_runs([Path(run) for run in arguments.runs], out)
+    print_result(arguments, {"picture": str(out)}, f"drawn in {out}")

@@ -1,0 +1,37 @@
+"""`meshwright run`: a program's ranks on this machine."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .parsers import add_command
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    from meshwright.runtime.options import add_arguments
+
+    parser = add_command(
+        commands,
+        "run",
+        _run,
+        "Run a program on this machine, one process a rank, and write its log to a run folder.",
+    )
+    parser.add_argument("program", help="a program's folder")
+    add_arguments(parser)
+    parser.add_argument("--port", type=int, default=0, help="rendezvous port; 0 takes a free one")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from meshwright.runtime.metrics import last_rows
+    from meshwright.runtime.options import run_options
+    from meshwright.runtime.start import start_program
+
+    options = run_options(vars(arguments))
+    folder = Path(arguments.program)
+    code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
+    if arguments.json and code == 0:
+        print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))
+    return code
