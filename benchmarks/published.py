@@ -19,7 +19,8 @@ from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.hardware.cluster import Cluster, parse_cluster
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.candidate_costs import Evaluator
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins

@@ -35,7 +35,7 @@ def measure(case: Case) -> str:
     """A row of the table: total, processor and tracing seconds, peak memory, result."""
     from meshwright.ir.capture.export import trace
     from meshwright.models import load_model
-    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.search.pins import parse_pins
     from meshwright.planner.search.search import search_plan
 

@@ -22,6 +22,6 @@ def read_plan(path: str) -> "Plan":
 
 def cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":
     """Return the cluster of --cluster, else the plan's own."""
-    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.hardware.cluster_file import parse_cluster
 
     return parse_cluster(arguments.cluster or plan.cluster)

@@ -18,7 +18,7 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     The report is "" where nothing was searched. Raises ValueError for bad options.
     """
     from meshwright.models import load_model
-    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.report.report import search_report
     from meshwright.planner.search.demands import check_pins
     from meshwright.planner.search.make_plan import make_plan

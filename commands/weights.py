@@ -49,7 +49,7 @@ def export_checkpoint(checkpoint: Path, model: str, out: Path) -> list[str]:
     """Write a checkpoint as a Hugging Face folder; return the names of its files."""
     from meshwright.models import load_model
     from meshwright.models.stock import write_stock_config
-    from meshwright.runtime.weights import export_weights
+    from meshwright.runtime.checkpoint.weights import export_weights
 
     source = load_model(model)
     files = export_weights(checkpoint, _targets(source), out)
@@ -67,7 +67,7 @@ def _run_import(arguments: argparse.Namespace) -> None:
     from meshwright.models import load_model
     from meshwright.models.agreement import check_config
     from meshwright.models.stock import param_shapes
-    from meshwright.runtime.weights import import_weights
+    from meshwright.runtime.checkpoint.weights import import_weights
 
     folder, out, source = (
         Path(arguments.folder),

@@ -11,7 +11,7 @@ from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from meshwright.planner.hardware.cluster import Cluster, LinkLevel, parse_cluster
+from meshwright.planner.hardware.cluster import Cluster, LinkLevel
+from meshwright.planner.hardware.cluster_file import parse_cluster
 
 
 def machine(devices: int, memory_bytes: float, flops: float, link: float, launch: float) -> Cluster:

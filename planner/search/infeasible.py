@@ -19,7 +19,8 @@ from meshwright.ir.sizes import num_elements
 
 from ..cost.op_cost import number
 from ..hardware.catalogue import CATALOGUE
-from ..hardware.cluster import Cluster, parse_cluster
+from ..hardware.cluster import Cluster
+from ..hardware.cluster_file import parse_cluster
 from ..remat.options import CHOSEN
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib

@@ -12,7 +12,7 @@ from meshwright.ir.capture.export import trace
 from meshwright.ir.text.graph_text import format_graph
 from meshwright.ir.text.plan_text import format_plan
 from meshwright.models import load_model
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from equivalence.cases import Case
 
 from meshwright.planner.hardware.catalogue import CPU
-from meshwright.planner.hardware.cluster import COLLECTIVES, Cluster, Curve, parse_cluster
+from meshwright.planner.hardware.cluster import COLLECTIVES, Cluster, Curve
+from meshwright.planner.hardware.cluster_file import parse_cluster
 
 
 def cluster_of(case: Case) -> Cluster:

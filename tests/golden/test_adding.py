@@ -14,7 +14,7 @@ from meshwright.ir.ops.questions import added_where_made
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.models import PRESETS, Decoder
 from meshwright.models.ffn import FeedForward
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 from meshwright.runtime import kernels

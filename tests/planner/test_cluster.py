@@ -11,6 +11,8 @@ from meshwright.planner.hardware.cluster import (
     ClusterError,
     Sources,
     collective_us,
+)
+from meshwright.planner.hardware.cluster_file import (
     format_cluster,
     parse_cluster,
     parse_cluster_text,

@@ -12,7 +12,7 @@ from meshwright.ir.ops.questions import flops
 from meshwright.ir.sizes import SYMBOLS, num_elements
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import GraphWork, compiled, number
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.simulate.step_model import step_model

@@ -11,7 +11,7 @@ from families import traced
 from meshwright.cli import main
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.diff import diff, differences
 from meshwright.planner.report.segments import explain_segment
 from meshwright.planner.search.make_plan import make_plan

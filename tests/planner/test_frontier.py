@@ -11,7 +11,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.frontier import Weights, _Problem, frontier, hull
 
 

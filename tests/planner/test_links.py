@@ -3,7 +3,8 @@
 import pytest
 
 from meshwright.ir.mesh import DATA, ROLES, Mesh, make_mesh
-from meshwright.planner.hardware.cluster import COLLECTIVES, parse_cluster
+from meshwright.planner.hardware.cluster import COLLECTIVES
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.hardware.topology import Links
 
 CLUSTERS = ("h100:8x4", "h200:4x8", "a100:8x3", "mi300x:8x2", "rtx4090:4x4", "cpu:2x6")

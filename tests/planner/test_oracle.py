@@ -12,7 +12,7 @@ from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import format_graph, parse_graph, parse_placed_graph
 from meshwright.planner.cost.op_cost import Costs, GraphWork
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.ilp import shard
 from meshwright.planner.sharding.lower import lower
 from meshwright.planner.sharding.nodes import Choice, Demands, Node, nodes_of

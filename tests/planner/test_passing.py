@@ -9,7 +9,7 @@ from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs, shard_on
 from meshwright.planner.cost.piece_cost import LOGITS_ELEMENTS, piece_work
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.remat.rules import candidates, saved_values
 from meshwright.planner.sharding.ilp import shard

@@ -9,7 +9,7 @@ from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import format_graph, parse_placed_graph
 from meshwright.planner.cost.op_cost import Costs
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.boundary_layouts import Lowered, ShardedModel, shard_model
 from meshwright.planner.sharding.objective import objective_us
 

@@ -10,7 +10,8 @@ from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.errors import ParseError, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.text.plan_text import format_plan, parse_plan
-from meshwright.planner.hardware.cluster import COLLECTIVES, Cluster, Curve, parse_cluster
+from meshwright.planner.hardware.cluster import COLLECTIVES, Cluster, Curve
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.diff import differences
 from meshwright.planner.report.explain import memory_by_kind, summary
 from meshwright.planner.search.make_plan import make_plan

@@ -3,7 +3,7 @@
 import pytest
 from families import traced
 
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.explain import explain_value
 from meshwright.planner.report.report import search_report
 from meshwright.planner.search.pins import parse_pins

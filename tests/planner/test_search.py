@@ -13,7 +13,7 @@ from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds.lp import relax
 from meshwright.planner.hardware.catalogue import CATALOGUE
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.search.candidate_costs import Evaluator
 from meshwright.planner.search.candidates import candidates, may_offload

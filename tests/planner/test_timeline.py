@@ -9,7 +9,7 @@ from families import traced
 
 from meshwright.cli import main
 from meshwright.ir.plan import Plan
-from meshwright.planner.hardware.cluster import parse_cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.draw import draw
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins

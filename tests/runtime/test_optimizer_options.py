@@ -128,7 +128,7 @@ def test_what_does_not_fit_the_program_is_refused(
 def test_a_plan_for_an_optimizer_counts_its_state(program: Path, tmp_path: Path) -> None:
     """The same sizes for AdamW, which keeps twice as much."""
     from meshwright.ir.text.plan_text import parse_plan
-    from meshwright.planner.hardware.cluster import parse_cluster
+    from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.simulate.stage_memory import plan_peaks
     from meshwright.planner.simulate.step_model import step_model
 

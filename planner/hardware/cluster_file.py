@@ -1,0 +1,223 @@
+"""Clusters by name and as TOML.
+
+Text: TOML whose first line is `# meshwright cluster v1`; printed again it is the same bytes.
+"""
+
+import difflib
+import re
+import tomllib
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from .catalogue import CATALOGUE
+from .cluster import (
+    COLLECTIVES,
+    AttentionReading,
+    Cluster,
+    ClusterError,
+    Curve,
+    Device,
+    LinkLevel,
+    Sources,
+)
+
+HEADER = "# meshwright cluster v1"
+
+
+def format_cluster(cluster: Cluster) -> str:
+    """The cluster as TOML; parse_cluster_text gives the same cluster back."""
+    lines = [HEADER, *_pairs(cluster, "name devices_per_node nodes host_link_bytes_per_s"
+                             " host_memory_bytes"), *_source_lines("sources", cluster.sources),
+             "", "[device]"]  # fmt: skip
+    device = cluster.device
+    lines += _pairs(device, "name hbm_bytes_per_s memory_bytes launch_us efficiency")
+    if device.attention_flops_per_s is not None:
+        lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
+    if device.attention_readings:
+        rows = [list(astuple(r)) for r in device.attention_readings]
+        lines += ["# head size, positions, forward, backward", f"attention_readings = {rows}"]
+    lines += ["", "[device.matmul_flops_per_s]"]
+    lines += [f"{dtype} = {rate!r}" for dtype, rate in device.matmul_flops_per_s]
+    lines += _source_lines("device.sources", device.sources)
+    for level in cluster.levels:
+        lines += ["", "[[levels]]", *_pairs(level, "name alpha_us bytes_per_s span")]
+        lines += _source_lines("levels.sources", level.sources)
+        for curve in level.curves:
+            lines += ["", "[[levels.curves]]", *_pairs(curve, "collective group")]
+            lines.append(f"bytes = {[size for size, _ in curve.points]}")
+            lines.append(f"us = {[us for _, us in curve.points]}")
+    return "\n".join(lines) + "\n"
+
+
+def _source_lines(table: str, sources: Sources) -> list[str]:
+    lines = [f"{name} = {_toml(text)}" for name, text in sources]
+    return ["", f"[{table}]", *lines] if lines else []
+
+
+def _pairs(item: object, names: str) -> list[str]:
+    return [f"{name} = {_toml(getattr(item, name))}" for name in names.split()]
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
+    """Inverse of format_cluster. Raises ClusterError with `where` and the entry at fault."""
+    first = text.partition("\n")[0].strip()
+    if first != HEADER:
+        raise ClusterError(f"{where}: the first line must be {HEADER!r}, found {first!r}")
+    try:
+        return _checked(_cluster_of(tomllib.loads(text)), where)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"{where}: not TOML: {error}") from None
+    except KeyError as error:
+        raise ClusterError(f"{where}: entry {error} is missing") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ClusterError):
+            raise
+        raise ClusterError(f"{where}: an entry has the wrong form: {error}") from None
+
+
+def _cluster_of(table: dict) -> Cluster:
+    return Cluster(
+        str(table["name"]),
+        int(table["devices_per_node"]),
+        int(table["nodes"]),
+        _device_of(table["device"]),
+        tuple(_level_of(level) for level in table["levels"]),
+        float(table["host_link_bytes_per_s"]),
+        int(table["host_memory_bytes"]),
+        _sources_of(table),
+    )
+
+
+def _sources_of(table: dict) -> Sources:
+    return tuple((str(name), str(text)) for name, text in table.get("sources", {}).items())
+
+
+def _device_of(table: dict) -> Device:
+    attention = table.get("attention_flops_per_s")
+    rates = table["matmul_flops_per_s"].items()
+    return Device(
+        str(table["name"]),
+        tuple((dtype, float(rate)) for dtype, rate in rates),
+        float(table["hbm_bytes_per_s"]),
+        int(table["memory_bytes"]),
+        float(table["launch_us"]),
+        float(table.get("efficiency", 1.0)),
+        None if attention is None else (float(attention[0]), float(attention[1])),
+        tuple(
+            AttentionReading(int(head_dim), int(positions), float(forward), float(backward))
+            for head_dim, positions, forward, backward in table.get("attention_readings", ())
+        ),
+        _sources_of(table),
+    )
+
+
+def _level_of(table: dict) -> LinkLevel:
+    curves = tuple(
+        Curve(
+            str(c["collective"]),
+            int(c["group"]),
+            tuple((int(b), float(us)) for b, us in zip(c["bytes"], c["us"], strict=True)),
+        )
+        for c in table.get("curves", ())
+    )
+    return LinkLevel(
+        str(table["name"]),
+        float(table["alpha_us"]),
+        float(table["bytes_per_s"]),
+        int(table["span"]),
+        curves,
+        _sources_of(table),
+    )
+
+
+def _checked(cluster: Cluster, where: str) -> Cluster:
+    device = cluster.device
+    rates = dict(device.matmul_flops_per_s)
+    positive: dict[str, float] = {
+        "devices_per_node": cluster.devices_per_node,
+        "nodes": cluster.nodes,
+        "host_link_bytes_per_s": cluster.host_link_bytes_per_s,
+        "device.memory_bytes": device.memory_bytes,
+        "device.hbm_bytes_per_s": device.hbm_bytes_per_s,
+        "device.efficiency": device.efficiency,
+        "device.matmul_flops_per_s": min(rates.values(), default=0),
+        "levels": len(cluster.levels),
+        "device.attention_readings": min(
+            (min(astuple(r)) for r in device.attention_readings), default=1
+        ),
+        **{f"levels.{v.name}.bytes_per_s": v.bytes_per_s for v in cluster.levels},
+        **{f"levels.{v.name}.span": v.span for v in cluster.levels},
+    }
+    for name, value in positive.items():
+        if value <= 0:
+            raise ClusterError(f"{where}: {name} is {value}, must be above 0")
+    read = [(r.head_dim, r.positions) for r in device.attention_readings]
+    if twice := [pair for pair in read if read.count(pair) > 1]:
+        head_dim, positions = twice[0]
+        raise ClusterError(
+            f"{where}: {len(twice)} attention_readings of heads of {head_dim} at {positions} "
+            "positions; give one"
+        )
+    for level in cluster.levels:
+        for curve in level.curves:
+            _check_curve(curve, where)
+    return cluster
+
+
+def _check_curve(curve: Curve, where: str) -> None:
+    if curve.collective not in COLLECTIVES:
+        raise ClusterError(f"{where}: collective {curve.collective!r} is none of {COLLECTIVES}")
+    sizes = [size for size, _ in curve.points]
+    if not sizes or sizes != sorted(set(sizes)):
+        raise ClusterError(f"{where}: bytes of {curve.collective} must grow, found {sizes}")
+
+
+def parse_cluster(spec: str) -> Cluster:
+    """The cluster a user names: `h200:8`, `h100:8x16` (devices x nodes), `cpu:4`, or a TOML file.
+
+    A bare catalogue name means one device. Raises ClusterError: an unknown name with the nearest
+    known one, a count that does not fit a node, a file that cannot be read.
+    """
+    if spec.endswith(".toml") or "/" in spec:
+        return _read(Path(spec))
+    name, colon, counts = spec.partition(":")
+    if name not in CATALOGUE:
+        raise ClusterError(f"unknown cluster {name!r}{_nearest(name, CATALOGUE)}")
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", counts if colon else "1")
+    if match is None or 0 in (int(match[1]), int(match[2] or 1)):
+        raise ClusterError(
+            f"cluster {spec!r}: write {name}:DEVICES or {name}:DEVICESxNODES, each >= 1"
+        )
+    return _sized(CATALOGUE[name], int(match[1]), int(match[2] or 1), spec)
+
+
+def _read(path: Path) -> Cluster:
+    try:
+        return parse_cluster_text(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"cluster file {path} cannot be read: {reason}") from None
+
+
+def _nearest(name: str, known: dict[str, Cluster]) -> str:
+    close = difflib.get_close_matches(name, known, 1, 0.3)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} the catalogue holds {', '.join(known)}, or give a TOML file"
+
+
+def _sized(model: Cluster, devices: int, nodes: int, spec: str) -> Cluster:
+    """The catalogue's node with `devices` of its devices, `nodes` times."""
+    if devices > model.devices_per_node:
+        raise ClusterError(
+            f"cluster {spec!r}: a node of {model.name} holds {model.devices_per_node} devices, "
+            f"asked for {devices}; write {model.name}:{model.devices_per_node}xNODES"
+        )
+    levels = [replace(v, span=devices) for v in model.levels[:1]]
+    if nodes > 1:
+        levels += [replace(v, span=devices * nodes) for v in model.levels[1:]]
+    name = f"{model.name}:{devices}" + (f"x{nodes}" if nodes > 1 else "")
+    return replace(model, name=name, devices_per_node=devices, nodes=nodes, levels=tuple(levels))
