@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from .environment import rank, world
 from .health import LAUNCH, Beacon
 from .options import RunOptions, add_arguments, run_options
 from .watch import Watch, start_limit_s
@@ -37,19 +38,15 @@ def main(folder: Path) -> None:
     launch.finish(code)
 
 
-def world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def watched(options: RunOptions) -> Beacon:
     """This rank's beacon, marked, and a watch over it: from here on no rank hangs unseen.
 
     While a library is loaded no thread of Python's may run, so that a timer in C stands by, too: it
     prints where each thread stands.
     """
-    beats, rank = Path(options.out) / "beats", int(os.environ.get("RANK", "0"))
-    beacon = Beacon(beats, rank)
-    Watch(beats, rank, world(), beacon, options.hang_after)
+    beats = Path(options.out) / "beats"
+    beacon = Beacon(beats, rank())
+    Watch(beats, rank(), world(), beacon, options.hang_after)
     limit_s = _BLOCKED_TIMES * start_limit_s(options.hang_after)
     if math.isfinite(limit_s):
         faulthandler.dump_traceback_later(limit_s, exit=True)
@@ -59,9 +56,8 @@ def watched(options: RunOptions) -> Beacon:
 
 def _refuse(error: ValueError | OSError) -> None:
     """One line on stderr, exit code 2."""
-    rank = int(os.environ.get("RANK", "0"))
-    if rank:
+    if rank():
         time.sleep(_AFTER_RANK_0_S)
-    where = f"rank {rank}: " if rank else ""
+    where = f"rank {rank()}: " if rank() else ""
     print(f"error: {where}{error}", file=sys.stderr, flush=True)
     os._exit(2)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import mesh
-from .entry import world
+from .environment import local_rank, world
 from .health import GROUPS, RENDEZVOUS, Beacon
 from .options import RunOptions
 from .program import load_layout
@@ -52,7 +52,7 @@ def start_distributed(beacon: Beacon, timeout: timedelta) -> torch.device:
     timeout: of the rendezvous and of the group's collectives.
     """
     cuda = torch.cuda.is_available()
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = local_rank()
     if cuda and local >= torch.cuda.device_count():
         raise ValueError(
             f"local rank {local} has no GPU: this machine has {torch.cuda.device_count()}; "

@@ -11,6 +11,7 @@ from ..executor import Executor
 from ..layout import Layout
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads
+from .weights import find_own_weight, stored_weights
 
 Target = tuple[Box, Tensor]  # a logical box, and the local tensor that holds it
 
@@ -76,8 +77,6 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 def load_weights(executor: Executor, folder: Path) -> int:
     """Parameters from a folder of Hugging Face safetensors. Returns how many."""
-    from ..weights import find_own_weight, stored_weights
-
     stored = stored_weights(folder)
     names = set()
     with Files(folder) as files:

@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .boxes import Box, Index
-from .checkpoint.manifest import CheckpointError, Files, Manifest, Stored, read_manifest
-from .progress import Progress
-from .tensor_file import Entry, write_tensors
-from .whole_file import whole_file, write_whole
+from ..boxes import Box, Index
+from ..progress import Progress
+from ..tensor_file import Entry, write_tensors
+from ..whole_file import whole_file, write_whole
+from .manifest import CheckpointError, Files, Manifest, Stored, read_manifest
 
 PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from .documents import Broken, Piece, document
 from .errors import DataError
-from .inputs import Broken, Piece, document
 
 CHUNK_ROWS = 1000
 SPLIT = "train"

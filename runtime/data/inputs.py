@@ -8,30 +8,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, Protocol
 
+from .documents import Broken, Piece, document
 from .errors import DataError
-from .tokenizer import Text
+from .hub import open_rows
 
 CHUNK_BYTES = 2**20
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".parquet", ".arrow")
-
-
-class Piece(NamedTuple):
-    """A document, or a part of one. at: its place. begins, ends: it holds the document's."""
-
-    at: int
-    text: Text
-    begins: bool = True
-    ends: bool = True
-
-
-class Broken(NamedTuple):
-    """A document that cannot be read."""
-
-    at: int
-    why: str
 
 
 class Input(Protocol):
@@ -126,22 +111,6 @@ class JsonLines:
         return f"{self.path}:{line + at}"
 
 
-def document(at: int, row: object, field: str) -> Piece | Broken:
-    """The text of a row's field."""
-    if not isinstance(row, dict):
-        return Broken(at, f"an object was expected, not {type(row).__name__}")
-    if field not in row:
-        return Broken(at, f"no field {field!r} among {', '.join(map(str, sorted(row)[:6]))}")
-    text = row[field]
-    if not isinstance(text, str):
-        return Broken(at, f"field {field!r} is {type(text).__name__}, not text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return Broken(at, f"field {field!r} has half a surrogate pair at {error.start}")
-    return Piece(at, text)
-
-
 def open_inputs(specs: list[str], form: str, field: str) -> list[Input]:
     """The inputs that `specs` name: files, folders (all files below, by name), hf:NAME[:SPLIT].
 
@@ -150,8 +119,6 @@ def open_inputs(specs: list[str], form: str, field: str) -> list[Input]:
     found: list[Input] = []
     for spec in specs:
         if spec.startswith("hf:"):
-            from .hub import open_rows
-
             found.append(open_rows(spec, field))
             continue
         found += [_file(path, name, form, field) for path, name in _files(Path(spec))]

@@ -29,8 +29,8 @@ import numpy as np
 
 from . import hub
 from .batches import Batch, check_rows, split_labels
+from .documents import Broken, document
 from .errors import DataError
-from .inputs import Broken, document
 from .samples import check_vocab
 from .tokenizer import Tokenizer, load_tokenizer
 

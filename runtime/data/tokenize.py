@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ..progress import Progress
 from ..whole_file import write_whole
+from .documents import Broken
 from .errors import DataError
-from .inputs import Broken, Input, open_inputs
+from .inputs import Input, open_inputs
 from .ledger import Ledger, Position, check_same, check_shard
 from .manifest import FILE, Manifest, read_manifest
 from .tokenizer import Tokenizer, id_dtype, load_tokenizer

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .inputs import Broken, Input, Piece
+from .documents import Broken, Piece
+from .inputs import Input
 from .tokenizer import Tokenizer, id_dtype, load_tokenizer
 
 IN_FLIGHT = 4  # chunks per worker under way, so that memory stays bounded

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from meshwright.cli import main
 from meshwright.models import load_model
 from meshwright.models.generate import Sampling, generate
-from meshwright.runtime import progress, weights
+from meshwright.runtime import progress
+from meshwright.runtime.checkpoint import weights
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(

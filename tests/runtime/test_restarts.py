@@ -1,0 +1,137 @@
+"""Runs that start again, by themselves or in a folder where an earlier one wrote."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids
+
+from meshwright.cli import main
+from meshwright.runtime import start
+
+
+def test_train_restarts_by_itself(tmp_path: Path) -> None:
+    run, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        'model = "tiny"\nrestarts = 1\n[plan]\ncluster = "cpu:2"\nseq = 32\nglobal_batch = 4\n'
+        'pin = ["dp=2"]\n[run]\nsteps = 80\nsave_every = 5\nno_compile = true\neval_batches = 1\n'
+    )
+    command = [*CLI, "train", str(job), "--out", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        after_step(run, 8)
+        os.kill(rank_pids(process)[0], signal.SIGKILL)
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "restart 1 of 1" in said and "resumed" in said
+    assert sorted(losses(run)) == list(range(80))
+
+
+class Attempts:
+    """Stands for the starts of a program: each ends as told, after saving the steps it is told."""
+
+    def __init__(self, out: Path, *ends: tuple[int, list[int]]) -> None:
+        self.out, self.ends, self.resumed = out, list(ends), []
+
+    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> tuple[int, bool]:
+        self.resumed.append(options.get("resume"))
+        code, saved = self.ends.pop(0)
+        for step in saved:
+            (self.out / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+        return code, False
+
+
+def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of another run in the same folder is not what the run goes on from."""
+    out = tmp_path / "run"
+    (out / "checkpoints" / "step_00000002").mkdir(parents=True)
+    given = {"resume": "/other/checkpoints/step_00000100", "out": str(out)}
+    attempts = Attempts(out, (1, []), (3, [104]), (1, []), (0, [108]))
+    monkeypatch.setattr(start, "_start_once", attempts)
+    said: list[str] = []
+    assert start.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
+    assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2
+    assert "as it began" in said[0] and all("newest good" in text for text in said[1:])
+
+
+def test_a_restart_that_is_refused_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of what was saved reads, say: it will not the next time either."""
+    out = tmp_path / "run"
+    attempts = Attempts(out, (1, [4]), (2, []))
+    monkeypatch.setattr(start, "_start_once", attempts)
+    assert start.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None) == 2
+    assert attempts.resumed == [None, "auto"]
+
+
+def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["run", str(program), *RUN, "--steps", "4", "--save-every", "2", "--out", str(run)]
+    assert main(command) == 0
+    first = losses(run)
+    assert main([*command, "--seed", "1", "--keep", "1"]) == 0
+    earlier = run / "earlier-001"
+    assert losses(earlier) == first and losses(run) != first
+    assert len(list((earlier / "checkpoints").glob("step_*"))) == 2
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+
+
+def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["run", str(program), *RUN, "--save-every", "2", "--warmup", "0"]
+    command += ["--out", str(run)]
+    assert main([*command, "--steps", "6"]) == 0
+    whole = losses(run)
+    back = str(run / "checkpoints" / "step_00000002")
+    assert main([*command, "--steps", "4", "--keep", "1", "--resume", back]) == 0
+    assert losses(run) == {step: whole[step] for step in range(4)}
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+    aside = sorted(p.name for p in (run / "earlier-001").iterdir())
+    assert aside == ["step_00000004", "step_00000006"]
+
+
+def test_going_on_from_another_runs_checkpoint_mixes_nothing(program: Path, tmp_path: Path) -> None:
+    """What lies in the folder is of neither run: its log and checkpoints go aside."""
+    command = ["run", str(program), *RUN, "--save-every", "2", "--warmup", "0"]
+    for name, more in (("one", []), ("used", ["--lr", "0.1"])):
+        assert main([*command, *more, "--steps", "4", "--out", str(tmp_path / name)]) == 0
+    start_at = str(tmp_path / "one" / "checkpoints" / "step_00000002")
+    run = tmp_path / "used"
+    assert main([*command, "--steps", "4", "--resume", start_at, "--out", str(run)]) == 0
+    whole = losses(tmp_path / "one")
+    assert losses(run) == {step: whole[step] for step in (2, 3)}
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_00000004"]
+    assert len(list((run / "earlier-001" / "checkpoints").iterdir())) == 2
+
+
+def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
+    run, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        'model = "tiny-llama"\n[plan]\ncluster = "cpu:1"\nseq = 32\nglobal_batch = 4\n'
+        "[run]\nsteps = 2\nno_compile = true\neval_batches = 1\n"
+    )
+    assert main(["train", str(job), "--out", str(run)]) == 0
+    first = (run / "plan.txt").read_text()
+    refused = ["train", str(job), "--out", str(run), "--set", "run.data=file:nope.bin"]
+    assert main([*refused, "--set", "plan.search=false"]) == 2
+    earlier = run / "earlier-001"
+    assert (earlier / "plan.txt").read_text() == first and len(losses(earlier)) == 2
+    assert (earlier / "program" / "main.py").exists()
+    assert f'out = "{run}"' in (earlier / "job.toml").read_text(), "as resolved"
+    assert not (run / "plan.txt.report.txt").exists(), "of the plan before"
+
+
+def test_a_file_for_a_folder_is_refused(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert main(["run", str(program), *RUN, "--out", str(tmp_path / "taken")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --out") and "is a file" in error
