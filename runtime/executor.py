@@ -4,19 +4,16 @@ The emitted stage files hold the functions and the loops over instances (stage.p
 call back for). Actions are (kind, stage, micro-batch) tuples.
 """
 
-from collections.abc import Callable
-from types import ModuleType
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from . import mesh
+from .agreement import Agreement
 from .buckets import FlatBucket
-from .health import Beacon
 from .layout import Layout
-from .optimizers.optimizer import Optimizer
-from .optimizers.options import OptimizerOptions
 from .stage import Batch, Stage, Step
 from .transfers import SENDS_IN_FLIGHT, Transfers
 
@@ -26,38 +23,55 @@ KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "STEP")
 Action = tuple[str, int, int]
 
 
-class Executor:
-    """State of one rank: buckets, stages, what passes between stages."""
+class Update(Protocol):
+    """The optimizer, as the executor calls it once a step."""
+
+    def squares(self) -> Tensor:
+        """Return this rank's share of the squared gradient norm, 0-dim."""
+        ...
+
+    def step(self, loss: float, norm: float, lr: float) -> None: ...
+
+
+class Marks(Protocol):
+    """Takes note of what this rank is about to do."""
+
+    def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None: ...
+
+
+class NoMarks:
+    """Takes no note."""
+
+    def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None:
+        pass
+
+
+U = TypeVar("U", bound=Update)
+
+
+class Executor(Generic[U]):
+    """State of one rank: buckets, stages, what passes between stages.
+
+    agreement: what its ranks learn of in each step. beacon: marked before each action.
+    """
 
     def __init__(
         self,
-        modules: dict[int, ModuleType],
+        stages: dict[int, Stage],
         schedule: tuple[Action, ...],
         layout: Layout,
-        constants: dict[str, Tensor],
-        options: OptimizerOptions,
-        *,
-        seed: int,
-        compiler: Callable[[Callable], Callable] | None = None,
+        buckets: dict[str, FlatBucket],
+        optimizer: U,
     ) -> None:
-        """modules: the emitted files of this rank's stages, by stage in order of the model."""
+        """stages: of this rank, in order of the model. buckets: of these stages."""
         self.schedule, self.layout, self.device = schedule, layout, mesh.device()
         self.last = len(layout.stage_ranks) - 1
-        names = {n for module in modules.values() for i in module.INSTANCES for n in i.buckets}
-        self.buckets = {
-            b.name: FlatBucket(b, layout, seed, self.device)
-            for b in layout.buckets
-            if b.name in names
-        }
-        self.stages = {
-            stage: Stage(module, self.buckets, constants, compiler)
-            for stage, module in modules.items()
-        }
+        self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._expect_reductions()
         self.tied = {b.name: mesh.homes_group(b.homes) for b in layout.buckets if len(b.homes) > 1}
-        self.optimizer = Optimizer(list(self.buckets.values()), layout, options)
+        self.agreement = Agreement()
+        self.beacon: Marks = NoMarks()
         self.transfers = Transfers(layout.stage_ranks)
-        self.beacon = Beacon(None, 0)
         self._rehearsed = self.last == 0
         self._begin([], 1, training=True)
 
@@ -211,7 +225,10 @@ class Executor:
             bucket.finish()
             if len(bucket.bucket.homes) > 1:
                 bucket.sum_homes(self.tied[name])
-        return self.optimizer.step(self._counted_loss(), lr)
+        loss, squares = self.agreement.sum(self._counted_loss(), self.optimizer.squares())
+        norm = squares**0.5
+        self.optimizer.step(loss, norm, lr)
+        return loss, norm
 
     def _counted_loss(self) -> Tensor:
         """The loss differs along the pipeline and the batch; one rank of those that hold the same

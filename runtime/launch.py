@@ -15,7 +15,7 @@ from .environment import local_rank, world
 from .health import GROUPS, RENDEZVOUS, Beacon
 from .options import RunOptions
 from .program import load_layout
-from .session import Session
+from .trainer import Trainer
 from .watch import start_limit_s
 
 _AFTER_WATCH_S = 60.0
@@ -97,7 +97,9 @@ def run(
     mesh.start(layout.mesh, device, timeout)
     logs = beacon.rank == 0
     say: Callable[[str], None] = print_line if logs else _silent
-    return Session(folder, layout, options, device, beacon, stop, say, logs=logs).train()
+    limit_s = start_limit_s(options.hang_after)
+    trainer = Trainer(folder, layout, options, beacon, stop, say, logs=logs, write_limit_s=limit_s)
+    return trainer.train()
 
 
 def print_line(text: str) -> None:

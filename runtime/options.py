@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .judge import POLICIES
+from .loss_guard import POLICIES
 from .lr import SCHEDULES
 from .optimizers.options import (
     MUON_SCALES,

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from . import mesh
+from .buckets import FlatBucket
 from .executor import Executor
 from .layout import Layout
+from .optimizers.optimizer import Optimizer
 from .optimizers.options import OptimizerOptions
+from .stage import Stage
 
 # Folders where modules that register custom ops are looked for last, as planning did.
 IMPORT_PATH = "MESHWRIGHT_IMPORT_PATH"
@@ -66,11 +69,24 @@ def build_executor(
     *,
     seed: int,
     compiler: Callable[[Callable], Callable] | None = None,
-) -> Executor:
-    """The executor of this rank's stages; the mesh must be started."""
+) -> Executor[Optimizer]:
+    """Build the executor of this rank's stages; the mesh must be started."""
     rank = mesh.index(*mesh.PIPELINE)
-    stages = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
-    modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in stages}
-    schedule = load_module(folder / "schedule.py").SCHEDULES[rank]
+    here = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
+    modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in here}
+    buckets = _buckets(modules, layout, seed)
     constants = load_constants(folder, mesh.device())
-    return Executor(modules, schedule, layout, constants, options, seed=seed, compiler=compiler)
+    stages = {s: Stage(module, buckets, constants, compiler) for s, module in modules.items()}
+    optimizer = Optimizer(list(buckets.values()), layout, options)
+    schedule = load_module(folder / "schedule.py").SCHEDULES[rank]
+    return Executor(stages, schedule, layout, buckets, optimizer)
+
+
+def _buckets(modules: dict[int, ModuleType], layout: Layout, seed: int) -> dict[str, FlatBucket]:
+    """Return the buckets that the stages use, with initial weights."""
+    names = {n for module in modules.values() for i in module.INSTANCES for n in i.buckets}
+    return {
+        b.name: FlatBucket(b, layout, seed, mesh.device())
+        for b in layout.buckets
+        if b.name in names
+    }

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..boxes import Box
 from ..executor import Executor
 from ..layout import Layout
+from ..optimizers.optimizer import Optimizer
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads
 from .weights import find_own_weight, stored_weights
@@ -16,7 +17,7 @@ from .weights import find_own_weight, stored_weights
 Target = tuple[Box, Tensor]  # a logical box, and the local tensor that holds it
 
 
-def load(executor: Executor, manifest: Manifest) -> None:
+def load(executor: Executor[Optimizer], manifest: Manifest) -> None:
     """Parameters and optimizer state from a checkpoint of any plan of the same model.
 
     Raises CheckpointError where it is of another model, or its boxes do not cover a tensor.
@@ -39,7 +40,7 @@ def _check_numbers(manifest: Manifest, known: dict[str, float]) -> None:
         )
 
 
-def _targets(executor: Executor) -> dict[tuple[str, str], list[Target]]:
+def _targets(executor: Executor[Optimizer]) -> dict[tuple[str, str], list[Target]]:
     """By kind and parameter all that this rank holds."""
     found = defaultdict(list)
     for kind, param, box, target in _held(executor):
@@ -47,7 +48,7 @@ def _targets(executor: Executor) -> dict[tuple[str, str], list[Target]]:
     return found
 
 
-def _held(executor: Executor) -> Iterator[tuple[str, str, Box, Tensor]]:
+def _held(executor: Executor[Optimizer]) -> Iterator[tuple[str, str, Box, Tensor]]:
     optimizer = executor.optimizer
     for bucket in executor.buckets.values():
         for run in optimizer.runs_of(bucket):
@@ -75,7 +76,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
 
 
-def load_weights(executor: Executor, folder: Path) -> int:
+def load_weights(executor: Executor[Optimizer], folder: Path) -> int:
     """Parameters from a folder of Hugging Face safetensors. Returns how many."""
     stored = stored_weights(folder)
     names = set()

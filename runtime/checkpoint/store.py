@@ -29,6 +29,7 @@ from torch import Tensor
 from ..boxes import Box
 from ..buckets import FlatBucket
 from ..executor import Executor
+from ..optimizers.optimizer import Optimizer
 from ..optimizers.rule import Part, Run
 from ..shards import owns, owns_whole
 from ..whole_file import write_whole
@@ -61,7 +62,7 @@ class Checkpointer:
     def __init__(
         self,
         folder: Path,
-        executor: Executor,
+        executor: Executor[Optimizer],
         keep: int = 0,
         keep_every: int = 0,
         prepare: bool = False,
@@ -106,7 +107,7 @@ class Checkpointer:
 
     def _copy_to_host(self) -> torch.cuda.Event | None:
         """Start copying what this rank stores; an event that tells when that is done."""
-        device, optimizer = self.executor.device, self.executor.optimizer
+        device = self.executor.device
         if self._preparing.is_alive():
             self._preparing.join()
         self._prepare()
@@ -118,12 +119,7 @@ class Checkpointer:
         with torch.cuda.stream(stream):
             self._copy()
             copied = stream.record_event()
-
-        def wait_for_copy() -> None:
-            torch.cuda.current_stream(device).wait_event(copied)
-            optimizer.before_update = None
-
-        optimizer.before_update = wait_for_copy
+        self.executor.optimizer.weight_copy.begin(copied)
         return copied
 
     def _stored(self) -> Iterator[tuple[FlatBucket, int, Run]]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import mesh
+from ..bad_step import BadStepError, NotFiniteError
 from ..buckets import FlatBucket
-from ..judge import BadStepError, NotFiniteError
 from ..layout import Layout
+from ..weight_copy import WeightCopy
 from .adafactor import Adafactor
 from .adamw import AdamW
 from .lion import Lion
@@ -61,37 +61,23 @@ class Optimizer:
         }
         self.updates = 0
         self.loss_limit = math.inf  # of the next step; a loss above it is a spike
-        # Called before anything changes: a copy of the weights under way is waited for.
-        self.before_update: Callable[[], None] | None = None
-        # A signal on any rank asks for a stop, or its checkpoint could not be written; all ranks
-        # learn of it in the same step.
-        self.stop_wanted = self.stop_agreed = False
-        self.write_failed = self.write_failed_anywhere = False
+        self.weight_copy = WeightCopy()
 
-    def step(self, loss: Tensor, lr: float) -> tuple[float, float]:
-        """Clip and update; returns (loss of the global batch, gradient norm before clipping).
+    def step(self, loss: float, norm: float, lr: float) -> None:
+        """Clip and update, or drop the step where it is bad.
 
-        loss: this rank's share, already divided by the global label count; float64 scalar.
+        loss: of the global batch. norm: of the gradient before clipping. Raises BadStepError, on
+        all ranks, for a bad step that is not to be skipped.
         """
-        flags = [
-            torch.full((), float(flag), dtype=torch.float64, device=loss.device)
-            for flag in (self.stop_wanted, self.write_failed)
-        ]
-        totals = torch.stack([loss.double(), self._squares(), *flags])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(totals)
-        loss_value, squares, stops, failures = totals.tolist()
-        self.stop_agreed, self.write_failed_anywhere = stops > 0, failures > 0
-        norm = squares**0.5
-        if not math.isfinite(loss_value + norm) or loss_value > self.loss_limit:
-            return self._refuse(loss_value, norm)
+        if not math.isfinite(loss + norm) or loss > self.loss_limit:
+            self._refuse(loss, norm)
+            return
         self._clip(norm)
-        self._wait_for_copies()
+        self.weight_copy.wait(mesh.device())
         self._update(lr)
         self.publish()
         for bucket in self.buckets:
             bucket.zero_grads()
-        return loss_value, norm
 
     def _clip(self, norm: float) -> None:
         clip = self.options.clip
@@ -99,10 +85,6 @@ class Optimizer:
         if self.rule.scale != 1.0 and not self.rule.scales:
             for bucket in self.buckets:
                 bucket.grad_shard.mul_(self.rule.scale)
-
-    def _wait_for_copies(self) -> None:
-        if self.before_update is not None:
-            self.before_update()
 
     def _update(self, lr: float) -> None:
         self.updates += 1
@@ -118,12 +100,12 @@ class Optimizer:
             for run, updated in zip(runs, wide, strict=True):
                 round_run(run, updated, self.rule.like_weights, self.options.seed, self.updates)
 
-    def _refuse(self, loss: float, norm: float) -> tuple[float, float]:
-        """A step that is not finite, or spikes: dropped, or raised on all ranks."""
+    def _refuse(self, loss: float, norm: float) -> None:
+        """Drop a step that is not finite, or spikes; or raise BadStepError."""
         for bucket in self.buckets:
             bucket.zero_grads()
         if self.options.skip_bad:
-            return loss, norm
+            return
         finite, what = math.isfinite(loss + norm), "not finite"
         if finite:
             what = f"a spike, above {self.loss_limit:.4g}"
@@ -146,7 +128,7 @@ class Optimizer:
         if not self.rule.averages:
             yield
             return
-        self._wait_for_copies()
+        self.weight_copy.wait(mesh.device())
         trained = [bucket.shard.clone() for bucket in self.buckets]
         for bucket in self.buckets:
             averages = [(run, self.rule.average(run)) for run in self.runs_of(bucket)]
@@ -196,8 +178,11 @@ class Optimizer:
         self.rule.numbers.update(numbers)
         self.publish()
 
-    def _squares(self) -> Tensor:
-        """Sum of squares of the gradient elements that this rank counts; float64 scalar."""
+    def squares(self) -> Tensor:
+        """Return the sum of squares of the gradient elements that this rank counts.
+
+        float64, 0-dim; summed over all ranks it is the square of the norm.
+        """
         total = torch.zeros((), dtype=torch.float64, device=mesh.device())
         for bucket in self.buckets:
             if bucket.first_home:

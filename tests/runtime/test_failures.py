@@ -239,9 +239,9 @@ def test_ranks_that_all_hang_while_they_start_end_by_themselves(
 
 # What a host would read on whose disk lies an older copy.
 OTHER = """
-from runtime import session
-opened = session.open_reader
-session.open_reader = lambda name, **more: opened("random:256", **more)
+from runtime import feed
+opened = feed.open_reader
+feed.open_reader = lambda name, **more: opened("random:256", **more)
 """
 
 

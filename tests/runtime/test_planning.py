@@ -75,7 +75,7 @@ def _cutting(data: st.DataObject, shape: tuple[int, int]) -> list[Box]:
 
 def test_only_a_load_imports_it() -> None:
     """A start from nothing does not pay for it."""
-    program = "import sys, meshwright.runtime.launch, meshwright.runtime.session as s; "
+    program = "import sys, meshwright.runtime.launch, meshwright.runtime.trainer; "
     program += "print('torch.distributed.checkpoint' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

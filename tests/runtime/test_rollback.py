@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from meshwright.cli import main
+from meshwright.runtime.bad_step import BadStepError
 from meshwright.runtime.checkpoint.manifest import digest_of, sha256
-from meshwright.runtime.judge import MAX_ROLLBACKS, BadStepError, Judge
+from meshwright.runtime.loss_guard import MAX_ROLLBACKS, LossGuard
 
 SEQ, ROWS, STEPS = 16, 4, 60
 
@@ -134,22 +135,22 @@ def test_rollbacks_end_where_no_checkpoint_is_any_good(
 
 
 def test_a_spike_is_told_from_the_median_of_what_came_before() -> None:
-    judge = Judge(2.0)
-    assert judge.limit == float("inf")
+    guard = LossGuard(2.0)
+    assert guard.limit == float("inf")
     for loss in [1.0] * 10 + [100.0] + [3.0] * 5:
-        judge.saw(loss)
-    assert judge.limit == 2.0
-    assert Judge(0.0).limit == float("inf")
+        guard.saw(loss)
+    assert guard.limit == 2.0
+    assert LossGuard(0.0).limit == float("inf")
 
 
 def test_a_loss_that_is_no_number_leaves_the_median_whole() -> None:
     """A run that skips such steps still tells a spike from the rest."""
-    judge = Judge(2.0)
+    guard = LossGuard(2.0)
     for loss in [float("nan"), 1.0] * 16:
-        judge.saw(loss)
-    assert judge.limit == 2.0
-    judge.saw(float("inf"))
-    assert judge.limit == 2.0
+        guard.saw(loss)
+    assert guard.limit == 2.0
+    guard.saw(float("inf"))
+    assert guard.limit == 2.0
 
 
 def test_a_resumed_run_judges_by_the_losses_before_it(program: Path, tmp_path: Path) -> None:
@@ -165,8 +166,8 @@ def test_a_resumed_run_judges_by_the_losses_before_it(program: Path, tmp_path: P
 
 
 def test_rollbacks_come_to_an_end() -> None:
-    judge, error = Judge(2.0), BadStepError("loss nan")
+    guard, error = LossGuard(2.0), BadStepError("loss nan")
     for _ in range(MAX_ROLLBACKS):
-        judge.roll_back(error)
+        guard.roll_back(error)
     with pytest.raises(BadStepError, match=f"after {MAX_ROLLBACKS} rollbacks"):
-        judge.roll_back(error)
+        guard.roll_back(error)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from meshwright.runtime import weights
 from meshwright.runtime.boxes import Box
+from meshwright.runtime.checkpoint import weights
 from meshwright.runtime.checkpoint.manifest import CheckpointError, Manifest, Stored
 
 MIB = 2**20

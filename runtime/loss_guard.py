@@ -4,25 +4,19 @@ import math
 import statistics
 from collections import deque
 
+from .bad_step import BadStepError
+
 POLICIES = ("stop", "skip", "rollback")
 # A spike is told from the losses of so many steps before it, once half of them are known.
 WINDOW = 32
 MAX_ROLLBACKS = 10
 
 
-class BadStepError(ValueError):
-    """A loss or gradient norm that is not finite, or a loss that spikes; nothing was updated."""
-
-
-class NotFiniteError(BadStepError):
-    """A loss or gradient norm that is not finite."""
-
-
-class Judge:
+class LossGuard:
     """Losses seen so far, and the level from which one counts as a spike.
 
     factor: a loss above so many times the median of the last WINDOW losses is a spike; 0: none is.
-    Every rank sees the same losses, so all judge alike.
+    Every rank sees the same losses, so all decide alike.
     """
 
     def __init__(self, factor: float) -> None:
@@ -38,7 +32,7 @@ class Judge:
         return self.factor * statistics.median(self.losses)
 
     def saw(self, loss: float) -> None:
-        """Of a step that was done or skipped; one that is no number would make the median none."""
+        """Note the loss of a step that was done or skipped; a NaN would make the median one."""
         if math.isfinite(loss):
             self.losses.append(loss)
 
@@ -52,5 +46,5 @@ class Judge:
             ) from None
 
     def go_on(self, losses: list[float]) -> None:
-        """From a checkpoint, after the losses that it holds."""
+        """Continue after the losses that a checkpoint holds."""
         self.losses = deque(losses, maxlen=WINDOW)

@@ -1,0 +1,37 @@
+"""What all ranks learn together in a step: sums and flags, in the step's one all_reduce."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Flag:
+    """A condition. here: set on this rank. anywhere: any rank had set it at the last step."""
+
+    here: bool = False
+    anywhere: bool = False
+
+
+class Agreement:
+    """Flags whose `anywhere` is the same on every rank from one step to the next.
+
+    stop: a signal asks for a stop. write_failed: a checkpoint could not be written.
+    """
+
+    def __init__(self) -> None:
+        self.stop, self.write_failed = Flag(), Flag()
+
+    def sum(self, *values: Tensor) -> list[float]:
+        """Return the sums over all ranks of 0-dim tensors; the flags travel with them."""
+        flags = (self.stop, self.write_failed)
+        device = values[0].device
+        own = [torch.full((), f.here, dtype=torch.float64, device=device) for f in flags]
+        totals = torch.stack([*(value.double() for value in values), *own])
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(totals)
+        *sums, stops, failures = totals.tolist()
+        self.stop.anywhere, self.write_failed.anywhere = stops > 0, failures > 0
+        return sums

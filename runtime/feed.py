@@ -1,0 +1,77 @@
+"""This rank's rows of every global batch, as micro-batches on its device."""
+
+import socket
+
+from . import mesh
+from .checkpoint.manifest import any_rank, rank, text_of_rank_0
+from .data import Batch as Rows
+from .data import DataError, Prefetcher, Reader, open_reader
+from .executor import Marks
+from .layout import Layout
+from .options import RunOptions
+from .stage import Batch
+
+
+class Feed:
+    """The batches of training. skipped: those that rollbacks passed over; step s takes batch
+    s + skipped."""
+
+    def __init__(self, options: RunOptions, layout: Layout, beacon: Marks) -> None:
+        self.layout, self.skipped = layout, 0
+        self.num_rows = layout.micro_batch * layout.num_microbatches
+        self.global_batch = self.num_rows * mesh.count(*mesh.BATCH)
+        self.first_row = mesh.index(*mesh.BATCH) * self.num_rows
+        beacon.mark("DATA")
+        self.reader = open_reader(
+            options.data,
+            global_batch=self.global_batch,
+            seq=layout.seq,
+            seed=options.seed,
+            vocab=layout.vocab_size,
+        )
+        beacon.mark("AGREE")  # a rank that still opens it is what the others wait for
+        _check_same(self.reader)
+        self._batches = Prefetcher(self.reader, *self.rows)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """First row of this rank in the global batch, and the one past its last."""
+        return self.first_row, self.first_row + self.num_rows
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a global batch."""
+        return self.global_batch * self.layout.seq
+
+    def take(self, step: int) -> Rows:
+        """Read this rank's rows of the batch of a step."""
+        return self._batches.take(step + self.skipped)
+
+    def micro_batches(self, rows: Rows) -> list[Batch]:
+        """Cut rows into micro-batches on the device."""
+        size, device = self.layout.micro_batch, mesh.device()
+        pairs = zip(rows.tokens.split(size), rows.labels.split(size), strict=True)
+        return [(tokens.to(device), labels.to(device)) for tokens, labels in pairs]
+
+    def samples(self, step: int) -> int:
+        """Return the rows that are seen, or passed over, in all global batches before a step."""
+        return (step + self.skipped) * self.global_batch
+
+    def position(self, step: int) -> dict:
+        """Return where a stream goes on before a step."""
+        return self.reader.state(step + self.skipped)
+
+    def restore(self, step: int, skipped: int, position: dict) -> None:
+        """Go on before a step, from a checkpoint."""
+        self.skipped = skipped
+        self._batches.restore(step + skipped, position)
+
+
+def _check_same(reader: Reader) -> None:
+    """Raise DataError, on all ranks, where one opened other data: each opens its own host's."""
+    own, first = reader.identity, text_of_rank_0(reader.identity)
+    where = f"rank {rank()} on {socket.gethostname()}"
+    problem = f"{where} reads {reader.name} of identity {own[:12]}, rank 0 of {first[:12]}"
+    problem = any_rank(problem if own != first else "")
+    if problem:
+        raise DataError(f"{problem}; give all hosts the same data")

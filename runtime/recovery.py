@@ -1,0 +1,126 @@
+"""Which checkpoint a run goes on from: at its start, and after a bad step."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from . import run_folder
+from .bad_step import BadStepError, NotFiniteError
+from .checkpoint import (
+    CheckpointError,
+    Manifest,
+    load_weights,
+    newest_good,
+    none_reads,
+    read_manifest,
+)
+from .options import RunOptions
+from .run_state import RunState
+
+
+class Recovery:
+    """The checkpoints of one run, read. logs: whether this rank keeps the run's folder."""
+
+    def __init__(
+        self, options: RunOptions, state: RunState, say: Callable[[str], None], logs: bool
+    ) -> None:
+        self.options, self.state, self.say, self.logs = options, state, say, logs
+        self.out = Path(options.out)
+        self.folder = self.out / "checkpoints"
+        self._rolled_back_to = -1  # the step that the last rollback went to
+
+    def start(self) -> int:
+        """Load what `weights` and `resume` ask for; return the first step to run.
+
+        What an earlier run left in the folder past that step is moved aside.
+        """
+        if self.options.weights:
+            count = load_weights(self.state.executor, Path(self.options.weights))
+            self.say(f"{count} parameters of this rank from {self.options.weights}")
+        manifest = self._wanted()
+        first = 0 if manifest is None else self._restore(manifest)
+        if self.logs:
+            self._make_way(manifest, first)
+        return first
+
+    def _make_way(self, manifest: Manifest | None, first: int) -> None:
+        own = manifest is not None and manifest.path.parent.resolve() == self.folder.resolve()
+        aside = run_folder.go_on(self.out, first) if own else run_folder.begin(self.out)
+        if aside is not None:
+            self.say(f"what an earlier run left in {self.out} past step {first} is now in {aside}")
+
+    def roll_back(self, step: int, error: BadStepError) -> int:
+        """Restore the newest good checkpoint; skip the batches up to that of the bad step.
+
+        Returns the step that comes next. Where the first step after a rollback is not finite
+        either, the fault is the checkpoint's: then it is the one before it. Raises BadStepError
+        where there is none.
+        """
+        again = step == self._rolled_back_to and isinstance(error, NotFiniteError)
+        manifest = self._newest(step if again else math.inf)
+        if manifest is None:
+            raise BadStepError(_nowhere_to_go(error, self.folder, step, again)) from None
+        feed = self.state.feed
+        bad = step + feed.skipped
+        back = self._restore(manifest)
+        feed.skipped = bad + 1 - back
+        self._rolled_back_to = back
+        if again and self.logs:
+            aside = run_folder.pass_over(self.out, back)
+            self.say(f"passed over the checkpoint after {step} steps, which is now in {aside}")
+        self.say(
+            f"step {step}: {str(error).partition(';')[0]}; rolled back to step {back}, passing "
+            f"over {feed.skipped} batches"
+        )
+        return back
+
+    def _wanted(self) -> Manifest | None:
+        wanted = self.options.resume
+        if wanted != "auto":
+            return _named(Path(wanted)) if wanted else None
+        manifest = self._newest()
+        if manifest is None:
+            self.say(f"no checkpoint in {self.folder}: starting from step 0")
+        return manifest
+
+    def _newest(self, before: float = math.inf) -> Manifest | None:
+        """Return the newest good checkpoint of fewer than `before` steps, None without any.
+
+        Raises CheckpointError where all are damaged: to start over in their place is for the user
+        to decide.
+        """
+        manifest, complaints = newest_good(self.folder, before)
+        if manifest is None and complaints:
+            raise CheckpointError(none_reads(self.folder, complaints))
+        for complaint in complaints:
+            self.say(f"passed over a checkpoint: {complaint}")
+        return manifest
+
+    def _restore(self, manifest: Manifest) -> int:
+        step = self.state.restore(manifest)
+        self.say(f"resumed {manifest.path} after {step} steps")
+        return step
+
+
+def _named(path: Path) -> Manifest:
+    try:
+        return read_manifest(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; give --resume the path of an older checkpoint, or auto for the newest "
+            "good one of --out"
+        ) from None
+
+
+def _nowhere_to_go(error: BadStepError, folder: Path, step: int, again: bool) -> str:
+    """Return what to say where no checkpoint is left to roll back to."""
+    if not again:
+        return (
+            f"{error}; there is no checkpoint in {folder} to roll back to yet: give a smaller "
+            "--save-every"
+        )
+    return (
+        f"{str(error).partition(';')[0]}, in the first step after it was rolled back to step "
+        f"{step}; its checkpoint is bad, and {folder} has none before it: give --resume the path "
+        "of another, or start again, at a lower rate"
+    )

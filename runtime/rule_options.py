@@ -1,0 +1,36 @@
+"""A run's options as the optimizer and the learning rate's schedule take them."""
+
+from .lr import learning_rate
+from .optimizers.options import OptimizerOptions, parse_group
+from .options import RunOptions
+
+
+def optimizer_options(o: RunOptions, planned: str) -> OptimizerOptions:
+    """Return the optimizer's options. planned: the optimizer where none is asked for."""
+    return OptimizerOptions(
+        name=o.optimizer or planned,
+        beta1=o.beta1,
+        beta2=o.beta2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        momentum=o.momentum,
+        nesterov=o.nesterov,
+        muon_scale=o.muon_scale,
+        rounding=o.rounding,
+        clip=o.clip,
+        groups=tuple(map(parse_group, o.groups)),
+        seed=o.seed,
+        skip_bad=o.on_nan == "skip",
+    )
+
+
+def rate_of(step: int, o: RunOptions) -> float:
+    """Return the learning rate of a step. Raises ValueError for options that do not fit."""
+    return learning_rate(
+        step,
+        schedule=o.schedule,
+        peak=o.lr,
+        warmup=min(o.warmup, o.steps),
+        total=o.steps,
+        floor=o.floor * o.lr,
+    )

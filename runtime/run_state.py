@@ -1,0 +1,82 @@
+"""What of a run goes into a checkpoint besides tensors, and comes back from one."""
+
+from pathlib import Path
+
+from .checkpoint import CheckpointError, Manifest, State, load
+from .executor import Executor
+from .feed import Feed
+from .loss_guard import LossGuard
+from .optimizers.optimizer import Optimizer
+
+
+class RunState:
+    """The parts of a run that a checkpoint holds."""
+
+    def __init__(
+        self, executor: Executor[Optimizer], feed: Feed, guard: LossGuard, seed: int
+    ) -> None:
+        self.executor, self.feed, self.guard, self.seed = executor, feed, guard, seed
+
+    def after(self, step: int) -> State:
+        """Return the state after so many steps."""
+        optimizer, reader = self.executor.optimizer, self.feed.reader
+        return State(
+            step=step,
+            updates=optimizer.updates,
+            skipped=self.feed.skipped,
+            samples=self.feed.samples(step),
+            seq=self.executor.layout.seq,
+            seed=self.seed,
+            data=reader.name,
+            data_identity=reader.identity,
+            data_position=self.feed.position(step),
+            model=self.executor.layout.model,
+            optimizer=optimizer.options.name,
+            numbers=dict(optimizer.rule.numbers),
+            losses=list(self.guard.losses),
+        )
+
+    def restore(self, manifest: Manifest) -> int:
+        """Load a checkpoint of the same run; return the step that comes next."""
+        state = manifest.state
+        self._check(state, manifest.path)
+        self.feed.restore(state.step, state.skipped, state.data_position)
+        load(self.executor, manifest)
+        self.guard.go_on(state.losses)
+        return state.step
+
+    def _check(self, state: State, path: Path) -> None:
+        """Raise CheckpointError where the rows, seed, optimizer or data are not this run's."""
+        self._check_samples(state, path)
+        if state.seed != self.seed:
+            raise CheckpointError(
+                f"{path} was made with seed {state.seed}, this run has {self.seed}"
+            )
+        self._check_optimizer(state, path)
+        # The name may differ, as data moves; the tokens may not.
+        reader = self.feed.reader
+        if state.data_identity != reader.identity:
+            raise CheckpointError(
+                f"{path} was made with data {state.data} ({state.data_identity[:12]}), this run "
+                f"has {reader.name} ({reader.identity[:12]}): give the same data, or start a run "
+                "of its own without --resume"
+            )
+
+    def _check_samples(self, state: State, path: Path) -> None:
+        batch, seq = self.feed.global_batch, self.executor.layout.seq
+        samples = (state.step + state.skipped) * batch
+        if (state.samples, state.seq) != (samples, seq):
+            raise CheckpointError(
+                f"{path} has seen {state.samples} rows of {state.seq} tokens in {state.step} "
+                f"steps; this plan's global batch of {batch} rows would make it "
+                f"{samples} of {seq}: plan with the same --global-batch and --seq"
+            )
+
+    def _check_optimizer(self, state: State, path: Path) -> None:
+        name = self.executor.optimizer.options.name
+        if state.optimizer != name:
+            raise CheckpointError(
+                f"{path} holds the state of {state.optimizer}, this run has {name}: resume with "
+                f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights "
+                "(one of a preset or a TOML file goes through meshwright import in between)"
+            )

@@ -1,0 +1,203 @@
+"""One training run of one rank: steps, with evaluations and checkpoints between them."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Protocol
+
+import torch
+
+from . import fidelity, mesh, run_folder
+from .bad_step import BadStepError
+from .compiling import compiler, missing_toolchain
+from .devices import peak_flops, peak_memory_bytes
+from .evaluation import Evaluation
+from .executor import Executor, Marks
+from .feed import Feed
+from .layout import Layout
+from .loss_guard import LossGuard
+from .metrics import MFU_FORMULA, StepLog
+from .optimizers.optimizer import Optimizer
+from .options import STOPPED, RunOptions
+from .program import build_executor
+from .recovery import Recovery
+from .rule_options import optimizer_options, rate_of
+from .run_state import RunState
+from .saving import Saver
+from .trackers import check_tracker, open_tracker
+
+
+class Stop(Protocol):
+    """wanted: finish the step under way on all ranks, save, exit with STOPPED."""
+
+    wanted: bool
+
+
+class Beacon(Marks, Protocol):
+    """Marks of a run. first_step: of this process, after which a step has its usual limit."""
+
+    step: int
+    first_step: float
+
+
+class Trainer:
+    """One training run of one rank. logs: whether this rank keeps the run's folder.
+
+    write_limit_s: after which the write of a checkpoint counts as failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        options: RunOptions,
+        beacon: Beacon,
+        stop: Stop,
+        say: Callable[[str], None],
+        *,
+        logs: bool,
+        write_limit_s: float,
+    ) -> None:
+        self.folder, self.layout, self.options, self.device = folder, layout, options, mesh.device()
+        self.beacon, self.stop, self.say, self.logs = beacon, stop, say, logs
+        self.out, self.write_limit_s = Path(options.out), write_limit_s
+        self.step_ms: list[float] = []
+        if logs:
+            check_tracker(options.track)  # before an earlier run is moved aside
+        self.guard = LossGuard(options.spike)
+        self.feed = Feed(options, layout, beacon)
+        self.evaluation = Evaluation(options, layout, self.feed)
+        rate_of(0, options)  # refuse bad options before the weights are made
+        beacon.mark("START")
+        self.executor = self._executor()
+        self.state = RunState(self.executor, self.feed, self.guard, options.seed)
+        self.recovery = Recovery(options, self.state, say, logs)
+
+    def _executor(self) -> Executor[Optimizer]:
+        options, planned = self.options, self.layout.optimizer
+        if options.optimizer and options.optimizer != planned:
+            self.say(f"optimizer {options.optimizer}; the plan counted on {planned}")
+        started = time.perf_counter()
+        executor = build_executor(
+            self.folder,
+            self.layout,
+            optimizer_options(options, planned),
+            seed=options.seed,
+            compiler=self._compiler(),
+        )
+        numel = sum(b.bucket.numel for b in executor.buckets.values())
+        self.say(
+            f"{self.layout.model}: this rank's {numel:,} parameters "
+            f"made in {time.perf_counter() - started:.1f} s"
+        )
+        executor.beacon = self.beacon
+        return executor
+
+    def _compiler(self) -> Callable[[Callable], Callable] | None:
+        if self.options.no_compile:
+            return None
+        missing = missing_toolchain(self.device)
+        if missing is not None:
+            self.say(f"not compiling: this machine lacks {missing}; the same text runs eagerly")
+            return None
+        return compiler()
+
+    def train(self) -> int:
+        """Run all steps; return the exit code, 0 or STOPPED."""
+        self.beacon.mark("LOAD")
+        # The lock lasts until the file is closed: as long as this run.
+        self.lock: IO[str] | None = run_folder.hold(self.out) if self.logs else None
+        self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
+        first = self.recovery.start()
+        with self._log(first) as log:
+            self.beacon.first_step = first
+            if not self._steps(first, log):
+                return STOPPED
+            self.saver.wait()
+            self.say(self.evaluation.log_last(self.executor, log))
+        self._compare()
+        return 0
+
+    def _steps(self, step: int, log: StepLog) -> bool:
+        """Run from a step to the last; return False where a signal ended it."""
+        while step < self.options.steps:
+            try:
+                self._step(step, log)
+            except BadStepError as error:
+                step = self._roll_back(step, log, error)
+                continue
+            self.saver.check()
+            if self.evaluation.due_after(step):
+                self.evaluation.log(step, self.executor, log)
+            self.saver.after(step)
+            if self.executor.agreement.stop.anywhere:
+                self.saver.wait()
+                self.say(f"stopped by a signal after step {step}, saved; go on with --resume auto")
+                return False
+            step += 1
+        return True
+
+    def _step(self, step: int, log: StepLog) -> None:
+        started = time.perf_counter()
+        self.beacon.step = step
+        self.beacon.mark("DATA")
+        self._cast_flags()
+        rows = self.feed.take(step)
+        lr = rate_of(step, self.options)
+        loss, norm = self.executor.train_step(self.feed.micro_batches(rows), rows.label_count, lr)
+        self.guard.saw(loss)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.step_ms.append((time.perf_counter() - started) * 1e3)
+        log.step(
+            step,
+            loss=loss,
+            lr=lr,
+            grad_norm=norm,
+            tokens=self.feed.tokens,
+            step_ms=self.step_ms[-1],
+            peak_memory_bytes=peak_memory_bytes(self.device),
+        )
+
+    def _cast_flags(self) -> None:
+        """Tell the step what the other ranks are to learn of this one."""
+        agreement = self.executor.agreement
+        agreement.stop.here = self.stop.wanted
+        agreement.write_failed.here = self.saver.failed
+        self.executor.optimizer.loss_limit = self.guard.limit
+
+    def _roll_back(self, step: int, log: StepLog, error: BadStepError) -> int:
+        """Return the step to go on from; raise the error where the options say to stop."""
+        if self.options.on_nan != "rollback":
+            raise error
+        self.saver.check()
+        self.guard.roll_back(error)
+        self.saver.wait()
+        back = self.recovery.roll_back(step, error)
+        log.trim(back)
+        return back
+
+    def _log(self, first: int) -> StepLog:
+        """Open metrics.jsonl and printed lines on rank 0, nothing elsewhere."""
+        peak = peak_flops(self.device)
+        if peak:
+            self.say(f"mfu of {peak / 1e12:.0f} Tflop/s a card: {MFU_FORMULA}")
+        track = self.options.track if self.logs else "none"
+        return StepLog(
+            self.out / "metrics.jsonl" if self.logs else None,
+            flops_per_token=self.layout.flops_per_token,
+            peak_flops=peak and peak * mesh.world(),
+            print_every=self.options.log_every,
+            tracker=open_tracker(track, self.out, asdict(self.options), first),
+        )
+
+    def _compare(self) -> None:
+        """Say, and keep, what was predicted beside what was measured."""
+        peak = peak_memory_bytes(self.device)
+        found = fidelity.compare(self.folder, self.step_ms, peak, self.device)
+        for line in fidelity.lines(found):
+            self.say(line)
+        if self.logs:
+            (self.out / "fidelity.json").write_text(json.dumps(found, indent=1) + "\n")
