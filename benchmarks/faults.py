@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.runtime.checkpoint.manifest import complete
-from meshwright.runtime.health import read_beat
+from meshwright.runtime.launch.heartbeat import read_beat
 
 STEPS, SAVE_EVERY, HANG_S = 48, 4, 3.0
 WORLD = 2

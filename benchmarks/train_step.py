@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _start() -> torch.device:
-    # As the programs' own entry has it (runtime/launch.py).
+    # As the programs' own entry has it (runtime/launch/worker.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -139,7 +139,7 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
         del sys.modules[name]
     sys.path.insert(0, str(Path(folder).resolve()))
     # The program's own copy of the runtime.
-    names = ("mesh", "compiling", "optimizers.options", "program")
+    names = ("engine.mesh", "engine.compiling", "optimizers.options", "training.program")
     mesh, compiling, optimizers, program = (import_module(f"runtime.{name}") for name in names)
 
     torch._dynamo.reset()

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from meshwright.runtime.plot import plot_runs
+    from meshwright.runtime.metrics.plot import plot_runs
 
     out = Path(arguments.output)
     plot_runs([Path(run) for run in arguments.runs], out)

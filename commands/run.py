@@ -11,7 +11,7 @@ from .parsers import add_command
 
 def add(commands: Any) -> None:
     """Add the command."""
-    from meshwright.runtime.options import add_arguments
+    from meshwright.runtime.training.options import add_arguments
 
     parser = add_command(
         commands,
@@ -25,9 +25,9 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.runtime.metrics import last_rows
-    from meshwright.runtime.options import run_options
-    from meshwright.runtime.start import start_program
+    from meshwright.runtime.launch.launcher import start_program
+    from meshwright.runtime.metrics.step_log import last_rows
+    from meshwright.runtime.training.options import run_options
 
     options = run_options(vars(arguments))
     folder = Path(arguments.program)

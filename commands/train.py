@@ -12,7 +12,7 @@ from .planning import make_plan_of
 
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
-    from meshwright.runtime.job import Job
+    from meshwright.runtime.launch.job import Job
 
 
 def add(commands: Any) -> None:
@@ -34,8 +34,8 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.runtime.metrics import last_rows
-    from meshwright.runtime.start import start_with_restarts
+    from meshwright.runtime.launch.launcher import start_with_restarts
+    from meshwright.runtime.metrics.step_log import last_rows
 
     job = _load_checked(arguments)
     out = Path(job.run.get("out", "run"))
@@ -55,9 +55,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _load_checked(arguments: argparse.Namespace) -> "Job":
     """Return the job; what every rank would refuse is refused before anything is planned."""
-    from meshwright.runtime.job import load_job
-    from meshwright.runtime.start import check_resume
-    from meshwright.runtime.trackers import check_tracker
+    from meshwright.runtime.launch.job import load_job
+    from meshwright.runtime.launch.launcher import check_resume
+    from meshwright.runtime.metrics.trackers import check_tracker
 
     given = [f"run.out={json.dumps(arguments.out)}"] if arguments.out else []
     job = load_job(Path(arguments.job), [*arguments.set, *given])
@@ -69,7 +69,7 @@ def _load_checked(arguments: argparse.Namespace) -> "Job":
 def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     """Write plan, report, program and the resolved job file into the run's folder."""
     from meshwright.planner.report.explain import summary
-    from meshwright.runtime.run_folder import begin_job, check_free
+    from meshwright.runtime.training.run_folder import begin_job, check_free
 
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; give a folder")

@@ -1,8 +1,8 @@
 """Semantic ops: kept whole from capture to kernel because the planner must see them whole.
 
-Declared here only: schema, fake, backward rule. Kernels live in runtime/kernels as plain functions
-of the same names; a test holds the two lists equal. Shapes: B batch, S sequence, H query heads,
-K key/value heads, D head dim, I/O features, V vocabulary.
+Declared here only: schema, fake, backward rule. Kernels (runtime/engine/kernels) are plain
+functions of the same names; a test holds the two lists equal. Shapes: B batch, S sequence, H query
+heads, K key/value heads, D head dim, I/O features, V vocabulary.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _no_kernel(name: str) -> RuntimeError:
-    return RuntimeError(f"meshwright::{name} is traced, never run; kernels live in runtime/kernels")
+    return RuntimeError(f"meshwright::{name} is traced, never run; see runtime/engine/kernels")
 
 
 @custom_op("meshwright::linear", mutates_args=())

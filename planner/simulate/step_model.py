@@ -33,7 +33,8 @@ STATES = {
     "adafactor": (0, 5),
 }
 
-# Units whose offloaded values may be on their way (runtime/offload.py; a test holds them equal).
+# Units whose offloaded values may be on their way (IN_TRANSIT of the runtime; a test holds them
+# equal).
 IN_TRANSIT = 2
 
 

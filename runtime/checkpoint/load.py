@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..boxes import Box
-from ..executor import Executor
-from ..layout import Layout
+from ..engine.boxes import Box
+from ..engine.executor import Executor
+from ..engine.layout import Layout
 from ..optimizers.optimizer import Optimizer
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .. import mesh
-from ..boxes import Box
-from ..progress import Progress
-from ..tensor_file import DTYPES
+from ..engine import mesh
+from ..engine.boxes import Box
+from ..metrics.progress import Progress
+from .tensor_file import DTYPES
 
 VERSION = "meshwright checkpoint v1"
 _TEXT_BYTES = 2048

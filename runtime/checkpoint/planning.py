@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..boxes import Box
+from ..engine.boxes import Box
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..boxes import Box
-from ..buckets import FlatBucket
-from ..executor import Executor
+from ..atomic_file import write_atomic
+from ..engine.boxes import Box
+from ..engine.buckets import FlatBucket
+from ..engine.executor import Executor
+from ..engine.shards import owns, owns_whole
 from ..optimizers.optimizer import Optimizer
 from ..optimizers.rule import Part, Run
-from ..shards import owns, owns_whole
-from ..whole_file import write_whole
 from .manifest import (
     VERSION,
     CheckpointError,
@@ -188,7 +188,7 @@ class Checkpointer:
         name = f"rank_{rank():05d}"
         save_file(tensors, part / f"{name}.safetensors")
         _sync(part / f"{name}.safetensors")
-        write_whole(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
+        write_atomic(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
         if rank() == 0:
             manifest = {
                 "version": VERSION,
@@ -196,7 +196,7 @@ class Checkpointer:
                 "params": {p.name: p.shape for p in self.executor.layout.params},
                 "ranks": self._gather_entries(part),
             }
-            write_whole(part / "manifest.json", _sealed(manifest))
+            write_atomic(part / "manifest.json", _sealed(manifest))
             _sync(part)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(part, final)

@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..boxes import Box, Index
-from ..progress import Progress
-from ..tensor_file import Entry, write_tensors
-from ..whole_file import whole_file, write_whole
+from ..atomic_file import atomic_file, write_atomic
+from ..engine.boxes import Box, Index
+from ..metrics.progress import Progress
 from .manifest import CheckpointError, Files, Manifest, Stored, read_manifest
+from .tensor_file import Entry, write_tensors
 
 PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
@@ -190,11 +190,11 @@ def _write_files(what: str, entries: Sequence[Entry], out: Path) -> list[str]:
     progress = _Written(what, entries)
     with closing(progress), ExitStack() as files:
         for name, group in zip(names, groups, strict=True):
-            write_tensors(files.enter_context(whole_file(out / name)), group, progress.wrote)
+            write_tensors(files.enter_context(atomic_file(out / name)), group, progress.wrote)
     if len(groups) > 1:
         where = {e.name: name for name, group in zip(names, groups, strict=True) for e in group}
         index = {"metadata": {"total_size": progress.bar.total}, "weight_map": where}
-        write_whole(out / "model.safetensors.index.json", json.dumps(index, indent=1))
+        write_atomic(out / "model.safetensors.index.json", json.dumps(index, indent=1))
     return names
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..whole_file import write_whole
+from ..atomic_file import write_atomic
 from .errors import DataError
 from .manifest import Shard, check_hash, check_size
 
@@ -92,7 +92,7 @@ class Ledger:
             "shards": [asdict(shard) for shard in self.shards],
             "after": [asdict(place) for place in self.after],
         }
-        write_whole(self.path, json.dumps(rows, indent=1))
+        write_atomic(self.path, json.dumps(rows, indent=1))
 
 
 def check_shard(folder: Path, shard: Shard, dtype: str) -> None:

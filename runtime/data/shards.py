@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..progress import Progress
+from ..metrics.progress import Progress
 from .corpus import ArrayCorpus, JoinedCorpus
 from .manifest import Manifest, check_hashes, check_sizes, read_manifest
 from .mapped import MappedTokens

@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..progress import Progress
-from ..whole_file import write_whole
+from ..atomic_file import write_atomic
+from ..metrics.progress import Progress
 from .documents import Broken
 from .errors import DataError
 from .inputs import Input, open_inputs
@@ -146,7 +146,7 @@ class _Job:
         self.say(f"{self.folder} is finished already; its shards are verified")
         if manifest.held_out != self.settings.held_out:
             manifest = replace(manifest, held_out=self.settings.held_out)
-            write_whole(self.folder / FILE, manifest.text())
+            write_atomic(self.folder / FILE, manifest.text())
         self.ledger.close()  # a kill may have come between the two
         return manifest
 
@@ -230,7 +230,7 @@ class _Job:
             empty=where.empty,
             held_out=self.settings.held_out,
         )
-        write_whole(self.folder / FILE, manifest.text())
+        write_atomic(self.folder / FILE, manifest.text())
         self.ledger.close()
         return manifest
 

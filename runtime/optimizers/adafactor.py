@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import mesh
-from ..buckets import FlatBucket
-from ..layout import Layout, Param
+from ..engine import mesh
+from ..engine.buckets import FlatBucket
+from ..engine.layout import Layout, Param
 from .options import OptimizerOptions
 from .rule import Part, Rule, Run
 

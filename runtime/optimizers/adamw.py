@@ -10,10 +10,10 @@ from itertools import groupby
 import torch
 from torch.optim.adamw import adamw
 
-from .. import mesh
-from ..buckets import FlatBucket
-from ..compiling import missing_toolchain
-from ..layout import Layout
+from ..engine import mesh
+from ..engine.buckets import FlatBucket
+from ..engine.compiling import missing_toolchain
+from ..engine.layout import Layout
 from .options import Group, OptimizerOptions
 from .rule import Rule, Run
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..buckets import FlatBucket
-from ..layout import Layout
+from ..engine.buckets import FlatBucket
+from ..engine.layout import Layout
 from .options import OptimizerOptions
 from .rule import Rule, Run
 

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import mesh
-from ..buckets import FlatBucket
-from ..layout import Entry, Layout, Param
-from ..logical import place_box, take_box
+from ..engine import mesh
+from ..engine.buckets import FlatBucket
+from ..engine.layout import Entry, Layout, Param
+from ..engine.logical import place_box, take_box
 from .adamw import AdamW
 from .options import OptimizerOptions
 from .rule import Rule, Run

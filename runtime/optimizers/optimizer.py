@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .. import mesh
-from ..bad_step import BadStepError, NotFiniteError
-from ..buckets import FlatBucket
-from ..layout import Layout
-from ..weight_copy import WeightCopy
+from ..engine import mesh
+from ..engine.buckets import FlatBucket
+from ..engine.layout import Layout
+from ..engine.weight_copy import WeightCopy
 from .adafactor import Adafactor
 from .adamw import AdamW
+from .bad_step import BadStepError, NotFiniteError
 from .lion import Lion
 from .muon import Muon
 from .options import OptimizerOptions

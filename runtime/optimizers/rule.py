@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..boxes import Piece
-from ..buckets import FlatBucket
-from ..layout import Layout, Param
-from ..shards import local_pieces, view
+from ..engine.boxes import Piece
+from ..engine.buckets import FlatBucket
+from ..engine.layout import Layout, Param
+from ..engine.shards import local_pieces, view
 from .options import Group, OptimizerOptions
 
 

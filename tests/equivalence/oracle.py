@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
-from meshwright.runtime.initial import initial_value
+from meshwright.runtime.engine.initial import initial_value
 
 
 @dataclass(frozen=True)

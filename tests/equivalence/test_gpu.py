@@ -57,7 +57,7 @@ def _compiled() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    # As the programs' own entry has it (runtime/launch.py).
+    # As the programs' own entry has it (runtime/launch/worker.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     court = Court(tmp_path_factory.mktemp("gpus"), cuda=True)
     yield court

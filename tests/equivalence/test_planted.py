@@ -44,7 +44,7 @@ class Plant:
         path.write_text(text)
 
 
-STAGE, BUCKETS, EXECUTOR = "stage_00.py", "runtime/buckets.py", "runtime/executor.py"
+STAGE, BUCKETS, EXECUTOR = "stage_00.py", "runtime/engine/buckets.py", "runtime/engine/executor.py"
 PLANTS = (
     Plant(
         "a dropped all-reduce in forward",
@@ -110,17 +110,18 @@ PLANTS = (
     ),
     Plant(
         "offloaded values that are read before they are back",
-        OFFLOADED, "runtime/offload.py", r"_copy\(buffers, values\)",
+        OFFLOADED, "runtime/engine/offload.py", r"_copy\(buffers, values\)",
         "[v.zero_() for v in values]",  0,
     ),
     Plant(
         "a buffer of the host taken twice",
-        OFFLOADED, "runtime/offload.py", r"self\._free\[kind\]\.pop\(\)", "self._free[kind][-1]",
+        OFFLOADED, "runtime/engine/offload.py", r"self\._free\[kind\]\.pop\(\)",
+        "self._free[kind][-1]",
     ),
     Plant(
         "a tied parameter twice in the norm",
         STAGED, "runtime/optimizers/optimizer.py",
-        r"bucket\.bucket\.homes\[0\] != .*:", "False:",
+        r"if bucket\.first_home:", "if True:",
     ),
 )  # fmt: skip
 

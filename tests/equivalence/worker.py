@@ -109,9 +109,9 @@ def _forget() -> None:
 def _train(job: Job, device: torch.device) -> RankResult:
     runtime = {
         n: importlib.import_module(f"runtime.{n}")
-        for n in ("mesh", "program", "optimizers.options")
+        for n in ("engine.mesh", "training.program", "optimizers.options")
     }
-    mesh, program = runtime["mesh"], runtime["program"]
+    mesh, program = runtime["engine.mesh"], runtime["training.program"]
     layout = program.load_layout(job.folder)
     mesh.start(layout.mesh, device)
     options = _options(runtime["optimizers.options"], job.options)
@@ -177,7 +177,7 @@ def _options(module: Any, values: dict[str, Any]) -> Any:
 
 
 def _compiler(job: Job) -> Callable | None:
-    return importlib.import_module("runtime.compiling").compiler() if job.compiled else None
+    return importlib.import_module("runtime.engine.compiling").compiler() if job.compiled else None
 
 
 def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from meshwright.models.ffn import FeedForward
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
-from meshwright.runtime import kernels
+from meshwright.runtime.engine import kernels
 
 CONFIG = replace(
     PRESETS["tiny"], dim=16, layers=1, heads=4, kv_heads=2, head_dim=4, ffn=32, vocab=64

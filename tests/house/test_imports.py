@@ -21,8 +21,8 @@ MORE = {
     r"ir/capture/\w+\.py": {"torch"},  # the way from torch into the graph
     r"planner/solver\.py": {"ortools"},  # the one adaptor
     r"runtime/data/tokenizer\.py": {"tokenizers"},  # optional: imported when a file is given
-    r"runtime/plot\.py": {"matplotlib"},  # optional: imported when something is drawn
-    r"runtime/trackers\.py": {"wandb"},  # optional: imported when it is asked for
+    r"runtime/metrics/plot\.py": {"matplotlib"},  # optional: imported when something is drawn
+    r"runtime/metrics/trackers\.py": {"wandb"},  # optional: imported when it is asked for
     r"runtime/data/hub\.py": {"datasets"},  # optional: imported for hf: and hf-stream:
 }
 
@@ -54,6 +54,7 @@ def _breaches(path: Path) -> list[str]:
 FOLDERS = {
     "ir": ("ops", "text", "capture"),
     "planner": tuple("hardware cost sharding pipeline simulate remat bounds search report".split()),
+    "runtime": tuple("metrics engine optimizers checkpoint data training launch".split()),
 }
 
 

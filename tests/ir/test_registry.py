@@ -12,7 +12,7 @@ from meshwright.ir.ops.definition import OpDef, no_flops
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import DEFINITIONS
 from meshwright.ir.schedule import KINDS
-from meshwright.runtime import executor, kernels
+from meshwright.runtime.engine import executor, kernels
 
 
 def _graphs(name: str) -> list[Graph]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.runtime.boxes import Box, Cut, pieces_of, rectangles
+from meshwright.runtime.engine.boxes import Box, Cut, pieces_of, rectangles
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple)
 

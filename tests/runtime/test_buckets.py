@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.runtime import mesh
-from meshwright.runtime.buckets import FlatBucket
-from meshwright.runtime.layout import Bucket, Entry, Layout, Param
+from meshwright.runtime.engine import mesh
+from meshwright.runtime.engine.buckets import FlatBucket
+from meshwright.runtime.engine.layout import Bucket, Entry, Layout, Param
 
 PARAMS = (
     Param("norm", (8,), (), "constant(1.0)"),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from meshwright.runtime import collectives
-from meshwright.runtime.collectives import _join, _split
+from meshwright.runtime.engine import collectives
+from meshwright.runtime.engine.collectives import _join, _split
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

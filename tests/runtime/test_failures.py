@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from launching import RUN, TIMEOUT_S, after_step, children, losses, rank_pids
 
-from meshwright.runtime import start
 from meshwright.runtime.data.tokenize import Settings, tokenize
-from meshwright.runtime.health import Beacon
+from meshwright.runtime.launch import launcher
+from meshwright.runtime.launch.heartbeat import Beacon
 
 
 def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
@@ -124,8 +124,10 @@ def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
 
 def test_a_rank_killed_by_a_mapped_file_that_got_shorter_says_what_that_means() -> None:
     for number, said in ((signal.SIGBUS, "a memory-mapped file"), (signal.SIGKILL, "memory?")):
-        rank = start._Rank(0, SimpleNamespace(returncode=-number), None)  # type: ignore[arg-type]
-        assert f"killed by {number.name} (" in start._death(rank) and said in start._death(rank)
+        rank = launcher._Rank(0, SimpleNamespace(returncode=-number), None)  # type: ignore[arg-type]
+        assert f"killed by {number.name} (" in launcher._death(rank) and said in launcher._death(
+            rank
+        )
 
 
 def test_a_stopped_rank_is_named_within_the_bound(
@@ -165,7 +167,8 @@ import ctypes, os, sys, time
 sys.argv[0] = "main.py"
 sys.path.insert(0, os.getcwd())
 from pathlib import Path
-from runtime import entry, health
+from runtime import entry
+from runtime.launch import heartbeat
 def hang(*_, **__):
     time.sleep(600)
 def blocks(*_, **__):
@@ -174,7 +177,7 @@ class Finder:
     def __init__(self, find):
         self.find = find
     def find_spec(self, name, *_):
-        return self.find() if name == "runtime.launch" else None
+        return self.find() if name == "runtime.launch.worker" else None
 if "{rank}" in ("both", os.environ["RANK"]):
     {where}
 entry.main(Path.cwd())
@@ -183,12 +186,12 @@ entry.main(Path.cwd())
 
 # Hangs where it marks that it reads data, and so after all ranks met.
 AT_DATA = """
-mark = health.Beacon.mark
+mark = heartbeat.Beacon.mark
 def hangs(self, kind, *more):
     mark(self, kind, *more)
     if kind == "DATA":
         hang()
-health.Beacon.mark = hangs
+heartbeat.Beacon.mark = hangs
 """
 
 
@@ -219,7 +222,7 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
 @pytest.mark.parametrize(
     ("where", "code", "said"),
     [
-        ("health.Beacon._open = hang", 3, "rank {} on {} has not come to its start"),
+        ("heartbeat.Beacon._open = hang", 3, "rank {} on {} has not come to its start"),
         ("sys.meta_path.insert(0, Finder(hang))", 3, "holds it up, at step 0, stage 0, action LAU"),
         ("sys.meta_path.insert(0, Finder(blocks))", 1, "in find_spec"),
     ],
@@ -239,7 +242,7 @@ def test_ranks_that_all_hang_while_they_start_end_by_themselves(
 
 # What a host would read on whose disk lies an older copy.
 OTHER = """
-from runtime import feed
+from runtime.training import feed
 opened = feed.open_reader
 feed.open_reader = lambda name, **more: opened("random:256", **more)
 """

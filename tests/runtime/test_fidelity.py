@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meshwright.cli import main
-from meshwright.runtime import fidelity
+from meshwright.runtime.training import fidelity
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from meshwright.runtime import initial
-from meshwright.runtime.initial import initial_value
+from meshwright.runtime.engine import initial
+from meshwright.runtime.engine.initial import initial_value
 
 PLACE = {"seed": 3, "dtype": torch.float32, "device": torch.device("cpu")}
 RECIPES = (

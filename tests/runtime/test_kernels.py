@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime import kernels
-from meshwright.runtime.kernels import cross_entropy as cross_entropy_file
-from meshwright.runtime.kernels.attention import (
+from meshwright.runtime.engine import kernels
+from meshwright.runtime.engine.kernels import cross_entropy as cross_entropy_file
+from meshwright.runtime.engine.kernels.attention import (
     _cpu_flash,
     _cpu_flash_backward,
     backend_of,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from meshwright.runtime import mesh
-from meshwright.runtime.layout import Param
-from meshwright.runtime.logical import place_box, take_box
+from meshwright.runtime.engine import mesh
+from meshwright.runtime.engine.layout import Param
+from meshwright.runtime.engine.logical import place_box, take_box
 
 CUTS = [((0, 1),), ((1, 1),), ((0, 3),), ((1, 2),), ((0, 2), (1, 3))]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from meshwright.runtime.lr import SCHEDULES, learning_rate
+from meshwright.runtime.training.lr_schedule import SCHEDULES, learning_rate
 
 RUN = {"peak": 1e-3, "warmup": 10, "total": 110, "floor": 1e-4}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshwright.ir import mesh as planned
-from meshwright.runtime import mesh
+from meshwright.runtime.engine import mesh
 
 SIZES = {"pp": 2, "rep": 2, "dp": 3, "cp": 2, "tp": 2}
 

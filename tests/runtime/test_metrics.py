@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.metrics import StepLog, flops_per_token
+from meshwright.runtime.metrics.step_log import StepLog, flops_per_token
 
 STEP = {"loss": 2.5, "lr": 1e-3, "grad_norm": 0.5, "tokens": 1024, "step_ms": 512.0}
 

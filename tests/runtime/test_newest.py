@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime import mesh
 from meshwright.runtime.checkpoint import manifest
+from meshwright.runtime.engine import mesh
 
 WORLD = 2
 

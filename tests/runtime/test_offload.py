@@ -3,8 +3,8 @@
 import torch
 
 from meshwright.planner.simulate import step_model as step
-from meshwright.runtime import offload
-from meshwright.runtime.offload import HostStore
+from meshwright.runtime.engine import offload
+from meshwright.runtime.engine.offload import HostStore
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from meshwright.runtime import offload
-from meshwright.runtime.offload import IN_TRANSIT, HostStore
+from meshwright.runtime.engine import offload
+from meshwright.runtime.engine.offload import IN_TRANSIT, HostStore
 
 Clock = dict[str, int]
 

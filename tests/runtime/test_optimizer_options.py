@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime.job import JobError, load_job
+from meshwright.runtime.launch.job import JobError, load_job
+from meshwright.runtime.launch.launcher import _arguments
 from meshwright.runtime.optimizers.options import Group, OptimizerOptions, parse_group
-from meshwright.runtime.options import OptionError, RunOptions, run_options
-from meshwright.runtime.start import _arguments
+from meshwright.runtime.training.options import OptionError, RunOptions, run_options
 
 
 def test_the_first_group_that_fits_counts() -> None:

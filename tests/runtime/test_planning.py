@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.runtime.boxes import Box, Cut, pieces_of
 from meshwright.runtime.checkpoint.planning import Read, plan_reads
+from meshwright.runtime.engine.boxes import Box, Cut, pieces_of
 
 
 def overlap(one: Box, other: Box) -> Box | None:
@@ -75,7 +75,7 @@ def _cutting(data: st.DataObject, shape: tuple[int, int]) -> list[Box]:
 
 def test_only_a_load_imports_it() -> None:
     """A start from nothing does not pay for it."""
-    program = "import sys, meshwright.runtime.launch, meshwright.runtime.trainer; "
+    program = "import sys, meshwright.runtime.launch.worker; "
     program += "print('torch.distributed.checkpoint' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

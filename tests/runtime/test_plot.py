@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime import run_folder
-from meshwright.runtime.metrics import StepLog
-from meshwright.runtime.trackers import TrackerError, check_tracker, open_tracker
+from meshwright.runtime.metrics.step_log import StepLog
+from meshwright.runtime.metrics.trackers import TrackerError, check_tracker, open_tracker
+from meshwright.runtime.training import run_folder
 
 
 def run_in(folder: Path, steps: int) -> Path:

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from meshwright.runtime import progress
-from meshwright.runtime.progress import Progress
+from meshwright.runtime.metrics import progress
+from meshwright.runtime.metrics.progress import Progress
 
 
 class Terminal(io.StringIO):

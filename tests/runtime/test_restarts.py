@@ -9,7 +9,7 @@ import pytest
 from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids
 
 from meshwright.cli import main
-from meshwright.runtime import start
+from meshwright.runtime.launch import launcher
 
 
 def test_train_restarts_by_itself(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
     (out / "checkpoints" / "step_00000002").mkdir(parents=True)
     given = {"resume": "/other/checkpoints/step_00000100", "out": str(out)}
     attempts = Attempts(out, (1, []), (3, [104]), (1, []), (0, [108]))
-    monkeypatch.setattr(start, "_start_once", attempts)
+    monkeypatch.setattr(launcher, "_start_once", attempts)
     said: list[str] = []
-    assert start.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
+    assert launcher.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
     assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2
     assert "as it began" in said[0] and all("newest good" in text for text in said[1:])
 
@@ -66,8 +66,8 @@ def test_a_restart_that_is_refused_is_the_last(
     """None of what was saved reads, say: it will not the next time either."""
     out = tmp_path / "run"
     attempts = Attempts(out, (1, [4]), (2, []))
-    monkeypatch.setattr(start, "_start_once", attempts)
-    assert start.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None) == 2
+    monkeypatch.setattr(launcher, "_start_once", attempts)
+    assert launcher.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None) == 2
     assert attempts.resumed == [None, "auto"]
 
 

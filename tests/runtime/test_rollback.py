@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from meshwright.cli import main
-from meshwright.runtime.bad_step import BadStepError
 from meshwright.runtime.checkpoint.manifest import digest_of, sha256
-from meshwright.runtime.loss_guard import MAX_ROLLBACKS, LossGuard
+from meshwright.runtime.optimizers.bad_step import BadStepError
+from meshwright.runtime.training.loss_guard import MAX_ROLLBACKS, LossGuard
 
 SEQ, ROWS, STEPS = 16, 4, 60
 

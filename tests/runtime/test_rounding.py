@@ -7,8 +7,8 @@ import torch
 import triton_runs
 from torch import Tensor
 
-from meshwright.runtime.boxes import Cut, pieces_of
-from meshwright.runtime.layout import Param
+from meshwright.runtime.engine.boxes import Cut, pieces_of
+from meshwright.runtime.engine.layout import Param
 from meshwright.runtime.optimizers.rounding import key_of, random_bits, round_part, stochastic
 from meshwright.runtime.optimizers.rule import Part
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.runtime.program import ProgramError
-from meshwright.runtime.run_folder import check_free, hold
+from meshwright.runtime.training.program import ProgramError
+from meshwright.runtime.training.run_folder import check_free, hold
 
 HOLD = """
 import sys, time

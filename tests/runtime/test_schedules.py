@@ -7,7 +7,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Action, parse_schedule
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 from meshwright.planner.pipeline.validation import validate
-from meshwright.runtime import executor
+from meshwright.runtime.engine import executor
 
 
 def test_the_executor_knows_the_kinds_and_the_sends_that_were_proven() -> None:

@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from meshwright.runtime.tensor_file import DTYPES, Entry, write_tensors
-from meshwright.runtime.whole_file import whole_file
+from meshwright.runtime.atomic_file import atomic_file
+from meshwright.runtime.checkpoint.tensor_file import DTYPES, Entry, write_tensors
 
 
 def _entry(name: str, tensor: Tensor) -> Entry:
@@ -17,7 +17,7 @@ def _entry(name: str, tensor: Tensor) -> Entry:
 
 
 def _write(path: Path, entries: list[Entry]) -> None:
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         write_tensors(file, entries)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime import health, start
-from meshwright.runtime.health import Beacon, read_beat
-from meshwright.runtime.watch import Sightings
+from meshwright.runtime.launch import heartbeat, launcher
+from meshwright.runtime.launch.heartbeat import Beacon, read_beat
+from meshwright.runtime.launch.watchdog import Sightings
 
 Advance = Callable[[float], None]
 
@@ -36,7 +36,7 @@ class Elsewhere:
 
     def _there(self, act: Callable[[], None]) -> None:
         with self.patch.context() as patch:
-            patch.setattr(health, "CLOCK", b"another machine!")
+            patch.setattr(heartbeat, "CLOCK", b"another machine!")
             self.advance(self.ahead_s)
             act()
             self.advance(-self.ahead_s)
@@ -164,10 +164,10 @@ def test_the_clocks_of_hosts_may_differ(
 
 def test_one_rank_alone_is_watched_by_its_launcher(tmp_path: Path, advance: Advance) -> None:
     began, sightings = time.monotonic(), Sightings(tmp_path, range(1))
-    rank = start._Rank(0, None, None)  # type: ignore[arg-type]
+    rank = launcher._Rank(0, None, None)  # type: ignore[arg-type]
 
     def said(limit_s: float) -> str:
-        return start._silent_rank(sightings, began, limit_s, [rank])
+        return launcher._silent_rank(sightings, began, limit_s, [rank])
 
     assert said(60.0) == ""
     advance(61.0)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from meshwright.cli import main
 from meshwright.models import load_model
 from meshwright.models.generate import Sampling, generate
-from meshwright.runtime import progress
 from meshwright.runtime.checkpoint import weights
+from meshwright.runtime.metrics import progress
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(

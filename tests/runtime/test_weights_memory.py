@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from meshwright.runtime.boxes import Box
 from meshwright.runtime.checkpoint import weights
 from meshwright.runtime.checkpoint.manifest import CheckpointError, Manifest, Stored
+from meshwright.runtime.engine.boxes import Box
 
 MIB = 2**20
 TENSOR_BYTES = 8 * MIB

@@ -1,7 +1,7 @@
 """A run's options as the optimizer and the learning rate's schedule take them."""
 
-from .lr import learning_rate
-from .optimizers.options import OptimizerOptions, parse_group
+from ..optimizers.options import OptimizerOptions, parse_group
+from .lr_schedule import learning_rate
 from .options import RunOptions
 
 

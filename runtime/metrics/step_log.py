@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from ..atomic_file import write_atomic
 from .trackers import Tracker
-from .whole_file import write_whole
 
 # Printed beside the number, since houses count differently.
 MFU_FORMULA = (
@@ -172,7 +172,7 @@ def keep_before(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _before(line, step)]
-    write_whole(path, "".join(line + "\n" for line in kept))
+    write_atomic(path, "".join(line + "\n" for line in kept))
 
 
 def _before(line: str, step: int) -> bool:

@@ -6,17 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..metrics.trackers import TRACKERS
+from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
 from .loss_guard import POLICIES
-from .lr import SCHEDULES
-from .optimizers.options import (
-    MUON_SCALES,
-    NAMES,
-    ROUNDINGS,
-    GroupError,
-    group_text,
-    parse_group,
-)
-from .trackers import TRACKERS
+from .lr_schedule import SCHEDULES
 
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 

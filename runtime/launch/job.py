@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .options import OptionError, RunOptions, group_texts, run_options
+from ..training.options import OptionError, RunOptions, group_texts, run_options
 
 
 class JobError(ValueError):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from .checkpoint import Checkpointer
+from ..checkpoint import Checkpointer
 from .options import RunOptions
 from .run_state import RunState
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 
-from .bad_step import BadStepError
+from ..optimizers.bad_step import BadStepError
 
 POLICIES = ("stop", "skip", "rollback")
 # A spike is told from the losses of so many steps before it, once half of them are known.

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
-from .data import Batch, Corpus, DataError, check_vocab, eval_batches, held_out_corpus
-from .executor import Executor
+from ..data import Batch, Corpus, DataError, check_vocab, eval_batches, held_out_corpus
+from ..engine.executor import Executor
+from ..engine.layout import Layout
+from ..metrics.step_log import StepLog
+from ..optimizers.optimizer import Optimizer
 from .feed import Feed
-from .layout import Layout
-from .metrics import StepLog
-from .optimizers.optimizer import Optimizer
 from .options import RunOptions
 
 

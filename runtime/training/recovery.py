@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from . import run_folder
-from .bad_step import BadStepError, NotFiniteError
-from .checkpoint import (
+from ..checkpoint import (
     CheckpointError,
     Manifest,
     load_weights,
@@ -14,6 +12,8 @@ from .checkpoint import (
     none_reads,
     read_manifest,
 )
+from ..optimizers.bad_step import BadStepError, NotFiniteError
+from . import run_folder
 from .options import RunOptions
 from .run_state import RunState
 

@@ -14,8 +14,8 @@ from . import mesh
 from .agreement import Agreement
 from .buckets import FlatBucket
 from .layout import Layout
+from .p2p import SENDS_IN_FLIGHT, Transfers
 from .stage import Batch, Stage, Step
-from .transfers import SENDS_IN_FLIGHT, Transfers
 
 __all__ = ["KINDS", "SENDS_IN_FLIGHT", "Batch", "Executor"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from . import mesh
+from ..engine import mesh
 
 # The first steps compile and warm caches; a run of fewer steps has nothing to compare.
 WARMUP_STEPS = 3

@@ -9,24 +9,25 @@ from typing import IO, Protocol
 
 import torch
 
-from . import fidelity, mesh, run_folder
-from .bad_step import BadStepError
-from .compiling import compiler, missing_toolchain
-from .devices import peak_flops, peak_memory_bytes
+from ..engine import mesh
+from ..engine.compiling import compiler, missing_toolchain
+from ..engine.executor import Executor, Marks
+from ..engine.layout import Layout
+from ..metrics.devices import peak_flops, peak_memory_bytes
+from ..metrics.step_log import MFU_FORMULA, StepLog
+from ..metrics.trackers import check_tracker, open_tracker
+from ..optimizers.bad_step import BadStepError
+from ..optimizers.optimizer import Optimizer
+from . import fidelity, run_folder
 from .evaluation import Evaluation
-from .executor import Executor, Marks
 from .feed import Feed
-from .layout import Layout
 from .loss_guard import LossGuard
-from .metrics import MFU_FORMULA, StepLog
-from .optimizers.optimizer import Optimizer
 from .options import STOPPED, RunOptions
 from .program import build_executor
 from .recovery import Recovery
 from .rule_options import optimizer_options, rate_of
 from .run_state import RunState
 from .saving import Saver
-from .trackers import check_tracker, open_tracker
 
 
 class Stop(Protocol):

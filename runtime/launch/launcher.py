@@ -16,14 +16,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from .checkpoint.manifest import complete
-from .data import absolute
-from .health import read_beat
-from .options import STOPPED, RunOptions, flag
-from .program import IMPORT_PATH, ProgramError
-from .run_folder import check_free
-from .trackers import check_tracker
-from .watch import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
+from ..checkpoint.manifest import complete
+from ..data import absolute
+from ..metrics.trackers import check_tracker
+from ..training.options import STOPPED, RunOptions, flag
+from ..training.program import IMPORT_PATH, ProgramError
+from ..training.run_folder import check_free
+from .heartbeat import read_beat
+from .watchdog import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

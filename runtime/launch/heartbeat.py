@@ -1,7 +1,7 @@
 """Where every rank stands: marks of progress in a small memory-mapped file, OUT/beats/rank_00000.
 
 A mark costs a memory write. The first, LAUNCH, comes before ranks wait for each other. Beside the
-mark stands a signature of the process, renewed every second that it lives (see watch.py). The
+mark stands a signature of the process, renewed every second that it lives (see watchdog.py). The
 launcher reads the files, too, to say where a dead rank stood.
 """
 

@@ -8,7 +8,7 @@ from typing import IO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Write into what is returned: it becomes `path`, on disk, when the block ends well."""
     part = path.with_name(f".{path.name}.part")
     try:
@@ -22,7 +22,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Whole or not at all, also across a power cut."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(text.encode())

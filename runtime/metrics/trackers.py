@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from .whole_file import write_whole
+from ..atomic_file import write_atomic
 
 TRACKERS = ("none", "tensorboard", "wandb")
 
@@ -77,7 +77,7 @@ class _Wandb:
         kept = out / "wandb.id"
         known = kept.read_text().strip() if kept.exists() else None
         self.run = wandb.init(dir=out, name=out.name, id=known, config=config, resume="allow")
-        write_whole(kept, self.run.id + "\n")
+        write_atomic(kept, self.run.id + "\n")
         self.run.define_metric("*", step_metric="train_step")
 
     def row(self, step: int, values: dict[str, float]) -> None:

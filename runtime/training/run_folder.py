@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import IO
 
-from .checkpoint.manifest import complete, step_of
-from .metrics import keep_before
+from ..checkpoint.manifest import complete, step_of
+from ..metrics.step_log import keep_before
 from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")

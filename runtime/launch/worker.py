@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from . import mesh
+from ..engine import mesh
+from ..training.options import RunOptions
+from ..training.program import load_layout
+from ..training.trainer import Trainer
 from .environment import local_rank, world
-from .health import GROUPS, RENDEZVOUS, Beacon
-from .options import RunOptions
-from .program import load_layout
-from .trainer import Trainer
-from .watch import start_limit_s
+from .heartbeat import GROUPS, RENDEZVOUS, Beacon
+from .watchdog import start_limit_s
 
 _AFTER_WATCH_S = 60.0
 _LONGEST_S = 30 * 86400.0

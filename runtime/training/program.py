@@ -12,13 +12,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import mesh
-from .buckets import FlatBucket
-from .executor import Executor
-from .layout import Layout
-from .optimizers.optimizer import Optimizer
-from .optimizers.options import OptimizerOptions
-from .stage import Stage
+from ..engine import mesh
+from ..engine.buckets import FlatBucket
+from ..engine.executor import Executor
+from ..engine.layout import Layout
+from ..engine.stage import Stage
+from ..optimizers.optimizer import Optimizer
+from ..optimizers.options import OptimizerOptions
 
 # Folders where modules that register custom ops are looked for last, as planning did.
 IMPORT_PATH = "MESHWRIGHT_IMPORT_PATH"

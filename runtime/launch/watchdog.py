@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .health import CLOCK, LAUNCH, RENDEZVOUS, START, Beacon, Beat, read_beat
+from .heartbeat import CLOCK, LAUNCH, RENDEZVOUS, START, Beacon, Beat, read_beat
 
 HUNG = 3  # exit code of a rank whose watch ended the run
 # Environment variable: process id of the launcher on this machine. Without it the ranks would run

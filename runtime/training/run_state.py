@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from .checkpoint import CheckpointError, Manifest, State, load
-from .executor import Executor
+from ..checkpoint import CheckpointError, Manifest, State, load
+from ..engine.executor import Executor
+from ..optimizers.optimizer import Optimizer
 from .feed import Feed
 from .loss_guard import LossGuard
-from .optimizers.optimizer import Optimizer
 
 
 class RunState:

@@ -2,14 +2,14 @@
 
 import socket
 
-from . import mesh
-from .checkpoint.manifest import any_rank, rank, text_of_rank_0
-from .data import Batch as Rows
-from .data import DataError, Prefetcher, Reader, open_reader
-from .executor import Marks
-from .layout import Layout
+from ..checkpoint.manifest import any_rank, rank, text_of_rank_0
+from ..data import Batch as Rows
+from ..data import DataError, Prefetcher, Reader, open_reader
+from ..engine import mesh
+from ..engine.executor import Marks
+from ..engine.layout import Layout
+from ..engine.stage import Batch
 from .options import RunOptions
-from .stage import Batch
 
 
 class Feed:

@@ -1,0 +1,98 @@
+"""The program's data as the runtime reads it: emitted programs state these as literals."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Param:
+    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box.
+
+    hidden: a matrix between the embedding and the head, neither of them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shards: tuple[tuple[int, int, str], ...]
+    init: str
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter's local box in a bucket, from element `offset` on."""
+
+    param: str
+    offset: int
+    shape: tuple[int, ...]
+    partial: bool
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """homes: pp coordinates that hold it; several where a tied parameter is used on each."""
+
+    name: str
+    numel: int
+    homes: tuple[int, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all ranks share.
+
+    stage_ranks: of every stage its pp coordinate. master: gradients, optimizer state and master
+    weights are float32. reduce_dtype: in which gradients travel between ranks. optimizer: the one
+    that was planned for.
+    """
+
+    model: str
+    dtype: str
+    mesh: dict[str, int]
+    stage_ranks: tuple[int, ...]
+    micro_batch: int
+    num_microbatches: int
+    seq: int
+    vocab_size: int
+    zero: int
+    master: bool
+    reduce_dtype: str
+    flops_per_token: float
+    params: tuple[Param, ...]
+    buckets: tuple[Bucket, ...]
+    optimizer: str = "adamw"
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Functions of a unique segment, and what they read besides parameters.
+
+    Backward comes whole, or in two: input_grad, and weight_grad for later. offloads: which of the
+    saved values wait for backward in the host's memory, by position.
+    """
+
+    forward: Callable[..., Any]
+    takes_x: bool
+    context: tuple[str, ...]
+    data: tuple[str, ...]
+    backward: Callable[..., Any] | None = None
+    input_grad: Callable[..., Any] | None = None
+    weight_grad: Callable[..., Any] | None = None
+    offloads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One use of a piece. reduces: buckets whose last gradient this instance's backward adds."""
+
+    name: str
+    piece: str
+    params: tuple[str, ...]
+    buckets: tuple[str, ...]
+    reduces: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""Processes: the launcher, each rank's start, heartbeats and the watchdog."""

@@ -1,0 +1,63 @@
+"""Where a rank's process begins: watched before it reads anything large, torch among it."""
+
+import argparse
+import faulthandler
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from ..training.options import RunOptions, add_arguments, run_options
+from .environment import rank, world
+from .heartbeat import LAUNCH, Beacon
+from .watchdog import Watch, start_limit_s
+
+# Rank 0 speaks for all when all fail alike: others wait so long before they speak for themselves.
+_AFTER_RANK_0_S = 1.0
+# After so many times the limit of the start a process is ended whose interpreter stands still.
+_BLOCKED_TIMES = 1.5
+
+
+def main(folder: Path) -> None:
+    """Train the program in `folder` with the command line's options; exit code 2 on bad input."""
+    parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
+    add_arguments(parser)
+    given = parser.parse_args()
+    # Streams share this many queues of the device, and one that waits holds up those in its queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    try:
+        options = run_options(vars(given))
+        beacon = watched(options)
+        from . import worker
+
+        faulthandler.cancel_dump_traceback_later()
+        code = worker.launch(folder, options, beacon)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    worker.finish(code)
+
+
+def watched(options: RunOptions) -> Beacon:
+    """This rank's beacon, marked, and a watch over it: from here on no rank hangs unseen.
+
+    While a library is loaded no thread of Python's may run, so that a timer in C stands by, too: it
+    prints where each thread stands.
+    """
+    beats = Path(options.out) / "beats"
+    beacon = Beacon(beats, rank())
+    Watch(beats, rank(), world(), beacon, options.hang_after)
+    limit_s = _BLOCKED_TIMES * start_limit_s(options.hang_after)
+    if math.isfinite(limit_s):
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+    beacon.mark(LAUNCH)
+    return beacon
+
+
+def _refuse(error: ValueError | OSError) -> None:
+    """One line on stderr, exit code 2."""
+    if rank():
+        time.sleep(_AFTER_RANK_0_S)
+    where = f"rank {rank()}: " if rank() else ""
+    print(f"error: {where}{error}", file=sys.stderr, flush=True)
+    os._exit(2)

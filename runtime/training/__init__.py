@@ -1,0 +1,1 @@
+"""A training run of one rank: data in, steps, evaluations, checkpoints."""
