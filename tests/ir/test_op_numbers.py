@@ -18,7 +18,7 @@ from meshwright.ir.graph import Graph, Input, Op, Value
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import DEFINITIONS
 from meshwright.ir.placement import Mesh
-from meshwright.runtime import kernels
+from meshwright.runtime.engine import kernels
 
 CASES = cases()
 

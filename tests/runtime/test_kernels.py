@@ -20,7 +20,7 @@ from meshwright.runtime.engine.kernels.attention import (
     reference_backward,
 )
 
-linear_file = sys.modules["meshwright.runtime.kernels.linear"]
+linear_file = sys.modules["meshwright.runtime.engine.kernels.linear"]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 LOOSE = {
     torch.float64: EXACT,

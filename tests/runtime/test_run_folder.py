@@ -13,7 +13,7 @@ from meshwright.runtime.training.run_folder import check_free, hold
 HOLD = """
 import sys, time
 from pathlib import Path
-from meshwright.runtime.run_folder import hold
+from meshwright.runtime.training.run_folder import hold
 held = hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
