@@ -135,7 +135,7 @@ exec torchrun --nnodes "$NNODES" --node-rank "${{NODE_RANK:-0}}" \\
 
 def _sbatch(plan: Plan) -> str:
     devices = plan.mesh.num_devices
-    per_node = min(devices, 8)
+    per_node = min(devices, plan.devices_per_node)
     nodes = -(-devices // per_node)
     return f"""#!/usr/bin/env bash
 #SBATCH --job-name={plan.model}

@@ -23,7 +23,3 @@ class PlanError(MeshwrightError):
 
 class InfeasibleError(PlanError):
     """No plan satisfies the demands."""
-
-
-class EmitError(MeshwrightError):
-    """A plan that cannot be written as a program."""

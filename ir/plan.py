@@ -90,6 +90,10 @@ class Bucket:
     entries: tuple[Entry, ...]
 
 
+# Of plans that do not say it.
+DEVICES_PER_NODE = 8
+
+
 def grad_dtype(dtype: str, precision: str) -> str:
     """In which a rank sums its gradients."""
     return "f32" if precision == "master" else dtype
@@ -122,6 +126,7 @@ class Plan:
     schedule: Schedule
     reduce_dtype: str  # in which gradients travel between ranks, whatever they are summed in
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
+    devices_per_node: int = DEVICES_PER_NODE  # of the cluster
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
 

@@ -10,7 +10,16 @@ from ..errors import ParseError
 from ..graph import text_hash
 from ..mesh import parse_mesh
 from ..placement import format_placement, parse_placement
-from ..plan import Bucket, Entry, InstancePlan, Param, Piece, Plan, grad_dtype
+from ..plan import (
+    DEVICES_PER_NODE,
+    Bucket,
+    Entry,
+    InstancePlan,
+    Param,
+    Piece,
+    Plan,
+    grad_dtype,
+)
 from ..schedule import format_schedule, parse_schedule
 from ..sizes import Shape, format_size, parse_size
 from .graph_text import format_graph, parse_placed_graph, with_line
@@ -20,7 +29,10 @@ _KEYS = (
     "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
     "recompute", "schedule_name",
 )  # fmt: skip
-_NUMBERS = ("vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq", "zero")
+_NUMBERS = (
+    "devices_per_node", "vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq",
+    "zero",
+)  # fmt: skip
 
 
 def format_plan(plan: Plan) -> str:
@@ -94,7 +106,8 @@ def parse_plan(text: str) -> Plan:
         raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
-    keys = {"optimizer": "adamw"}  # of plans that do not name one
+    # Of plans that do not name them.
+    keys = {"optimizer": "adamw", "devices_per_node": str(DEVICES_PER_NODE)}
     keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:

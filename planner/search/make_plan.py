@@ -100,6 +100,7 @@ def make_plan(
         dtype=traced.dtype,
         graph_hash=traced.graph_hash,
         cluster=cluster.name,
+        devices_per_node=cluster.devices_per_node,
         vocab_size=traced.vocab_size,
         mesh=mesh,
         global_batch=global_batch,

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 53dcd1451af76819."""
+"""What every rank of golden-gemma2 shares; plan ad1a198829b57e52."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 06c8aa37b18b4795."""
+"""What every rank of golden-llama shares; plan 356d219277183292."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

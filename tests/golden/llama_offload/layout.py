@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 5ccacd72f5189497."""
+"""What every rank of golden-llama shares; plan a7e23965ca959af7."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

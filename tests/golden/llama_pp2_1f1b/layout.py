@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan dab84ff5f2956a92."""
+"""What every rank of golden-llama shares; plan d782bddef00653ed."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 64d7bc34ff29d7e4."""
+"""What every rank of golden-llama shares; plan ef55c7223161ea64."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

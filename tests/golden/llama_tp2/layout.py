@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan dbbc40b53dc75f5d."""
+"""What every rank of golden-llama shares; plan 74cf8309cafdc7b9."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan f7376b3d7625a5d1."""
+"""What every rank of golden-llama shares; plan fa9f7d11d1b0941f."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
