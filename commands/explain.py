@@ -65,7 +65,24 @@ def _answer(plan: "Plan", arguments: argparse.Namespace) -> str:
         return explain_segment(plan, arguments.segment, cluster_of(plan, arguments))
     if arguments.timeline:
         return _timeline(plan, cluster_of(plan, arguments), arguments.timeline)
+    if arguments.cluster and (cluster := cluster_of(plan, arguments)).name != plan.cluster:
+        return _priced_on(plan, cluster)
     return _outdated(plan, arguments) + report(plan)
+
+
+def _priced_on(plan: "Plan", cluster: "Cluster") -> str:
+    """Report the plan with its numbers on another cluster than it was made for."""
+    from meshwright.planner.report.explain import report
+    from meshwright.planner.simulate.predict import predict, with_costs
+
+    if plan.mesh.num_devices > cluster.num_devices:
+        raise ValueError(
+            f"--cluster {cluster.name}: the plan takes {plan.mesh.num_devices} devices, it holds "
+            f"{cluster.num_devices}; give a larger one, or plan for it"
+        )
+    costs = with_costs(plan, predict(plan, cluster), cluster).costs
+    note = f"note: made for {plan.cluster}; the numbers are for {cluster.name}\n"
+    return note + report(plan, costs)
 
 
 def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:

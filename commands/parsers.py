@@ -19,5 +19,7 @@ def add_command(commands: Any, name: str, run: Run, text: str) -> argparse.Argum
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add --cluster of a command that reads a plan."""
     parser.add_argument(
-        "--cluster", metavar="C", help="where the plan names a TOML file that has moved: its path"
+        "--cluster",
+        metavar="C",
+        help="the cluster to price on, by name or TOML file (default: the plan's own)",
     )

@@ -16,6 +16,8 @@ from ..simulate.stage_memory import Peak, plan_peaks
 from ..simulate.step_model import step_model
 from ..units import gib
 
+Costs = tuple[tuple[str, float], ...]  # predicted numbers by name, as in Plan
+
 
 def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
     """Bytes of one device of a pp rank at its peak, by kind."""
@@ -27,8 +29,8 @@ def peaks(plan: Plan) -> tuple[Peak, ...]:
     return plan_peaks(plan, step_model(plan, CPU))
 
 
-def summary(plan: Plan) -> str:
-    """The decision in a few lines."""
+def summary(plan: Plan, costs: Costs | None = None) -> str:
+    """Return the decision in a few lines. costs: instead of those that stand in the plan."""
     mesh = plan.mesh
     memory = max(peak.total_bytes for peak in peaks(plan))
     params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
@@ -42,14 +44,14 @@ def summary(plan: Plan) -> str:
         f"{plan.reduce_dtype}; optimizer {plan.optimizer}",
         f"  peak memory of the fullest rank: {gib(memory)}",
     ]
-    lines += [f"  {name}: {value:,.6g}" for name, value in plan.costs]
+    lines += [f"  {name}: {value:,.6g}" for name, value in costs or plan.costs]
     lines += [f"  note: {c}" for c in plan.coverage]
     return "\n".join(lines)
 
 
-def report(plan: Plan) -> str:
-    """Summary, memory by stage and kind, and one table row per piece and per stage."""
-    lines = [summary(plan), "", "peak memory of one device of each pp rank"]
+def report(plan: Plan, costs: Costs | None = None) -> str:
+    """Return summary, memory by stage and kind, and one table row per piece and per stage."""
+    lines = [summary(plan, costs), "", "peak memory of one device of each pp rank"]
     for rank, peak in enumerate(peaks(plan)):
         kinds, where = dict(peak.bytes_by_kind), peak.where
         parts = ", ".join(f"{name} {gib(size)}" for name, size in kinds.items())
