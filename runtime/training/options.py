@@ -51,7 +51,7 @@ class RunOptions:
     seed: int = _option(0, "of initial weights and the order of samples", low=0)
     lr: float = _option(1e-3, "peak learning rate", low=0.0)
     schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
-    warmup: int = _option(10, "steps of linear warm-up", low=0)
+    warmup: int = _option(10, "steps of linear warm-up; by default all of a shorter run", low=0)
     floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0, high=1.0)
     optimizer: str = _option(
         "", "update rule; the one the plan counted on if not given", choices=("", *NAMES)
@@ -123,6 +123,11 @@ class RunOptions:
             _check(item.name, getattr(self, item.name), item.metadata)
         if 0.0 < self.spike < 1.0:
             raise OptionError(f"--spike {self.spike}: give at least 1, or 0 for none")
+        if self.warmup > self.steps:
+            raise OptionError(
+                f"--warmup {self.warmup} is longer than the run, --steps {self.steps}: give "
+                f"--warmup {self.steps} or less, or at least --steps {self.warmup}"
+            )
         self._check_saves()
         try:
             for text in self.groups:
@@ -179,15 +184,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices = item.metadata["choices"] or None
         kind = type(item.default)
         metavar = None if choices else kind.__name__.upper()
-        parser.add_argument(
-            name, type=kind, default=item.default, choices=choices, help=shown, metavar=metavar
-        )
+        parser.add_argument(name, type=kind, choices=choices, help=shown, metavar=metavar)
 
 
 def run_options(values: dict[str, Any]) -> RunOptions:
-    """RunOptions of parsed arguments or a job's table, other names left out."""
+    """Return RunOptions of parsed arguments or a job's table, other names left out."""
     known = {f.name for f in fields(RunOptions)}
     given = {k: v for k, v in values.items() if k in known and v is not None}
+    given.setdefault("warmup", min(RunOptions.warmup, given.get("steps", RunOptions.steps)))
     return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
 
 

@@ -30,7 +30,7 @@ def rate_of(step: int, o: RunOptions) -> float:
         step,
         schedule=o.schedule,
         peak=o.lr,
-        warmup=min(o.warmup, o.steps),
+        warmup=o.warmup,
         total=o.steps,
         floor=o.floor * o.lr,
     )
