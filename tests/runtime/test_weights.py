@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -152,10 +153,19 @@ def test_weights_are_not_written_among_others(
     assert (out / "model.safetensors").read_bytes() == b"of another export"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler of Ctrl-C: a job in the background is started with none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_export_that_is_interrupted_leaves_nothing(
     number: signal.Signals,
     code: int,
+    interruptible: None,
     checkpoint: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
