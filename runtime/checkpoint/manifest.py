@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class State:
-    """What a run needs besides tensors.
+    """The state of a run besides its tensors.
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
     not). skipped: global batches that rollbacks passed over. samples: rows of `seq` tokens seen.
@@ -56,7 +56,7 @@ class State:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a box lies: file of the folder and key in it."""
+    """The place of a box: file of the folder and key in it."""
 
     box: Box
     file: str
@@ -233,7 +233,7 @@ def _seen_by_rank_0(folder: Path) -> list[Path]:
 
 
 def on_any_rank(*flags: bool) -> tuple[bool, ...]:
-    """Of each flag, whether it is set on any rank; the same on all."""
+    """Return for each flag whether any rank set it; the same on all ranks."""
     if world() == 1:
         return flags
     both = torch.tensor(flags, dtype=torch.int32, device=mesh.device())
@@ -251,7 +251,7 @@ def any_rank(problem: str) -> str:
 
 
 def text_of_rank_0(text: str) -> str:
-    """What rank 0 gave, on all ranks."""
+    """Return the text of rank 0 on all ranks."""
     return text if world() == 1 else _text_of(0, text)
 
 
@@ -282,7 +282,7 @@ class Files:
         return found
 
     def dtype(self, item: Stored) -> torch.dtype:
-        """Of a stored tensor, by its file's header. Raises CheckpointError for one not known."""
+        """Read a stored tensor's dtype by its file's header; raises CheckpointError if unknown."""
         with self._opened(item) as handle:
             name = handle.get_slice(item.key).get_dtype()
         if name not in DTYPES:

@@ -26,7 +26,7 @@ class Read:
 
 
 def plan_reads(name: str, stored: Sequence[Box], local: Sequence[Box]) -> list[Read]:
-    """What the boxes of one tensor have in common, pair by pair, in any order.
+    """Return what the boxes of one tensor have in common, pair by pair, in any order.
 
     All boxes have one number of dims. Boxes of one side that overlap do so in the reads.
     """

@@ -52,7 +52,7 @@ Key = TypeVar("Key")
 
 
 class Checkpointer:
-    """Saves checkpoints of one run in `folder`.
+    """Writer of one run's checkpoints in `folder`.
 
     keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
     prepare: take the host memory now, in the background, as pinning gigabytes takes seconds.
@@ -223,7 +223,7 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def wait(self) -> None:
-        """Until the last save of every rank is on disk. To be called on all ranks.
+        """Wait until the last save of every rank is on disk. To be called on all ranks.
 
         Raises CheckpointError on all of them if one could not write: after a run's last step
         nothing else would tell the others, and rank 0 would wait for that rank's file.
@@ -240,7 +240,7 @@ class Checkpointer:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's last write failed, or hangs; other ranks know nothing of it."""
+        """Tell whether this rank's last write failed, or hangs; other ranks do not know it."""
         if self._failure is None and self._writing and time.monotonic() > self._deadline_s:
             limit = f"{self.write_limit_s:g} s, ten times --hang-after"
             self._failure = CheckpointError(f"rank {self._awaited} did not write within {limit}")

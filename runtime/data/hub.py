@@ -19,7 +19,7 @@ END_BYTES = 2**16  # at either end of a local file, for its identity
 
 @dataclass(frozen=True)
 class Origin:
-    """What a stream is made of, as JSON, the same wherever it lies; commit: of the hub, or ""."""
+    """Identity of a stream as JSON, the same wherever it lies; commit: of the hub, or ""."""
 
     what: list
     commit: str = ""

@@ -30,11 +30,11 @@ class Input(Protocol):
     def stamp(self) -> int: ...
 
     def cut(self, start: int) -> int:
-        """Where the chunk that begins at `start` ends."""
+        """Return where the chunk that begins at `start` ends."""
         ...
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece | Broken]:
-        """What lies in a chunk, each line once; places count from the chunk's start."""
+        """Yield what lies in a chunk, each line once; places count from the chunk's start."""
         ...
 
     def place(self, start: int, line: int, at: int) -> str:

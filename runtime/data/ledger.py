@@ -103,7 +103,7 @@ def check_shard(folder: Path, shard: Shard, dtype: str) -> None:
 
 
 def check_same(folder: Path, then: list, now: list, what: str) -> None:
-    """Raises DataError naming the first thing in which two jobs differ."""
+    """Raise DataError naming the first thing in which two jobs differ."""
     if then != now:
         raise DataError(
             f"{folder} holds a {what} job of other inputs or settings "

@@ -69,7 +69,7 @@ class Mixture:
 
 
 def pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each place of one period: its source, and how many that source had before.
+    """Return for each place of one period its source, and how many that source had before.
 
     shares: samples of each source in a period, at least 1.
     """

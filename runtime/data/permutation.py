@@ -4,7 +4,7 @@ import numpy as np
 
 
 def permute(places: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Where a shuffle of range(size) puts each place; keys (uint64) choose the shuffle.
+    """Return where a shuffle of range(size) puts each place; keys (uint64) choose it.
 
     A Feistel network is one to one on [0, 4^half); places that leave [0, size) walk on until they
     return, which keeps it one to one there (cycle walking, four turns on average at worst).

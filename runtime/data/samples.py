@@ -66,7 +66,7 @@ def _rows(corpus: Corpus, windows: Iterable[int], width: int) -> np.ndarray:
 
 
 def check_vocab(name: str, vocab: int, models: int | None) -> None:
-    """Raises DataError when data holds ids that the model has no row for."""
+    """Raise DataError when data holds ids that the model has no row for."""
     if models is not None and vocab > models:
         raise DataError(
             f"corpus {name} has a vocabulary of {vocab}, the model one of {models}; "

@@ -58,7 +58,7 @@ def _held_out_folder(folder: Path) -> Path:
 
 
 def held_out_corpus(name: str, eval_data: str) -> Corpus:
-    """What an evaluation reads: all of `eval_data` where it is shards, else a held-out part."""
+    """Open what an evaluation reads: `eval_data` whole where it is shards, else a held-out part."""
     if eval_data.startswith("shards:"):
         return open_corpus(eval_data, "train")
     return open_corpus(eval_data or name, "held-out")

@@ -54,7 +54,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class Position:
-    """Before id `offset` of document `document`; source: the library's state before it."""
+    """A place before id `offset` of document `document`; source: the library's state there."""
 
     epoch: int = 0
     document: int = 0
@@ -212,7 +212,7 @@ def _position(state: dict) -> Position | None:
 
 
 def stream_file(rest: str) -> bool:
-    """Whether what follows `hf-stream:` names a file or folder of this machine."""
+    """Tell whether what follows `hf-stream:` names a file or folder of this machine."""
     return rest.endswith(".toml") or Path(rest.partition(":")[0]).exists()
 
 

@@ -28,7 +28,7 @@ NAMED = 10  # broken documents that are named, per run
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the result. tokenizer: bytes, a file or a folder; end: see load_tokenizer.
+    """Options that decide the result. tokenizer: bytes, a file or folder; end: see load_tokenizer.
 
     form: auto, text or jsonl. field: of a jsonl line or a dataset's row. held_out: a folder of
     shards that the manifest shall name.

@@ -31,7 +31,7 @@ class ShardWriter:
         return self.shard_tokens - self.tokens
 
     def add(self, ids: np.ndarray, ends: np.ndarray) -> None:
-        """At most `room` ids; ends: int, places behind documents' last ids, from the first id."""
+        """Add at most `room` ids; ends: int, places behind documents' last ids, from the first."""
         data = ids.tobytes()
         self._file.write(data)
         self._digest.update(data)

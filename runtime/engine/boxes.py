@@ -24,7 +24,7 @@ class Box:
         return math.prod(self.sizes)
 
     def slices_of(self, whole: "Box") -> tuple[slice, ...]:
-        """Where this box lies in a tensor that holds `whole`."""
+        """Return this box's slices in a tensor that holds `whole`."""
         starts = [a - b for a, b in zip(self.offsets, whole.offsets, strict=True)]
         return tuple(slice(a, a + n) for a, n in zip(starts, self.sizes, strict=True))
 

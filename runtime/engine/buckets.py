@@ -62,7 +62,7 @@ class FlatBucket:
 
     @property
     def first_home(self) -> bool:
-        """Whether this rank's stage is the first that holds the bucket."""
+        """Tell whether this rank's stage is the first that holds the bucket."""
         return mesh.index(*mesh.PIPELINE) == self.bucket.homes[0]
 
     def differs_over(self, param: str) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class FlatBucket:
         self.completed = 0
 
     def reduce(self) -> None:
-        """After a stage's last gradient of a micro-batch: sum over ranks where it is due.
+        """Sum over ranks where it is due, after a stage's last gradient of a micro-batch.
 
         Levels 2 and 3 reduce every micro-batch, 0 and 1 the last one only; asynchronously.
         """
@@ -228,7 +228,7 @@ class FlatBucket:
     # The optimizer's side
 
     def updated(self) -> None:
-        """After the optimizer changed `shard`: bring `full` up to date where it persists."""
+        """Bring `full` up to date, where it persists, after the optimizer changed `shard`."""
         if self.zero in (1, 2) and self.group is not None:
             assert self.full is not None
             dist.all_gather_into_tensor(self.full, self.shard.clone(), group=self.group)

@@ -10,7 +10,7 @@ import torch
 
 
 def missing_toolchain(device: torch.device) -> str | None:
-    """What compiling lacks on this machine, or None."""
+    """Name what compiling lacks on this machine, or None."""
     compilers = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(name and shutil.which(name) for name in compilers):
         return "no C++ compiler (g++ or clang++)"

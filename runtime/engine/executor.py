@@ -34,13 +34,13 @@ class Update(Protocol):
 
 
 class Marks(Protocol):
-    """Takes note of what this rank is about to do."""
+    """Receiver of notes of what this rank is about to do."""
 
     def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None: ...
 
 
 class NoMarks:
-    """Takes no note."""
+    """Marks that go nowhere."""
 
     def mark(self, kind: str, stage: int = 0, microbatch: int = -1) -> None:
         pass

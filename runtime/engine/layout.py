@@ -42,7 +42,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all ranks share.
+    """The program's data that all ranks share.
 
     stage_ranks: of every stage its pp coordinate. master: gradients, optimizer state and master
     weights are float32. reduce_dtype: in which gradients travel between ranks. optimizer: the one

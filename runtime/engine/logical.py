@@ -8,7 +8,7 @@ from .layout import Param
 
 
 def box_index(param: Param, tp: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Per dim the logical indices, int64, that rank `tp` of the tp axis holds, in local order."""
+    """Return per dim the logical indices, int64, of rank `tp` of the tp axis, in local order."""
     found = []
     for dim, size in enumerate(param.shape):
         index = torch.arange(size, device=device)

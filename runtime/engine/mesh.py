@@ -59,7 +59,7 @@ def start(sizes: dict[str, int], device: torch.device, timeout: timedelta | None
 
 
 def check_world(sizes: dict[str, int], world: int) -> None:
-    """Raises MeshError when `world` is not the product of the axis sizes."""
+    """Raise MeshError when `world` is not the product of the axis sizes."""
     needed = math.prod(sizes.values())
     if world != needed:
         axes = " ".join(f"{name}={size}" for name, size in sizes.items())
@@ -147,7 +147,7 @@ def count(*roles: str) -> int:
 
 
 def index(*roles: str) -> int:
-    """This rank's place along all axes of the roles together, row-major."""
+    """Return this rank's place along all axes of the roles together, row-major."""
     place = 0
     for name in names(*roles):
         place = place * _state.sizes[name] + coordinate(name)
@@ -155,7 +155,7 @@ def index(*roles: str) -> int:
 
 
 def owns(over: Iterable[str]) -> bool:
-    """Whether this rank counts, or stores, what differs along the axes `over` only.
+    """Tell whether this rank counts, or stores, what differs along the axes `over` only.
 
     What is equal along an axis belongs to its first rank.
     """

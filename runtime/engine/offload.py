@@ -44,7 +44,7 @@ class HostStore:
 
     @property
     def host_bytes(self) -> int:
-        """Of all buffers, in use or free."""
+        """Bytes of all buffers, in use or free."""
         return sum(n * shape.numel() * dtype.itemsize for (shape, dtype), n in self._made.items())
 
     def reserve(self, times: int) -> None:

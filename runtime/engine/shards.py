@@ -27,13 +27,13 @@ def local_pieces(bucket: FlatBucket, layout: Layout) -> Iterator[tuple[str, int,
 
 
 def owns(bucket: FlatBucket, layout: Layout, param: str) -> bool:
-    """Whether this rank stores its box of a parameter: each element is stored once, of a tied
+    """Tell whether this rank stores its box of a parameter: each element is stored once, of a tied
     parameter by its first home."""
     return bucket.first_home and mesh.owns(bucket.differs_over(param))
 
 
 def owns_whole(bucket: FlatBucket) -> bool:
-    """Whether this rank stores what all ranks that have the bucket hold whole."""
+    """Tell whether this rank stores what all ranks of the bucket hold whole."""
     return bucket.first_home and mesh.owns(mesh.names(*mesh.PIPELINE))
 
 

@@ -19,7 +19,7 @@ Kept = tuple[Tensor | None, ...]
 
 
 class Step:
-    """What the stages of a rank share during one step.
+    """The batches and reductions that the stages of a rank share during one step.
 
     batches: of the step, by micro-batch. denominator: labels that count in the global batch, 0-dim.
     """

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
 
 
 def watched(options: RunOptions) -> Beacon:
-    """This rank's beacon, marked, and a watch over it: from here on no rank hangs unseen.
+    """Return this rank's beacon, marked and watched: from here on no rank hangs unseen.
 
     While a library is loaded no thread of Python's may run, so that a timer in C stands by, too: it
     prints where each thread stands.

@@ -57,7 +57,7 @@ class Beat:
 
 
 class Beacon:
-    """This rank's marks; without a folder they go nowhere. The folder is made at the first mark."""
+    """Marks of this rank; without a folder they go nowhere. It is made at the first mark."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self.folder, self.rank, self.step = folder, rank, 0

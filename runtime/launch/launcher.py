@@ -149,7 +149,7 @@ def _leave_nothing(out: Path) -> None:
 
 
 def check_resume(path: str) -> None:
-    """What every rank would refuse, before any is started."""
+    """Raise ProgramError for a path that every rank would refuse, before any is started."""
     if path in ("", "auto") or (Path(path) / "manifest.json").is_file():
         return
     what = "there is no such folder"

@@ -56,14 +56,14 @@ class Sighting:
     seen_s: float
 
     def stood_s(self, now_s: float) -> float:
-        """How long the rank has stood at its mark."""
+        """Return the seconds since the rank made its mark."""
         if self.beat.clock == CLOCK:
             return now_s - self.beat.marked_s
         return max(self.beat.signed_s - self.beat.marked_s, 0.0) + now_s - self.seen_s
 
 
 class Sightings:
-    """What was seen of the ranks' beats. What lies there when it is made is of an earlier run,
+    """The ranks' beats as they were seen. A beat that is there from the start is of an earlier run,
     until it changes."""
 
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ def start_distributed(beacon: Beacon, timeout: timedelta) -> torch.device:
 
 
 class StopSignal:
-    """Whether SIGTERM, SIGUSR1 or Ctrl-C asked this rank to stop; from its making on."""
+    """Handler of SIGTERM, SIGUSR1 and Ctrl-C. wanted: one of them asked this rank to stop."""
 
     def __init__(self) -> None:
         self.wanted = False

@@ -14,7 +14,7 @@ class TrackerError(ValueError):
 
 
 class Tracker(Protocol):
-    """Takes rows as they are logged, numbers by name; null ones are left out."""
+    """Receiver of rows as they are logged, numbers by name; null ones are left out."""
 
     def row(self, step: int, values: dict[str, float]) -> None: ...
 
@@ -22,7 +22,7 @@ class Tracker(Protocol):
 
 
 def check_tracker(name: str) -> None:
-    """Raises TrackerError where the library is missing; it is looked for, not imported."""
+    """Raise TrackerError where the library is missing; it is looked for, not imported."""
     found = find_spec(name) if name != "none" else None
     # One without an origin is a folder of that name, such as wandb leaves where it ran.
     if name != "none" and (found is None or found.origin is None):

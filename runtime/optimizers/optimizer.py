@@ -154,26 +154,28 @@ class Optimizer:
         return ("param", *(("training",) if self.rule.averages else ()), *run.states)
 
     def stored(self, run: Run) -> dict[str, Tensor]:
-        """What a checkpoint keeps of a run: "param", to evaluate and export, and what it goes on
-        from; "training" are the weights where "param" is an average."""
+        """Return what a checkpoint keeps of a run: "param", to evaluate and export, and what a
+        resume needs; "training" are the weights where "param" is an average."""
         if not self.rule.averages:
             return {"param": run.weights, **run.states}
         return {"param": self.rule.average(run), "training": run.weights, **run.states}
 
     def loaded_into(self, run: Run) -> dict[str, Tensor]:
-        """Where the tensors of `stored` go when a run resumes; an average follows from others."""
+        """Return where the tensors of `stored` go on a resume; an average follows from others."""
         kind = "training" if self.rule.averages else "param"
         return {kind: run.weights, **run.states}
 
     def started_over(self) -> None:
-        """After new weights came: states that follow from weights, and published weights."""
+        """Set states that follow from weights, and publish, after new weights came."""
         for run in self.all_runs():
             self.rule.start(run)
         self.publish()
 
     def resumed(self, updates: int, numbers: dict[str, float]) -> None:
-        """After weights and states came from a checkpoint of so many updates; a skipped step is
-        none."""
+        """Publish after weights and states came from a checkpoint of so many updates.
+
+        A skipped step is no update.
+        """
         self.updates = updates
         self.rule.numbers.update(numbers)
         self.publish()

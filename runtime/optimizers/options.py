@@ -64,7 +64,7 @@ class OptimizerOptions:
         return Group("", 1.0, default)
 
     def check_groups(self, params: list[str]) -> None:
-        """Raises GroupError for a group that no parameter fits."""
+        """Raise GroupError for a group that no parameter fits."""
         for group in self.groups:
             if not any(fnmatch.fnmatchcase(name, group.match) for name in params):
                 raise GroupError(

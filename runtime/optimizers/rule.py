@@ -83,7 +83,7 @@ class Rule(Protocol):
         return None
 
     def begin_step(self, lr: float, count: int) -> None:
-        """Before the buckets of a step; count: updates up to and with this one."""
+        """Prepare for the buckets of a step; count: updates up to and with this one."""
         return None
 
     def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:

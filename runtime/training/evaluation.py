@@ -24,7 +24,7 @@ class Evaluation:
             self._corpus()
 
     def due_after(self, step: int) -> bool:
-        """Whether one comes after this step; the one at the end is not meant."""
+        """Tell whether an evaluation comes after this step; not the one at the end of the run."""
         every, done = self.options.eval_every, step + 1
         return bool(every) and done % every == 0 and done < self.options.steps
 

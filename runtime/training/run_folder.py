@@ -41,13 +41,13 @@ def hold(out: Path) -> IO[str]:
 
 
 def check_free(out: Path) -> None:
-    """Raises ProgramError where a run holds the folder."""
+    """Raise ProgramError where a run holds the folder."""
     if (out / "lock").exists():
         hold(out).close()
 
 
 def begin(out: Path) -> Path | None:
-    """For a run from step 0: move an earlier run's log and checkpoints to OUT/earlier-001.
+    """Move an earlier run's log and checkpoints to OUT/earlier-001, for a run from step 0.
 
     Returns where they went, None when there was nothing.
     """
@@ -55,13 +55,15 @@ def begin(out: Path) -> Path | None:
 
 
 def begin_job(out: Path, resumes: bool) -> Path | None:
-    """For a job about to write its plan and program into `out`: move an earlier job's aside, and
-    its log and checkpoints unless the job goes on from them."""
+    """Move an earlier job's plan and program aside, for a job about to write its own into `out`.
+
+    Its log and checkpoints go, too, unless the job resumes.
+    """
     return _set_aside(out, [out / name for name in (*JOB_FILES, *(() if resumes else RUN_FILES))])
 
 
 def go_on(out: Path, step: int) -> Path | None:
-    """For a run that resumes after `step` steps: what is past it is of an abandoned attempt.
+    """Clear the way for a run that resumes after `step` steps; what is past it was abandoned.
 
     Rows of the log from `step` on are dropped, as they will be written again; checkpoints past
     `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.

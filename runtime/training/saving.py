@@ -30,7 +30,7 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank's last write failed."""
+        """Tell whether this rank's last write failed."""
         return self._checkpointer.failed
 
     def check(self) -> None:

@@ -49,7 +49,7 @@ _add = _defined()
 
 
 def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    """Adds linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
+    """Add linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
 
     An op of its own, so that torch.compile leaves it in place: an addmm_ would become a matmul
     into another tensor and a copy of that. Elsewhere the plain function does, without dispatch.
