@@ -41,6 +41,25 @@ def test_a_copy_of_runtime_imports_alone(tmp_path: Path) -> None:
     _import_all(tmp_path, "runtime", "meshwright", "ortools", "transformers")
 
 
+DOORS = """
+import sys
+from runtime.entry import main
+assert "torch" not in sys.modules, "a rank is watched before it loads torch"
+from runtime import collectives, kernels, mesh
+from runtime.layout import Bucket, Entry, Instance, Layout, Param, Piece
+from runtime.engine import collectives as c, kernels as k, mesh as m
+assert (c, k, m) == (collectives, kernels, mesh), "one module each: mesh holds the groups"
+"""
+
+
+def test_emitted_programs_find_the_doors_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "runtime").symlink_to(ROOT / "runtime")
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", DOORS]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("room", ["planner", "codegen"])
 def test_planning_and_emitting_import_no_torch(room: str, tmp_path: Path) -> None:
     if not (ROOT / room / "__init__.py").exists():
