@@ -230,7 +230,7 @@ def _ranked(
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
     space = _space(evaluator)
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
-        progress(f"placements for {mesh}")
+        progress(f"placements for {str(mesh) or 'one device'}")
         evaluator.sharding(mesh)
     fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
     progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")

@@ -95,12 +95,36 @@ def test_the_fast_cpu_backend_agrees_with_the_reference(length: int) -> None:
     q, k, v, do = (x.float() for x in _attention_operands(4, 2, length))
     assert backend_of(q, True, 0, 0.0) == "cpu_flash"
     options = (0.3, True, 0, 0.0)
-    o, lse = _cpu_flash(q, k, v, 0.3)
+    o, lse = _cpu_flash(q, k, v, 0.3, True)
     plain = reference(q, k, v, *options)
     torch.testing.assert_close((o, lse), plain, rtol=1e-5, atol=1e-5)
-    fast = _cpu_flash_backward(do, q, k, v, o, lse, 0.3)
+    fast = _cpu_flash_backward(do, q, k, v, o, lse, 0.3, True)
     slow = reference_backward(do, q, k, v, o, lse, *options)
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (3, 0.0), (0, 5.0)])
+def test_shards_of_queries_make_up_the_whole(
+    dtype: torch.dtype, window: int, softcap: float
+) -> None:
+    """Three shards of queries over all keys: their outputs side by side, and the sums of their
+    shares in keys and values, are those of the whole sequence."""
+    q, k, v, do = (x.to(dtype) for x in _attention_operands(4, 2, 12))
+    options = {"scale": 0.3, "causal": True, "window": window, "softcap": softcap}
+    o, lse = kernels.attention(q, k, v, **options)
+    whole = kernels.attention_backward(do, q, k, v, o, lse, **options)
+    outs, grads = [], []
+    for start in (0, 4, 8):
+        part, own = (x[:, :, start : start + 4].contiguous() for x in (q, do))
+        outs.append(kernels.attention(part, k, v, start=start, **options))
+        given = own, part, k, v, *outs[-1]
+        grads.append(kernels.attention_backward(*given, start=start, **options))
+    torch.testing.assert_close(torch.cat([x for x, _ in outs], 2), o, **LOOSE[dtype])
+    torch.testing.assert_close(torch.cat([x for _, x in outs], 2), lse, **LOOSE[dtype])
+    dq, dk, dv = zip(*grads, strict=True)
+    for found, wanted in zip((torch.cat(dq, 2), sum(dk), sum(dv)), whole, strict=True):
+        torch.testing.assert_close(found, wanted, **LOOSE[dtype])
 
 
 def test_backends_are_chosen_by_what_they_can_do() -> None:
