@@ -24,7 +24,7 @@ from ..schedule import format_schedule, parse_schedule
 from ..sizes import Shape, format_size, parse_size
 from .graph_text import format_graph, parse_placed_graph, with_line
 
-HEADER = "meshwright plan v1"
+HEADER = "meshwright plan v2"
 _KEYS = (
     "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
     "recompute", "schedule_name",
@@ -103,7 +103,9 @@ def parse_plan(text: str) -> Plan:
     lines = head.splitlines()
     if not lines or lines[0] != HEADER:
         found = lines[0] if lines else "an empty file"
-        raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}")
+        older = found.startswith("meshwright plan v")
+        again = "; plan again with: meshwright plan MODEL --cluster C -o PLAN" if older else ""
+        raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}{again}")
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
     # Of plans that do not name them.

@@ -47,6 +47,8 @@ _CUDNN_HOPPER = (
     AttentionReading(128, 2048, 388e12, 297e12),
     AttentionReading(128, 4096, 480e12, 393e12),
     AttentionReading(128, 8192, 543e12, 427e12),
+    # Alone 608 and 537; the share of that in a step (two H200s, cp=2, 2026-11-22) is 0.94.
+    AttentionReading(128, 65536, 572e12, 505e12),
 )
 
 

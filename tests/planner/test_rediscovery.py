@@ -18,7 +18,7 @@ AXIS = "tp"
 
 def plan(traced, **changes) -> ShardedModel:
     given = dict(
-        mesh=compute_mesh(changes.pop("tp", 2)),
+        mesh=changes.pop("mesh", None) or compute_mesh(changes.pop("tp", 2)),
         cluster=parse_cluster("h200:8"),
         micro_batch=1,
         seq=4096,
@@ -160,7 +160,7 @@ def test_layouts_agree_at_every_cut(llama) -> None:
 @pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}])
 def test_a_tied_table_lies_the_same_in_all_its_homes(tied, changes) -> None:
     given = dict(
-        mesh=compute_mesh(changes.pop("tp", 2)),
+        mesh=changes.pop("mesh", None) or compute_mesh(changes.pop("tp", 2)),
         cluster=parse_cluster("cpu:4"),
         micro_batch=2,
         seq=64,
@@ -195,3 +195,54 @@ def test_one_device_on_the_axis_needs_no_solver(llama, monkeypatch) -> None:
 def test_a_sequence_that_does_not_divide_stays_whole(tiny) -> None:
     model = plan(tiny, tp=2, seq=33, shard_matmul_weights=True)
     assert {p.boundary_in for p in model.lowered.values()} == {"replicated"}
+
+
+def exchanged(piece: Lowered) -> set[tuple[str, str]]:
+    """(axis, kind) of the redistributions of a piece that move data between ranks."""
+    moves = [op for op in piece.graph.ops if op.target == "redistribute"]
+    return {(str(op.attr("axis")), str(op.attr("kind"))) for op in moves} - {
+        ("cp", "slice"), ("tp", "slice"),
+    }  # fmt: skip
+
+
+def slower_links(times: float):
+    """An H200 host whose collectives take `times` as long."""
+    cluster = parse_cluster("h200:8")
+    level = cluster.levels[0]
+    curves = tuple(
+        replace(c, points=tuple((b, us * times) for b, us in c.points)) for c in level.curves
+    )
+    rate = level.bytes_per_s / times
+    return replace(cluster, levels=(replace(level, curves=curves, bytes_per_s=rate),))
+
+
+def test_attention_exchanges_sequence_for_heads_where_links_are_fast(llama) -> None:
+    """Ulysses: heads suffice, and no rank has more than its share of the causal square."""
+    model = plan(llama, mesh=compute_mesh(context=4), seq=32768)
+    assert exchanged(model.lowered["attention"]) == {("cp", "all_to_all")}
+    assert exchanged(model.lowered["ffn"]) == set()
+
+
+def test_attention_gathers_keys_and_values_where_links_are_slow(llama) -> None:
+    """Fewer bytes than four exchanges, for a rank that waits for the last queries."""
+    model = plan(llama, mesh=compute_mesh(context=2), cluster=slower_links(60.0), seq=4096)
+    kinds = exchanged(model.lowered["attention"])
+    assert kinds == {("cp", "all_gather"), ("cp", "reduce_scatter")}
+
+
+def test_attention_gathers_keys_and_values_where_heads_do_not_suffice(llama) -> None:
+    """Sixteen ranks cannot share eight keys of heads, nor four queries of each."""
+    model = plan(llama, mesh=compute_mesh(context=16), cluster=parse_cluster("h200:8x2"), seq=32768)
+    assert ("cp", "all_to_all") not in exchanged(model.lowered["attention"])
+
+
+def test_tensor_and_context_at_once_are_megatron_and_ulysses(llama) -> None:
+    """A block of 32,768 tokens on 2 x 2: weights cut over tensor, attention by heads over both."""
+    mesh = compute_mesh(tensor=2, context=2)
+    model = plan(llama, mesh=mesh, seq=32768, shard_matmul_weights=True)
+    assert_megatron(model)
+    attention = model.lowered["attention"]
+    assert ("cp", "all_to_all") in exchanged(attention)
+    (op,) = (op for op in attention.graph.ops if op.target == "mw.attention")
+    heads = attention.placements[op.inputs[0]].dims[1]
+    assert [shard.axis for shard in heads] == ["tp", "cp"]

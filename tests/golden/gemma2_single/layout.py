@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan ad1a198829b57e52."""
+"""What every rank of golden-gemma2 shares; plan c8a9aaa92f05c5ff."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

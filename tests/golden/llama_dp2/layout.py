@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 356d219277183292."""
+"""What every rank of golden-llama shares; plan ea63ff4634943bc0."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

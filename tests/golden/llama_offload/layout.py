@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan a7e23965ca959af7."""
+"""What every rank of golden-llama shares; plan f45e1a3f92675d4f."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan d782bddef00653ed."""
+"""What every rank of golden-llama shares; plan aca6898a09510193."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

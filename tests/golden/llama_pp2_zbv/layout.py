@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ef55c7223161ea64."""
+"""What every rank of golden-llama shares; plan 6bac1ddd2aef5e18."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

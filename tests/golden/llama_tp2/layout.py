@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 74cf8309cafdc7b9."""
+"""What every rank of golden-llama shares; plan 44aba25c77e435d7."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

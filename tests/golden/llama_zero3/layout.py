@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan fa9f7d11d1b0941f."""
+"""What every rank of golden-llama shares; plan 04665cf2f5ac7b29."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
