@@ -17,7 +17,7 @@ DIFF_LINES = 20
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Replace a pattern in a plan's text.
+    """Replace a pattern in a plan's text; a line that becomes empty is dropped.
 
     lines: pattern of the beginning of the lines concerned, "" for all. problems: pattern of the
     names of the problems concerned.
@@ -32,7 +32,8 @@ class Rewrite:
     def apply(self, problem: str, text: str) -> str:
         if not re.fullmatch(self.problems, problem):
             return text
-        return "\n".join(self._line(line) for line in text.split("\n"))
+        lines = ((line, self._line(line)) for line in text.split("\n"))
+        return "\n".join(new for old, new in lines if new or not old)
 
     def _line(self, line: str) -> str:
         matches = re.match(self.lines, line)
@@ -48,7 +49,9 @@ NORMALISATIONS = (
 # Renames of the plan's words since BASE, old to new.
 RENAMED: tuple[Rewrite, ...] = ()
 # Changes of plans since BASE that are meant, each with its reason.
-LISTED: tuple[Rewrite, ...] = ()
+LISTED: tuple[Rewrite, ...] = (
+    Rewrite(r"devices_per_node: \d+$", "", "plans carry the devices of a node since v2"),
+)
 
 
 @dataclass(frozen=True)

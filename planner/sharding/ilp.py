@@ -32,13 +32,13 @@ recomputed. Reads that can only be in one way are written into the costs and hav
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Graph, Value
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement
 
 from .. import solver
 from ..cost.op_cost import Costs, GraphWork
-from ..cost.redistribution import held_copy
+from ..cost.redistribution import Move, held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, nodes_of
 
@@ -182,15 +182,16 @@ class _Builder:
     def _once(self, value: str, label: str, edge: int, a: Placement, b: Placement) -> None:
         item = self.graph.values[value]
         for index, move in enumerate(self.costs.moves(item, a, b)):
-            variable = self._move(value, move.src, move.dst, self.costs.move_us(item, move))
             name = f"once[{label}]" + (f" {index + 1}" if index else "")
-            self.problem.at_least(name, [(variable, 1.0), (edge, -1.0)], 0.0)
+            self.problem.at_least(name, [(self._move(item, move), 1.0), (edge, -1.0)], 0.0)
 
-    def _move(self, value: str, a: Placement, b: Placement, cost: float) -> int:
-        if (value, a, b) not in self.moves:
-            name = f"m[%{value},{format_placement(a)},{format_placement(b)}]"
-            self.moves[value, a, b] = self.problem.variable(name, cost)
-        return self.moves[value, a, b]
+    def _move(self, value: Value, move: Move) -> int:
+        key = value.name, move.src, move.dst
+        if key not in self.moves:
+            ends = f"{format_placement(move.src)},{format_placement(move.dst)}"
+            cost = self.costs.move_us(value, move)
+            self.moves[key] = self.problem.variable(f"m[%{value.name},{ends}]", cost)
+        return self.moves[key]
 
     def _held(self, value: str, where: str, edges: dict[tuple, int]) -> None:
         if self.price == 0 or value not in self.held | self.params:
