@@ -121,10 +121,9 @@ def local_outer(placement: Placement, axis: str, mesh: Mesh) -> Size:
         before = 1
         for shard in shards:
             if shard.axis == axis:
-                whole = before == 1
-                return (
-                    shard.outer if whole else simplify_size(shard.outer * sympy.Rational(1, before))
-                )
+                if before == 1:
+                    return shard.outer
+                return simplify_size(shard.outer * sympy.Rational(1, before))
             before *= mesh.size(shard.axis)
     raise KeyError(f"{format_placement(placement)} has no shard on {axis}")
 

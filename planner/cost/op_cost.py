@@ -91,16 +91,19 @@ class Costs:
 
     def redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
         """Time from one placement to another; None where there is no way (towards partial)."""
-        way = self._way(value, src, dst)
+        way = self.way(value, src, dst)
         return None if way is None else way[0]
 
     def moves(self, value: Value, src: Placement, dst: Placement) -> MovePath:
         """The cheapest way from one placement to another."""
-        way = self._way(value, src, dst)
+        way = self.way(value, src, dst)
         assert way is not None, (value.name, src, dst)
         return way[1]
 
-    def _way(self, value: Value, src: Placement, dst: Placement) -> tuple[float, MovePath] | None:
+    def way(self, value: Value, src: Placement, dst: Placement) -> tuple[float, MovePath] | None:
+        """Time and moves of the cheapest way from one placement to another."""
+        if src == dst:
+            return 0.0, ()
         key = value.shape, value.dtype, src, dst
         if key not in self._ways:
             found = [

@@ -38,7 +38,7 @@ from meshwright.ir.placement import Placement, format_placement
 
 from .. import solver
 from ..cost.op_cost import Costs, GraphWork
-from ..cost.redistribution import Move, held_copy
+from ..cost.redistribution import Move, Path, held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, nodes_of
 
@@ -166,24 +166,22 @@ class _Builder:
 
     def _edges(self, value: str, where: str, sources: dict, targets: dict) -> dict[tuple, int]:
         edges = {}
-        item = self.graph.values[value]
+        item, fixed = self.graph.values[value], value in self.fixed
+        texts = {p: format_placement(p) for p in (*sources, *targets)}
         for a in sources:
             for b in targets:
-                cost = self.costs.redistribute_us(item, a, b)
-                if cost is None or (a != b and value in self.fixed):
+                way = None if fixed and a != b else self.costs.way(item, a, b)
+                if way is None:
                     continue
-                label = f"{where},{format_placement(a)},{format_placement(b)}"
-                edge = self.problem.variable(f"e[{label}]", 0.0)
-                edges[a, b] = edge
-                if a != b:
-                    self._once(value, label, edge, a, b)
+                label = f"{where},{texts[a]},{texts[b]}"
+                edges[a, b] = edge = self.problem.variable(f"e[{label}]", 0.0)
+                self._once(item, label, edge, way[1])
         return edges
 
-    def _once(self, value: str, label: str, edge: int, a: Placement, b: Placement) -> None:
-        item = self.graph.values[value]
-        for index, move in enumerate(self.costs.moves(item, a, b)):
+    def _once(self, value: Value, label: str, edge: int, path: Path) -> None:
+        for index, move in enumerate(path):
             name = f"once[{label}]" + (f" {index + 1}" if index else "")
-            self.problem.at_least(name, [(self._move(item, move), 1.0), (edge, -1.0)], 0.0)
+            self.problem.at_least(name, [(self._move(value, move), 1.0), (edge, -1.0)], 0.0)
 
     def _move(self, value: Value, move: Move) -> int:
         key = value.name, move.src, move.dst
