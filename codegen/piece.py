@@ -110,6 +110,10 @@ class PieceText:
 
     def _backward(self, writer: Writer) -> None:
         with writer.block(f"def {self.piece.name}_backward(params, saved, dy, grads):"):
+            if not self.joint.results:
+                writer.line('"""Nothing: it is frozen, and nothing before it trains."""')
+                writer.line("return None")
+                return
             writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
             self._unpack_saved(writer)
             pending = self._unpack_grads(writer)
@@ -155,10 +159,11 @@ class PieceText:
 
     def _unpack_grads(self, writer: Writer) -> dict[str, str]:
         """Gradients' names by the value that is added to each."""
-        names = {param: f"grad_{identifier(param)}" for param in self.joint.grads}
+        trained = [i.value.name for i in self.params if i.trainable]
+        names = {param: f"grad_{identifier(param)}" for param in trained}
         if names:
             writer.wrapped("(", list(names.values()), ",) = grads")
-        return {grad: names[param] for param, grad in self.joint.grads.items()}
+        return {grad: names[p] for p, grad in self.joint.grads.items() if p in names}
 
     def _gradient_ops(self, writer: Writer, ops: Sequence[Op], pending: dict[str, str]) -> None:
         """Ops, each parameter gradient added to its bucket as soon as it is there."""

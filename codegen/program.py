@@ -89,6 +89,8 @@ def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:
                 flags = f"partial={e.partial}, decay={e.decay}"
                 writer.line(f'Entry("{e.param}", {e.offset}, {shape}, {flags}),')
         writer.line("),")
+        if not bucket.trainable:
+            writer.line("trainable=False,")
     writer.line("),")
 
 

@@ -29,8 +29,8 @@ def forward(run, microbatch, x):
 _BACKWARD_LOOP = '''
 def backward(run, microbatch, dy):
     """The same micro-batch back; gradients are added into buckets and reduced behind compute."""
-    for index in reversed(range(len(INSTANCES))):
-        run.prefetch(index - 1)
+    for index in reversed({backward}):
+        run.prefetch({before})
         piece = run.pieces[INSTANCES[index].piece]
         saved = run.saved(index, microbatch)
 {fetch}        dy = piece.backward(run.params(index), saved, dy, run.grads(index))
@@ -42,8 +42,8 @@ def backward(run, microbatch, dy):
 _SPLIT_LOOPS = '''
 def input_grad(run, microbatch, dy):
     """The same micro-batch back to the stage's input; what weight_grad needs is handed to it."""
-    for index in reversed(range(len(INSTANCES))):
-        run.prefetch(index - 1)
+    for index in reversed({backward}):
+        run.prefetch({before})
         piece = run.pieces[INSTANCES[index].piece]
         saved = run.saved(index, microbatch)
 {fetch}        if piece.backward is not None:  # it makes all gradients at once
@@ -58,7 +58,7 @@ def input_grad(run, microbatch, dy):
 
 def weight_grad(run, microbatch):
     """Gradients of the weights, added into buckets and reduced behind compute."""
-    for index in reversed(range(len(INSTANCES))):
+    for index in reversed({backward}):
         piece = run.pieces[INSTANCES[index].piece]
         if piece.weight_grad is not None:
             piece.weight_grad(run.handed(index, microbatch), run.grads(index))
@@ -89,11 +89,24 @@ def stage_source(plan: Plan, stage: int) -> str:
     out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
     backward = _SPLIT_LOOPS if plan.splits_backward else _BACKWARD_LOOP
     filled = {"flow": f"{flow}, {out}", "offload": "", "fetch": ""}
+    filled |= _backward_span(plan, instances)
     if any(piece.offloaded for piece in pieces):
         filled |= {"offload": f"        {_OFFLOAD}\n", "fetch": f"        {_FETCH}\n"}
     for loop in (_FORWARD_LOOP, backward):
         writer.lines("", *loop.format(**filled).rstrip("\n").split("\n"))
     return writer.text()
+
+
+def _backward_span(plan: Plan, instances: list[InstancePlan]) -> dict[str, str]:
+    """Where the loops of backward run: not where nothing trains, there or before."""
+    ends = {p.name: not Joint(p.graph).results for p in plan.pieces}
+    first = sum(ends[item.piece] for item in instances)
+    if not first:
+        return {"backward": "range(len(INSTANCES))", "before": "index - 1"}
+    return {
+        "backward": f"range({first}, len(INSTANCES))",
+        "before": f"max(index - 1, {first})",  # frozen below, and nothing there trains
+    }
 
 
 def _imports(plan: Plan, pieces: list[Piece]) -> list[str]:
@@ -186,10 +199,11 @@ def _tables(
             _piece_row(writer, text)
     writer.line("}")
     writer.line("")
+    frozen = {b.name for b in plan.buckets if not b.trainable}
     with writer.block("INSTANCES = ("):
         for index, item in enumerate(instances):
             earlier = {b for i in instances[:index] for b in i.buckets}
-            reduces = [b for b in item.buckets if b not in earlier]
+            reduces = [b for b in item.buckets if b not in earlier and b not in frozen]
             _instance_row(writer, item, reduces)
     writer.lines(")", "")
     writer.lines(

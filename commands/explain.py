@@ -122,6 +122,7 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         global_batch=plan.global_batch,
         dtype=plan.dtype,
         pin=[*arguments.why_not],
+        freeze=",".join(plan.frozen),
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
     other, _ = make_plan_of(arguments.model or plan.model, options, say_to(arguments))

@@ -45,10 +45,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="fix a decision, the search takes the rest: pp, dp, tp, micro_batch, zero (0-3), "
-        "recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
+        help="fix a decision, the search takes the rest: pp, rep, dp, cp, tp, micro_batch, "
+        "zero (0-3), recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, interleaved, "
         "zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, shard_weights, "
         "precision (pure, master), reduce_dtype (bf16, f32), optimizer",
+    )
+    parser.add_argument(
+        "--freeze",
+        default="",
+        metavar="RULE",
+        help="parameters that are not trained, beside those that the module freezes: names, or "
+        "shell wildcards, with commas between them, e.g. 'embed.*,layers.[0-9].*'",
     )
     parser.add_argument(
         "--no-search",

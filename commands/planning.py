@@ -31,7 +31,7 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     check_pins(cluster, options.global_batch, options.dtype, pins, search=searches)
     source = load_model(model)
     _check_positions(source, options.seq)
-    traced = _trace(source, options.dtype, say)
+    traced = _trace(source, options.dtype, getattr(options, "freeze", ""), say)
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
     if not searches:
         return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
@@ -50,12 +50,13 @@ def _check_positions(source: "ModelSource", seq: int) -> None:
         raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
 
 
-def _trace(source: "ModelSource", dtype: str, say: Say) -> "Traced":
+def _trace(source: "ModelSource", dtype: str, freeze: str, say: Say) -> "Traced":
     from meshwright.ir.capture.export import trace
+    from meshwright.ir.capture.freezing import parse_freeze
     from meshwright.planner.clock import CLOCK
 
     say(f"tracing {source.name}")
     with CLOCK.layer("tracing"):
-        traced = trace(source.build, source.name, dtype, source.vocab_size)
+        traced = trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
     return traced

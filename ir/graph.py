@@ -51,13 +51,15 @@ class Input:
     kind: "data" (tokens, labels, denominator), "param", "constant", "context" (depends on no
     parameter), "activation" (the cut value), "grad" (its gradient). `ref` is the parameter's
     logical name, the constant's hash, or the name of the value in the whole model. `init` is a
-    parameter's initial distribution, e.g. "normal(0.0, 0.02)".
+    parameter's initial distribution, e.g. "normal(0.0, 0.02)". `trainable`: a parameter that is
+    not is frozen, it has no gradient.
     """
 
     value: Value
     kind: str
     ref: str = ""
     init: str = ""
+    trainable: bool = True
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class Bucket:
     """Parameters stored, gathered and reduced together, flat, in one dtype.
 
     numel is padded so that the data axis cuts it evenly. stages: one, or those that use a tied
-    parameter, whose gradients are summed over them.
+    parameter, whose gradients are summed over them. trainable: of a frozen bucket there are no
+    gradients and no optimizer state.
     """
 
     name: str
@@ -88,6 +89,16 @@ class Bucket:
     numel: int
     stages: tuple[int, ...]
     entries: tuple[Entry, ...]
+    trainable: bool = True
+
+
+def silent_stages(
+    instances: tuple[InstancePlan, ...], buckets: tuple[Bucket, ...], num_stages: int
+) -> int:
+    """How many of the first stages train nothing: they get no gradient of their output."""
+    trained = {b.name for b in buckets if b.trainable}
+    stages = (i.stage for i in instances if not trained.isdisjoint(i.buckets))
+    return min(stages, default=num_stages)
 
 
 # Of plans that do not say it.
@@ -145,6 +156,11 @@ class Plan:
                 if _read_by_table(graph, given.value.name):
                     found.add(name)
         return found
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the parameters that are not trained."""
+        return tuple(e.param for b in self.buckets if not b.trainable for e in b.entries)
 
     @property
     def grad_dtype(self) -> str:

@@ -5,7 +5,8 @@ be read and it forks (two or more readers: the residual stream), cut there. A ca
 does not count as a reader of its own: what reads the cast reads the value. Values that depend on
 no parameter and no token (masks, rotary tables) are *context*: computed once, given to every
 segment that reads them. Equal pieces (by op, shape, attributes and wiring) are one unique segment
-with several instances.
+with several instances; frozen and trained parameters differ, and so do segments whose input needs a
+gradient and those whose does not.
 """
 
 import re
@@ -22,10 +23,21 @@ class Segment:
     """A unique piece of the model: its forward graph with names of its own.
 
     Inputs: one activation (or none for the first piece), data, context, params in order of use.
+    needs_dx: whether something before it trains, so that its input has a gradient.
     """
 
     name: str
     graph: Graph
+    needs_dx: bool = True
+
+    @property
+    def wanted(self) -> tuple[Input, ...]:
+        """The inputs that have a gradient."""
+        return tuple(
+            i
+            for i in self.graph.inputs
+            if (i.kind == "param" and i.trainable) or (i.kind == "activation" and self.needs_dx)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +65,20 @@ def segment(graph: Graph) -> Segmented:
     dependent = _dependent_on_params(graph)
     context_ops, chain_ops = _split_context(graph, dependent)
     pieces = _cut(graph, chain_ops, dependent)
-    segments: dict[str, Segment] = {}
+    segments: dict[tuple[str, bool], Segment] = {}
     instances = []
+    trains = False  # whether an earlier piece does
     names: Counter[str] = Counter()
     for ops, entry in pieces:
         piece, params, context = _piece_graph(graph, ops, entry)
-        key = _structure(piece)
+        key = _structure(piece), trains
         if key not in segments:
             name = _segment_name(piece, params)
             names[name] += 1
             name = name if names[name] == 1 else f"{name}_{names[name]}"
-            segments[key] = Segment(name, _renamed(piece, name))
+            segments[key] = Segment(name, _renamed(piece, name), trains)
         instances.append(Instance(segments[key].name, params, context))
+        trains = trains or any(i.trainable for i in piece.inputs_of("param"))
     wanted = dict.fromkeys(name for i in instances for name in i.context)
     return Segmented(
         _context_graph(graph, context_ops, tuple(wanted)),
@@ -227,6 +241,7 @@ def _structure(piece: Graph) -> str:
             Value(order[i.value.name], i.value.dtype, i.value.shape),
             i.kind,
             i.ref if i.kind in ("context", "data") else "",
+            trainable=i.trainable,
         )
         for i in piece.inputs
     )
@@ -280,6 +295,7 @@ def _renamed(piece: Graph, name: str) -> Graph:
             i.kind,
             relative_name(i.ref) if i.kind == "param" else i.ref,
             i.init,
+            i.trainable,
         )
         for i in piece.inputs
     )

@@ -20,15 +20,23 @@ _trace = capture.trace
 
 
 @cache
-def _decoder(config: DecoderConfig, name: str, dtype: str, vocab_size: int) -> Traced:
-    return _trace(partial(Decoder, config), name, dtype, vocab_size)
+def _decoder(
+    config: DecoderConfig, name: str, dtype: str, vocab_size: int, freeze: tuple[str, ...]
+) -> Traced:
+    return _trace(partial(Decoder, config), name, dtype, vocab_size, freeze)
 
 
-def _trace_once(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int) -> Traced:
+def _trace_once(
+    build: Callable[[], nn.Module],
+    name: str,
+    dtype: str,
+    vocab_size: int,
+    freeze: tuple[str, ...] = (),
+) -> Traced:
     """Our own decoders are told by their configs; what builds another says nothing of it."""
     if isinstance(build, partial) and build.func is Decoder:
-        return _decoder(*build.args, name, dtype, vocab_size)
-    return _trace(build, name, dtype, vocab_size)
+        return _decoder(*build.args, name, dtype, vocab_size, freeze)
+    return _trace(build, name, dtype, vocab_size, freeze)
 
 
 @contextmanager

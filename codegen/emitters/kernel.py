@@ -1,4 +1,4 @@
-"""Text of ops whose kernels stand in runtime/kernels."""
+"""Text of ops whose kernels stand in runtime/engine/kernels."""
 
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.registry import DEFINITIONS, definition

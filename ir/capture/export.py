@@ -24,6 +24,7 @@ from ..text.graph_text import format_graph
 from ..traced import Constant, Traced
 from . import semantic
 from .collector import rarely_collected
+from .freezing import frozen_names
 from .fx import FxReader, short_dtype, torch_dtype
 from .initialisers import build_fake
 from .joint import joint
@@ -42,9 +43,18 @@ class Captured:
 
 
 @rarely_collected()
-def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int) -> Traced:
-    """Capture, cut into segments, and trace each unique segment's joint graph."""
-    captured = capture(build, name, dtype)
+def trace(
+    build: Callable[[], nn.Module],
+    name: str,
+    dtype: str,
+    vocab_size: int,
+    freeze: tuple[str, ...] = (),
+) -> Traced:
+    """Capture, cut into segments, and trace each unique segment's joint graph.
+
+    freeze: patterns of names of parameters that are not trained, beside those that the module says.
+    """
+    captured = capture(build, name, dtype, freeze)
     segmented = segment(captured.graph)
     joints = {s.name: joint(s) for s in segmented.segments}
     return Traced(
@@ -60,29 +70,29 @@ def trace(build: Callable[[], nn.Module], name: str, dtype: str, vocab_size: int
     )
 
 
-def capture(build: Callable[[], nn.Module], name: str, dtype: str) -> Captured:
+def capture(
+    build: Callable[[], nn.Module], name: str, dtype: str, freeze: tuple[str, ...] = ()
+) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
     In f64, casts to float32 become casts to float64, and buffers of float32 are widened: a float32
     detour would hide real errors in the float64 comparison (tests compare with the plain model
     under the same rule).
-    Raises CaptureError where the module cannot be exported, or binds B or S to a number.
+    Raises CaptureError where the module cannot be exported, or binds B or S to a number, and where
+    a pattern of `freeze` matches nothing or all.
     """
     module, recipes, tied = build_fake(build, torch_dtype(dtype))
-    _check_trainable(module, name)
+    frozen = frozen_names(module, tied, freeze, name)
     program = _export(_Logits(module), name)
-    reader = _Reader(program=program, name=name, recipes=recipes, tied=tied, promote=dtype == "f64")
+    reader = _Reader(
+        program=program,
+        name=name,
+        recipes=recipes,
+        tied=tied,
+        frozen=frozen,
+        promote=dtype == "f64",
+    )
     return reader.read()
-
-
-def _check_trainable(module: nn.Module, name: str) -> None:
-    params = dict(module.named_parameters())
-    frozen = [n for n, p in params.items() if not p.requires_grad]
-    if frozen:
-        raise CaptureError(
-            f"model {name}: {len(frozen)} of its {len(params)} parameters do not require gradients "
-            f"({frozen[0]} first); programs train all of them: call requires_grad_(True) on it"
-        )
 
 
 class _Logits(nn.Module):
@@ -142,6 +152,7 @@ class _Reader(FxReader):
     name: str
     recipes: dict[str, str]
     tied: dict[str, str]
+    frozen: frozenset[str]
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -196,7 +207,7 @@ class _Reader(FxReader):
             init = "normal(0.0, 0.02)"
             self.warnings.append(f"param {name}: no initialiser seen, takes {init}")
         value = self.value(node.meta["val"], self.fresh(name))
-        self.inputs.append(Input(value, "param", name, init))
+        self.inputs.append(Input(value, "param", name, init, name not in self.frozen))
         self.values[node] = value.name
 
     def _constant(self, node: Node, name: str) -> None:

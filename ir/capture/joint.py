@@ -5,7 +5,7 @@ symbolic B and S. Composite ops are expanded into primitives here, the same on e
 semantic ops stay whole. Every value that backward reads is visible.
 
 Outputs of a joint graph: the segment's output, then the gradient of the activation input ("-"
-when there is none), then the gradient of each parameter, in input order.
+when there is none), then the gradient of each parameter, in input order ("-" for a frozen one).
 """
 
 from dataclasses import dataclass, replace
@@ -35,23 +35,26 @@ def joint(segment: Segment) -> Graph:
     """Trace a unique segment's forward and backward; CaptureError for what torch refuses."""
     graph = segment.graph
     fake = _FakeInputs()
-    arguments = [fake.tensor(i.value, i.kind in ("activation", "param")) for i in graph.inputs]
+    wanted = {i.value.name for i in segment.wanted}
+    arguments = [fake.tensor(i.value, i.value.name in wanted) for i in graph.inputs]
     is_loss = graph.values[graph.outputs[0]].shape == ()
     if not is_loss:
         arguments.append(fake.tensor(graph.values[graph.outputs[0]], False))
     made: dict[str, Op] = {}  # traced node name -> the forward op it came from
-    wanted = [n for n, i in enumerate(graph.inputs) if i.kind in ("activation", "param")]
+    positions = [n for n, i in enumerate(graph.inputs) if i.value.name in wanted]
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         inputs = list(tensors[: len(graph.inputs)])
         (y,) = evaluate(graph, inputs, made)
+        if not positions:
+            return (y,)
         dy = tensors[-1] if not is_loss else torch.ones_like(y)
-        grads = torch.autograd.grad(y, [inputs[n] for n in wanted], dy, allow_unused=True)
+        grads = torch.autograd.grad(y, [inputs[n] for n in positions], dy, allow_unused=True)
         return (y, *grads)
 
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
-    return _read(graph, traced, fake.symbols, made, is_loss)
+    return _read(segment, traced, fake.symbols, made, is_loss)
 
 
 class _FakeInputs:
@@ -197,8 +200,9 @@ class _JointReader(FxReader):
 
 
 def _read(
-    graph: Graph, traced: GraphModule, symbols: dict, made: dict[str, Op], is_loss: bool
+    segment: Segment, traced: GraphModule, symbols: dict, made: dict[str, Op], is_loss: bool
 ) -> Graph:
+    graph = segment.graph
     reader = _JointReader(symbols=symbols, names=made)
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
@@ -219,18 +223,24 @@ def _read(
     ops = tuple(replace(op, source=sources[op.output.name]) for op in reader.ops)
     (result,) = (n for n in nodes if n.op == "output")
     outputs = tuple("" if n is None else str(reader.values[n]) for n in result.args[0])
-    return verify(_name_gradients(prune(Graph(graph.name, tuple(items), ops, outputs)), graph))
+    joint = prune(Graph(graph.name, tuple(items), ops, outputs))
+    return verify(_name_gradients(joint, segment))
 
 
-def _name_gradients(joint: Graph, forward: Graph) -> Graph:
-    """Outputs under the names of what they are: the segment's output, `d_x`, `d_<param>`."""
-    wanted = [i.value.name for i in forward.inputs if i.kind in ("activation", "param")]
+def _name_gradients(joint: Graph, segment: Segment) -> Graph:
+    """Outputs under the names of what they are: the segment's output, `d_x`, `d_<param>`.
+
+    Those that have no gradient get an empty name in their place.
+    """
+    wanted = [i.value.name for i in segment.wanted]
+    found = dict(zip(wanted, joint.outputs[1:], strict=True))
     names: dict[str, str] = {}
-    for output, source in zip(joint.outputs[1:], wanted, strict=True):
+    for source, output in found.items():
         if output in joint.producer and output not in names:
             names[output] = f"d_{source}"
-    activation = bool(forward.inputs_of("activation"))
-    outputs = joint.outputs if activation else (joint.outputs[0], "", *joint.outputs[1:])
+    entry = [i.value.name for i in segment.graph.inputs_of("activation")] or [""]
+    params = [i.value.name for i in segment.graph.inputs_of("param")]
+    outputs = (joint.outputs[0], *(found.get(name, "") for name in (*entry, *params)))
     return rename(replace(joint, outputs=outputs), names)
 
 

@@ -7,7 +7,8 @@
     %h : f32[B, S, 64] = mw.linear(%x, %w)  # models/mlp.py:14
     return %h
 
-With placements, each value carries its own after its shape: `%h : f32[B, S, 64] @ [{}, {}, {tp}]`.
+The line of a frozen parameter ends in `frozen`. With placements, each value carries its own after
+its shape: `%h : f32[B, S, 64] @ [{}, {}, {tp}]`.
 """
 
 import ast
@@ -47,7 +48,8 @@ def format_value(value: Value, placements: Placements | None = None) -> str:
 
 def _format_input(item: Input, placements: Placements | None) -> str:
     init = f" init {item.init}" if item.init else ""
-    return f'{format_value(item.value, placements)} = input {item.kind} "{item.ref}"{init}'
+    frozen = "" if item.trainable else " frozen"
+    return f'{format_value(item.value, placements)} = input {item.kind} "{item.ref}"{init}{frozen}'
 
 
 def _format_op(op: Op, placements: Placements | None) -> str:
@@ -86,7 +88,8 @@ def _attr_of(node: ast.expr) -> Attr:
 
 _VALUE = re.compile(r"%(?P<name>\S+) : (?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: @ (?P<at>.+))?$")
 _INPUT = re.compile(
-    r'(?P<value>%.+) = input (?P<kind>\w+) "(?P<ref>[^"]*)"(?: init (?P<init>.+))?$'
+    r'(?P<value>%.+) = input (?P<kind>\w+) "(?P<ref>[^"]*)"(?: init (?P<init>.+?))?'
+    r"(?P<frozen> frozen)?$"
 )
 _OP = re.compile(r"(?P<outs>%.+?) = (?P<target>[\w.:]+)\((?P<args>.*)\)(?:  # (?P<src>.*))?$")
 
@@ -136,7 +139,8 @@ class _Reader:
             self.outputs = tuple("" if n == "-" else n.removeprefix("%") for n in names)
         elif match := _INPUT.match(line):
             value = self.value(match["value"])
-            self.inputs.append(Input(value, match["kind"], match["ref"], match["init"] or ""))
+            init, trainable = match["init"] or "", not match["frozen"]
+            self.inputs.append(Input(value, match["kind"], match["ref"], init, trainable))
         elif match := _OP.match(line):
             self.ops.append(self.op(match))
         else:

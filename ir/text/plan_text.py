@@ -70,7 +70,8 @@ def _format_instance(item: InstancePlan) -> str:
 
 def _format_bucket(bucket: Bucket) -> str:
     stages = "+".join(map(str, bucket.stages))
-    head = f"{bucket.name} : {bucket.dtype}[{bucket.numel}] stages={stages}\n"
+    frozen = "" if bucket.trainable else " frozen"
+    head = f"{bucket.name} : {bucket.dtype}[{bucket.numel}] stages={stages}{frozen}\n"
     return head + "".join(
         f"  {e.param} at {e.offset}{' partial' if e.partial else ''}{' decay' if e.decay else ''}\n"
         for e in bucket.entries
@@ -217,11 +218,11 @@ def _parse_bucket_line(line: str) -> Bucket | Entry:
         if match is None:
             raise ParseError(f"{line!r}: expected name at offset [partial] [decay]")
         return Entry(match[1], int(match[2]), bool(match[3]), bool(match[4]))
-    match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)", line)
+    match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)( frozen)?", line)
     if match is None:
-        raise ParseError(f"{line!r}: expected name : dtype[numel] stages=N")
+        raise ParseError(f"{line!r}: expected name : dtype[numel] stages=N [frozen]")
     stages = tuple(int(s) for s in match[4].split("+"))
-    return Bucket(match[1], match[2], int(match[3]), stages, ())
+    return Bucket(match[1], match[2], int(match[3]), stages, (), not match[5])
 
 
 def _parse_piece(name: str, body: str) -> Piece:

@@ -16,7 +16,7 @@ from meshwright.ir.placement import Placement
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions, functions_of
 
-# Logits of one chunk of the fused cross-entropy (runtime/kernels/cross_entropy.py, CHUNK_ELEMENTS);
+# Logits of one chunk of the fused cross-entropy (runtime/engine/kernels/cross_entropy.py, CHUNK_ELEMENTS);
 # each lives as the matmul's output and once in at least float32.
 LOGITS_ELEMENTS = 2048 * 131072
 
@@ -62,6 +62,7 @@ class PieceWork:
     again_us: the part of the backward that computes forward values again. split: of the schedules
     that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
     each way. added_bytes: of weights whose gradients are added by the matmuls that make them.
+    runs_backward: False where it is frozen and nothing before it trains.
     """
 
     forward: Phase
@@ -74,6 +75,7 @@ class PieceWork:
     away_bytes: float = 0.0
     away_us: float = 0.0
     added_bytes: float = 0.0
+    runs_backward: bool = True
 
 
 @dataclass
@@ -130,6 +132,7 @@ def piece_work(
         sum(op_us(op, backward, placements, costs) for op in functions.phases.again),
         _split_work(functions, placements, costs, size, whole) if split else None,
         added_bytes=sum(map(size, added)),
+        runs_backward=bool(joint.results),
     )
 
 

@@ -38,21 +38,24 @@ def stage_ranks(name: str, pp: int, chunks: int) -> tuple[int, ...]:
     return ranks + ranks[::-1] if name == "zbv" else ranks * chunks
 
 
-def make_schedule(name: str, pp: int, num_microbatches: int, chunks: int | None = None) -> Schedule:
+def make_schedule(
+    name: str, pp: int, num_microbatches: int, chunks: int | None = None, silent: int = 0
+) -> Schedule:
     """Actions of every rank with transfers and the step inserted, validated.
 
+    silent: how many of the first stages need no gradient of their output (nothing trains there).
     Raises PlanError for an unknown name, or sizes that the schedule cannot take.
     """
     check_name(name)
-    return _proven(name, pp, num_microbatches, chunks_of(name, chunks))
+    return _proven(name, pp, num_microbatches, chunks_of(name, chunks), silent)
 
 
 @cache
-def listed(name: str, pp: int, num_microbatches: int, chunks: int) -> Schedule:
+def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int = 0) -> Schedule:
     """The same, not validated: what a search prices by the hundred. Its plan's is made anew."""
     check_sizes(name, pp, num_microbatches)
     compute = [_compute(name, rank, pp, num_microbatches, chunks) for rank in range(pp)]
-    return with_transfers(compute, stage_ranks(name, pp, chunks))
+    return with_transfers(compute, stage_ranks(name, pp, chunks), silent)
 
 
 def has_chunks(name: str, chunks: int) -> bool:
@@ -82,9 +85,9 @@ def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
 
 
 @cache
-def _proven(name: str, pp: int, m: int, chunks: int) -> Schedule:
-    schedule = listed(name, pp, m, chunks)
-    validate(schedule, stage_ranks(name, pp, chunks), m)
+def _proven(name: str, pp: int, m: int, chunks: int, silent: int) -> Schedule:
+    schedule = listed(name, pp, m, chunks, silent)
+    validate(schedule, stage_ranks(name, pp, chunks), m, silent)
     return schedule
 
 
@@ -100,27 +103,31 @@ def _compute(name: str, rank: int, pp: int, m: int, chunks: int) -> list[Action]
     return make(rank, pp, m)
 
 
-def with_transfers(compute: list[list[Action]], ranks: tuple[int, ...]) -> Schedule:
+def with_transfers(
+    compute: list[list[Action]], ranks: tuple[int, ...], silent: int = 0
+) -> Schedule:
     """Receives right before what reads them, sends right after what makes them, STEP at the end.
 
-    Between two stages of one rank nothing moves.
+    Between two stages of one rank nothing moves, and no gradient to the first `silent` stages.
     """
-    return tuple((*_transferred(actions, ranks), Action("STEP")) for actions in compute)
+    return tuple((*_transferred(actions, ranks, silent), Action("STEP")) for actions in compute)
 
 
-def _transferred(actions: list[Action], ranks: tuple[int, ...]) -> list[Action]:
-    def moves(stage: int, step: int) -> bool:
+def _transferred(actions: list[Action], ranks: tuple[int, ...], silent: int) -> list[Action]:
+    def moves(way: str, stage: int, step: int) -> bool:
         other = stage + step
-        return 0 <= other < len(ranks) and ranks[other] != ranks[stage]
+        if not 0 <= other < len(ranks) or ranks[other] == ranks[stage]:
+            return False
+        return way == "F" or min(stage, other) >= silent
 
     out: list[Action] = []
     for action in actions:
         way = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
         step = 1 if way == "F" else -1
-        if way and moves(action.stage, -step):
+        if way and moves(way, action.stage, -step):
             out.append(Action(f"RECV_{way}", action.stage, action.microbatch))
         out.append(action)
-        if way and moves(action.stage, step):
+        if way and moves(way, action.stage, step):
             out.append(Action(f"SEND_{way}", action.stage, action.microbatch))
     return out
 

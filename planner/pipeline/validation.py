@@ -18,19 +18,26 @@ from meshwright.ir.schedule import SENDS_IN_FLIGHT, Action, Schedule, peer_stage
 Channel = tuple[int, int, str]  # source rank, target rank, F or B
 
 
-def validate(schedule: Schedule, ranks: tuple[int, ...], num_microbatches: int) -> None:
-    """ranks: the pp rank of every stage. Raises PlanError; the message holds the grid with arrows.
+def validate(
+    schedule: Schedule, ranks: tuple[int, ...], num_microbatches: int, silent: int = 0
+) -> None:
+    """ranks: the pp rank of every stage. silent: how many of the first stages get no gradient of
+    their output. Raises PlanError; the message holds the grid with arrows.
 
     An arrow points at the action that a rank cannot pass.
     """
     for rank, actions in enumerate(schedule):
-        _check_order(actions, rank, ranks, num_microbatches)
+        _check_order(actions, rank, ranks, num_microbatches, silent)
     _check_channels(schedule, ranks)
     _check_progress(schedule, ranks)
 
 
 def _check_order(
-    actions: tuple[Action, ...], rank: int, ranks: tuple[int, ...], num_microbatches: int
+    actions: tuple[Action, ...],
+    rank: int,
+    ranks: tuple[int, ...],
+    num_microbatches: int,
+    silent: int,
 ) -> None:
     found: dict[tuple[int, int], list[str]] = defaultdict(list)
     for action in actions[:-1]:
@@ -42,7 +49,7 @@ def _check_order(
         what = f"(stage, micro-batch) {wrong[:4]}" if wrong else "STEP at the end"
         raise PlanError(f"rank {rank}: missing or not its own: {what} of {len(expected)}")
     for (stage, microbatch), kinds in found.items():
-        allowed = _orders(stage, ranks)
+        allowed = _orders(stage, ranks, silent)
         if kinds not in allowed:
             raise PlanError(
                 f"rank {rank}: stage {stage} runs {' '.join(kinds)} of micro-batch {microbatch}, "
@@ -50,12 +57,13 @@ def _check_order(
             )
 
 
-def _orders(stage: int, ranks: tuple[int, ...]) -> list[list[str]]:
+def _orders(stage: int, ranks: tuple[int, ...], silent: int) -> list[list[str]]:
     """What a stage may do with a micro-batch, in order; a W may come before its I is sent on."""
     before = stage > 0 and ranks[stage - 1] != ranks[stage]
     after = stage < len(ranks) - 1 and ranks[stage + 1] != ranks[stage]
-    head = ["RECV_F"] * before + ["F"] + ["SEND_F"] * after + ["RECV_B"] * after
-    send = ["SEND_B"] * before
+    head = ["RECV_F"] * before + ["F"] + ["SEND_F"] * after
+    head += ["RECV_B"] * (after and stage >= silent)
+    send = ["SEND_B"] * (before and stage > silent)
     return [head + ["B", *send], head + ["I", *send, "W"]]
 
 

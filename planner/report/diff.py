@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.mesh import BATCH, PIPELINE
-from meshwright.ir.plan import Piece, Plan
+from meshwright.ir.plan import Piece, Plan, silent_stages
 
 from ..hardware.cluster import Cluster
 from ..pipeline.schedules import has_chunks, make_schedule, runs, stage_ranks
@@ -216,7 +216,8 @@ def _takes_turns(plan: Plan, name: str) -> bool:
 
 def _scheduled(plan: Plan, name: str) -> Plan:
     pp = plan.mesh.count(PIPELINE)
-    schedule = make_schedule(name, pp, plan.num_microbatches, plan.num_stages // pp)
+    silent = silent_stages(plan.instances, plan.buckets, plan.num_stages)
+    schedule = make_schedule(name, pp, plan.num_microbatches, plan.num_stages // pp, silent)
     return replace(plan, schedule=schedule, schedule_name=name)
 
 

@@ -5,10 +5,14 @@ is all-reduced), then the other replicated ones, then the tp-sharded ones (their
 every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
 """
 
+from dataclasses import replace
+
 from meshwright.ir.mesh import AXIS_OF, STORAGE, TENSOR, Mesh
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import Bucket, Entry, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate, num_elements
+
+FROZEN = ".frozen"  # ends the name of an instance's bucket of frozen parameters
 
 # Elements; keeps each view aligned to 128 bytes in bf16, as vectorised kernels want.
 ALIGNMENT = 64
@@ -20,21 +24,37 @@ def make_buckets(
     params: tuple[Param, ...],
     mesh: Mesh,
 ) -> tuple[Bucket, ...]:
-    """One bucket per instance; a tied parameter has a bucket of its own with all its homes."""
+    """One bucket per instance and one for its frozen parameters; a tied parameter has a bucket of
+    its own with all its homes."""
     by_name = {p.name: p for p in params}
-    partial = _partial_params(instances, pieces)
+    partial, frozen = _partial_params(instances, pieces), _frozen_params(instances, pieces)
     members: dict[str, list[str]] = {}
     stages: dict[str, set[int]] = {}
     for item in instances:
         for bucket in item.buckets:
             stages.setdefault(bucket, set()).add(item.stage)
             tied = bucket.removeprefix("tied.") if bucket.startswith("tied.") else None
-            own = [tied] if tied else [p for p in item.params if f"tied.{p}" not in item.buckets]
-            members.setdefault(bucket, own)
+            own = [p for p in item.params if f"tied.{p}" not in item.buckets]
+            own = [p for p in own if (p in frozen) == bucket.endswith(FROZEN)]
+            members.setdefault(bucket, [tied] if tied else own)
     return tuple(
-        _bucket(name, [by_name[p] for p in own], partial, tuple(sorted(stages[name])), mesh)
+        replace(
+            _bucket(name, [by_name[p] for p in own], partial, tuple(sorted(stages[name])), mesh),
+            trainable=frozen.isdisjoint(own),
+        )
         for name, own in members.items()
     )
+
+
+def _frozen_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...]) -> set[str]:
+    """Names of the logical parameters that are not trained."""
+    given = {p.name: p.graph.inputs_of("param") for p in pieces}
+    return {
+        name
+        for item in instances
+        for own, name in zip(given[item.piece], item.params, strict=True)
+        if not own.trainable
+    }
 
 
 def _partial_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...]) -> set[str]:

@@ -56,6 +56,7 @@ from ..simulate.step_model import (
     Precision,
     UnitTable,
     bucket_bytes,
+    frozen_share,
     holdings,
     precision_of,
 )
@@ -307,7 +308,8 @@ class Evaluator:
 
     def stored_bytes(self, c: Candidate) -> float:
         """What the fullest stage stores at least: the mean of parameters and their states."""
-        held = sum(bucket_bytes(b) for b in self.layout(c).buckets) / c.pp
+        share, buckets = frozen_share(c.mesh, c.zero, self.precision), self.layout(c).buckets
+        held = sum(bucket_bytes(b) * (1 if b.trainable else share) for b in buckets) / c.pp
         return self.storage_bytes(c, held, 0.0)
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:

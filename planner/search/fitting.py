@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from meshwright.ir.plan import silent_stages
+
 from ..bounds.analytic import Pace
 from ..clock import timed
 from ..pipeline.partition import Room, balanced, stages_of
@@ -194,7 +196,8 @@ def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Pi
     picked = with_levels(layout.instances, picks)
     stages = stages_of(starts, len(picked))
     instances, buckets = with_stages(picked, layout.buckets, stages)
-    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    silent = silent_stages(instances, buckets, c.pp * c.chunks)
+    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks, silent)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     table = evaluator.parts_of(c).table
     return table.step(instances, buckets, ranks, schedule, c.num_microbatches)

@@ -15,7 +15,7 @@ from meshwright.ir.traced import Traced
 
 from ..remat.rules import Kept
 from ..sharding.boundary_layouts import Lowered, ShardedModel
-from .buckets import make_buckets
+from .buckets import FROZEN, make_buckets
 
 
 def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
@@ -78,6 +78,7 @@ def instances_of(
     """Named instances on their stages, and the buckets that hold their parameters."""
     uses = Counter(name for i in traced.segmented.instances for name in set(i.params))
     tied = {name for name, count in uses.items() if count > 1}
+    frozen = {i.ref for i in traced.graph.inputs_of("param") if not i.trainable}
     names: Counter[str] = Counter()
     instances = []
     for item, piece, stage in zip(
@@ -88,8 +89,10 @@ def instances_of(
         names[name] += 1
         name = name if names[name] == 1 else f"{name}_{names[name]}"
         own = tuple(p for p in item.params if p not in tied)
-        buckets = ((name,) if own else ()) + tuple(f"tied.{p}" for p in item.params if p in tied)
-        instances.append(InstancePlan(name, piece, stage, item.params, buckets))
+        buckets = [name] if any(p not in frozen for p in own) else []
+        buckets += [f"{name}{FROZEN}"] if any(p in frozen for p in own) else []
+        buckets += [f"tied.{p}" for p in item.params if p in tied]
+        instances.append(InstancePlan(name, piece, stage, item.params, tuple(buckets)))
     return tuple(instances), make_buckets(tuple(instances), pieces, params, mesh)
 
 

@@ -20,7 +20,7 @@ from meshwright.ir.mesh import (
 )
 from meshwright.ir.ops.questions import flops
 from meshwright.ir.phases import forward_ops
-from meshwright.ir.plan import Piece, Plan, grad_dtype
+from meshwright.ir.plan import Piece, Plan, grad_dtype, silent_stages
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
 
@@ -93,7 +93,8 @@ def make_plan(
     stages = cut_stages(_instance_flops(traced, seq), pp * chunks, pins.cuts)
     params = params_of(traced, sharded)
     instances, buckets = instances_of(traced, sharded, stages, params, pieces, mesh)
-    schedule = make_schedule(name, pp, num_microbatches, chunks)
+    silent = silent_stages(instances, buckets, pp * chunks)
+    schedule = make_schedule(name, pp, num_microbatches, chunks, silent)
     progress(f"{len(pieces)} pieces, {len(instances)} instances, schedule {name}")
     plan = Plan(
         model=traced.model,

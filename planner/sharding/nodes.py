@@ -161,7 +161,7 @@ def _param(
     for axis in costs.mesh.names(CONTEXT) if grad else ():  # summed where it is stored
         placed = [(p, with_partial(g, axis, "sum")) for p, g in placed] + placed
     choices = [
-        _param_choice(value, p, g, costs, demands)
+        _param_choice(item, p, g, costs, demands)
         for p, g in placed
         if grad_pin is None or not grad or g == grad_pin
     ]
@@ -179,17 +179,18 @@ def _is_matmul_weight(graph: Graph, name: str) -> bool:
 
 
 def _param_choice(
-    value: Value, placed: Placement, grad: Placement, costs: Costs, demands: Demands
+    item: Input, placed: Placement, grad: Placement, costs: Costs, demands: Demands
 ) -> Choice:
-    us = grad_us(value, grad, costs, demands.num_microbatches)
+    us = grad_us(item.value, grad, costs, demands.num_microbatches)
     return Choice(
-        Strategy(format_placement(grad), (grad,), (placed,)), us, param_bytes(value, placed, costs)
+        Strategy(format_placement(grad), (grad,), (placed,)), us, param_bytes(item, placed, costs)
     )
 
 
-def param_bytes(value: Value, placement: Placement, costs: Costs) -> float:
-    """Resident bytes of a parameter: weight, gradient and two moments, in the parameter's dtype."""
-    return 4 * costs.local_bytes(value, placement)
+def param_bytes(item: Input, placement: Placement, costs: Costs) -> float:
+    """Resident bytes of a parameter: weight, gradient and two moments, in the parameter's dtype;
+    of a frozen one the weight alone."""
+    return (4 if item.trainable else 1) * costs.local_bytes(item.value, placement)
 
 
 def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) -> float:

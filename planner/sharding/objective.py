@@ -65,7 +65,7 @@ def items_of(
         if grad
     }
     resident = {
-        i.value.name: param_bytes(i.value, placements[i.value.name], costs)
+        i.value.name: param_bytes(i, placements[i.value.name], costs)
         for i in graph.inputs_of("param")
     }
     return Items(ops, moves, grads, resident, _held(graph, origin, work, placements, costs))

@@ -68,7 +68,10 @@ class Timeline:
 
 @dataclass
 class _Stage:
-    """The units of a stage, and how long each kind of action is when nothing runs beside it."""
+    """The units of a stage, and how long each kind of action is when nothing runs beside it.
+
+    first: the unit that backward ends with; those before it are frozen, and all that is below.
+    """
 
     units: tuple[Unit, ...]
     ready: dict[int, float] = field(default_factory=dict)  # gathered units
@@ -78,6 +81,7 @@ class _Stage:
     back: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.first = sum(not u.work.runs_backward for u in self.units)
         self.gathers = any(u.gather_us for u in self.units)
         self.offloads = any(u.work.away_us for u in self.units)
         split = all(u.work.split is not None for u in self.units)
@@ -240,7 +244,7 @@ class _Run:
         if quiet and rank.comm <= rank.compute and not reduces:
             rank.run(stage.us[kind], self.price)
             return
-        indices = range(len(stage.units))
+        indices = range(0 if kind == "F" else stage.first, len(stage.units))
         for index in indices if kind == "F" else reversed(indices):
             self._unit(rank, stage, index, action, reduces)
 
@@ -253,7 +257,8 @@ class _Run:
         unit, kind = stage.units[index], action.kind
         if kind != "W":  # gradients of weights read no weights
             rank.gather(stage, index)
-            rank.gather(stage, index + (1 if kind == "F" else -1))
+            if kind == "F" or index > stage.first:
+                rank.gather(stage, index + (1 if kind == "F" else -1))
             rank.arrive(stage, index)
         if kind in ("B", "I"):
             rank.bring(stage, index, action.microbatch)

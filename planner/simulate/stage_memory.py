@@ -18,7 +18,14 @@ from meshwright.ir.sizes import evaluate, num_elements
 
 from ..hardware.cluster import Cluster
 from ..pipeline.schedules import most_held
-from .step_model import IN_TRANSIT, Precision, StepModel, Unit, precision_of_plan
+from .step_model import (
+    IN_TRANSIT,
+    Precision,
+    StepModel,
+    Unit,
+    frozen_share,
+    precision_of_plan,
+)
 
 # What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
 # the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
@@ -54,21 +61,28 @@ class Peak:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a rank's buckets, and how the ZeRO level cuts them over the mesh."""
+    """Bytes of a rank's buckets, and how the ZeRO level cuts them over the mesh.
+
+    bucket_bytes: as units own them, frozen parameters for their share. frozen_bytes: those in full.
+    """
 
     bucket_bytes: float
     largest_bytes: float
     mesh: Mesh
     zero: int
     precision: Precision
+    frozen_bytes: float = 0.0
 
     def by_kind(self) -> dict[str, float]:
         cut = [1 if self.zero < level else self.mesh.count(*STORAGE) for level in (3, 2, 1)]
         wide = self.precision.grad / self.precision.param
+        trained = self.bucket_bytes
+        if self.frozen_bytes:
+            trained -= self.frozen_bytes * frozen_share(self.mesh, self.zero, self.precision)
         found = {
-            "parameters": self.bucket_bytes / cut[0],
-            "gradients": self.bucket_bytes * wide / cut[1],
-            "optimizer": self.bucket_bytes * self.precision.state / self.precision.param / cut[2],
+            "parameters": (trained + self.frozen_bytes) / cut[0],
+            "gradients": trained * wide / cut[1],
+            "optimizer": trained * self.precision.state / self.precision.param / cut[2],
         }
         if self.mesh.count(*STORAGE) > 1 and self.zero == 3:
             found["gathered parameters"] = 2 * self.largest_bytes
@@ -261,7 +275,8 @@ def model_peaks(
         units = [u for s in mine for u in model.stages[s]]
         stored = sum(u.owned_bytes for u in units)
         largest = max(u.bucket_bytes for u in units)
-        storage = Storage(stored, largest, mesh, model.zero, precision)
+        frozen = sum(u.frozen_bytes for u in units)
+        storage = Storage(stored, largest, mesh, model.zero, precision, frozen)
         peaks.append(rank_peak(model, rank, storage, context))
     return tuple(peaks)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR
+from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR, Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
@@ -88,8 +88,10 @@ class Unit:
     store them, when this instance
     completes them. blocking_us: what compute waits for before that, gradients over tp and copies of
     them in the dtype that travels. bucket_bytes: its parameters, whole;
-    owned_bytes: those that no earlier unit of the rank holds. replicas_us: summing reduced shards
-    over replicas, once a step, where gradients are reduced every micro-batch.
+    owned_bytes: those that no earlier unit of the rank holds, a frozen one for the share of a byte
+    that it takes (`frozen_share`); frozen_bytes: the frozen ones among them, in full.
+    replicas_us: summing reduced shards over replicas, once a step, where gradients are reduced
+    every micro-batch.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Unit:
     bucket_bytes: float
     owned_bytes: float
     replicas_us: float = 0.0
+    frozen_bytes: float = 0.0
 
     def pass_us(self, kind: str) -> float:
         """Compute of an action of a kind: F, B, I or W, gradients added where they are made."""
@@ -244,9 +247,10 @@ class UnitTable:
         links, cuts = self.links, self.links.mesh.count(*STORAGE)
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
+        trained = sum(bucket_bytes(b) for b in mine if b.trainable)
         wider = self.precision.grad / self.precision.param
         # Read both, write the sum; where matmuls add, their flops hide that they read.
-        accumulate = (1 + 2 * wider) * (whole - work.added_bytes) / hbm
+        accumulate = (1 + 2 * wider) * (trained - work.added_bytes) / hbm
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
             accumulate += wider * (ready + 3 * ready / cuts) / hbm
         gather = 0.0
@@ -261,9 +265,12 @@ class UnitTable:
             if _partial_bytes(b)
         )
         blocking, kept = partial + self._copies_us(ready), sum(map(bucket_bytes, owned))
+        frozen = sum(bucket_bytes(b) for b in owned if not b.trainable)
+        if frozen:
+            kept -= frozen * (1 - frozen_share(links.mesh, self.zero, self.precision))
         if self.zero < 2:  # both once a step
             reduce, replicas = reduce + replicas, 0.0
-        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept, replicas)
+        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept, replicas, frozen)
 
     def _reduce_us(self, size: float) -> float:
         """Summing gradients where they are stored: whole, or each rank its shard."""
@@ -289,17 +296,21 @@ class UnitTable:
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip and the update."""
+        if not bucket.trainable:
+            return 0.0
         cuts = self.links.mesh.count(*STORAGE) if self.zero else 1
         moved = self.precision.moved * bucket.numel / cuts
         return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
 
     def refresh_us(self, bucket: Bucket) -> float:
         """Gathering the updated parameters, where all of them are kept."""
-        if self.zero not in (1, 2):
+        if self.zero not in (1, 2) or not bucket.trainable:
             return 0.0
         return self.links.group_us("all_gather", bucket_bytes(bucket), *STORAGE)
 
     def _tied_us(self, bucket: Bucket) -> float:
+        if not bucket.trainable:
+            return 0.0
         carried = self.precision.carried / self.precision.param * bucket_bytes(bucket)
         size = carried / (self.links.mesh.count(*STORAGE) if self.zero else 1)
         return self.links.group_us("all_reduce", size, PIPELINE)
@@ -307,8 +318,9 @@ class UnitTable:
 
 @dataclass(frozen=True)
 class Holding:
-    """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes;
-    owned: that count as stored with it. key: equal for instances that cost the same."""
+    """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes
+    (a frozen one has none); owned: that count as stored with it. key: equal for instances that cost
+    the same."""
 
     mine: tuple[Bucket, ...]
     fresh: tuple[Bucket, ...]
@@ -329,11 +341,20 @@ def holdings(
     for item in instances:
         mine = tuple(by_name[name] for name in item.buckets)
         fresh, owned = (tuple(b for b in mine if b.name not in old) for old in (seen, stored))
+        fresh = tuple(b for b in fresh if b.trainable)
         seen.update(item.buckets)
         stored.update(item.buckets)
-        key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned) for b in mine)
+        key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned, b.trainable) for b in mine)
         found.append(Holding(mine, fresh, owned, key))
     return found
+
+
+def frozen_share(mesh: Mesh, zero: int, precision: Precision) -> float:
+    """What a rank stores of a frozen parameter, as a share of what it stores of a trained one."""
+    cuts = [1 if zero < level else mesh.count(*STORAGE) for level in (3, 2, 1)]
+    sizes = (precision.param, precision.grad, precision.state)
+    weight, *others = (size / cut for size, cut in zip(sizes, cuts, strict=True))
+    return weight / (weight + sum(others))
 
 
 def bucket_bytes(bucket: Bucket) -> float:

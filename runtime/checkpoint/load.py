@@ -14,21 +14,34 @@ from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads
 from .weights import find_own_weight, stored_weights
 
+WEIGHTS = ("param", "training")  # the kinds that are not state
+
 Target = tuple[Box, Tensor]  # a logical box, and the local tensor that holds it
 
 
-def load(executor: Executor[Optimizer], manifest: Manifest) -> None:
+def load(executor: Executor[Optimizer], manifest: Manifest) -> tuple[str, ...]:
     """Parameters and optimizer state from a checkpoint of any plan of the same model.
 
+    Returns the names of parameters that were frozen there and are trained here: their optimizer
+    state starts anew. State of parameters that are frozen here is not read.
     Raises CheckpointError where it is of another model, or its boxes do not cover a tensor.
     """
     layout = executor.layout
     _check_model(manifest, layout)
     _check_numbers(manifest, executor.optimizer.rule.numbers)
+    fresh, targets = manifest.frozen - layout.frozen, _targets(executor)
+    weights = [key for key in targets if key[0] in WEIGHTS]
     with Files(manifest.path) as files:
-        for (kind, param), targets in _targets(executor).items():
-            _fill(targets, manifest.boxes.get((kind, param), []), files, param)
+        for kind, param in weights:
+            stored = manifest.boxes.get(("param" if param in fresh else kind, param), [])
+            _fill(targets[kind, param], stored, files, param)
+        if fresh:
+            executor.optimizer.start_states()
+        for kind, param in (key for key in targets if key not in weights):
+            if param not in fresh:
+                _fill(targets[kind, param], manifest.boxes.get((kind, param), []), files, param)
     executor.optimizer.resumed(manifest.state.updates, manifest.state.numbers)
+    return tuple(sorted(fresh))
 
 
 def _check_numbers(manifest: Manifest, known: dict[str, float]) -> None:
@@ -56,7 +69,8 @@ def _held(executor: Executor[Optimizer]) -> Iterator[tuple[str, str, Box, Tensor
             for part in run.parts:
                 for kind, flat in flats.items():
                     yield kind, part.param.name, part.piece.box, part.view(flat)
-        for (kind, param), whole in optimizer.rule.whole_states(bucket).items():
+        states = optimizer.rule.whole_states(bucket) if bucket.trainable else {}
+        for (kind, param), whole in states.items():
             yield kind, param, Box((0,) * whole.ndim, tuple(whole.shape)), whole
 
 

@@ -65,12 +65,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Manifest:
-    """params: logical shapes by name. boxes: what is stored of (kind, parameter)."""
+    """params: logical shapes by name. boxes: what is stored of (kind, parameter). frozen: names of
+    the parameters that were not trained, of which there is "param" alone."""
 
     path: Path
     state: State
     params: dict[str, tuple[int, ...]]
     boxes: dict[tuple[str, str], list[Stored]]
+    frozen: frozenset[str] = frozenset()
 
 
 def rank() -> int:
@@ -138,11 +140,11 @@ def _read(path: Path, shows: bool) -> Manifest:
         entries = [(path / Path(e["file"]).name, e["bytes"], e["sha256"]) for e in data["ranks"]]
         state = _state(data["state"])
         params = {name: _index(shape) for name, shape in data["params"].items()}
-        boxes = _boxes(data["ranks"])
+        boxes, frozen = _boxes(data["ranks"]), frozenset(data.get("frozen", []))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
     _check_files(entries, shows)
-    return Manifest(path, state, params, boxes)
+    return Manifest(path, state, params, boxes, frozen)
 
 
 def _state(values: dict) -> State:

@@ -134,7 +134,7 @@ class Checkpointer:
 
     def _whole(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
         """States that this rank stores whole, by kind and parameter."""
-        for bucket in filter(owns_whole, self.executor.buckets.values()):
+        for bucket in filter(owns_whole, self.executor.optimizer.buckets):
             yield from self.executor.optimizer.rule.whole_states(bucket).items()
 
     def _prepare(self) -> None:
@@ -196,6 +196,8 @@ class Checkpointer:
                 "params": {p.name: p.shape for p in self.executor.layout.params},
                 "ranks": self._gather_entries(part),
             }
+            if frozen := self.executor.layout.frozen:
+                manifest["frozen"] = sorted(frozen)
             write_atomic(part / "manifest.json", _sealed(manifest))
             _sync(part)
             shutil.rmtree(final, ignore_errors=True)

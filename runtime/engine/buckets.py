@@ -9,6 +9,8 @@ and `grad_shard` are the same for gradients. Which exist when is the ZeRO level:
     1     always            view of full    always                   view of grad
     2     always            view of full    during one backward      always
     3     while gathered    always          during one backward      always
+
+A frozen bucket has parameters alone, stored in the same way.
 """
 
 from collections.abc import Callable
@@ -30,6 +32,7 @@ class FlatBucket:
 
     def __init__(self, bucket: Bucket, layout: Layout, seed: int, device: torch.device) -> None:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
+        self.trainable = bucket.trainable
         self.dtype = getattr(torch, layout.dtype)
         self.grad_dtype = torch.float32 if layout.master else self.dtype
         self.reduce_dtype = getattr(torch, layout.reduce_dtype)
@@ -46,12 +49,12 @@ class FlatBucket:
         if layout.zero == 3:
             self.full = None
         self.grad: Tensor | None = (
-            self._empty_grad(bucket.numel).zero_() if layout.zero < 2 else None
+            self._empty_grad(bucket.numel).zero_() if layout.zero < 2 and bucket.trainable else None
         )
         self.grad_shard = (
             self._cut(self.grad)
             if self.grad is not None
-            else self._empty_grad(self.shard_numel).zero_()
+            else self._empty_grad(self.shard_numel if bucket.trainable else 0).zero_()
         )
         self.expected = 0  # calls of `reduce` in a step
         self.begin()

@@ -202,7 +202,7 @@ class Executor(Generic[U]):
             return
         if stage - 1 in self.stages:
             self._output_grads[stage - 1, microbatch] = out
-        else:
+        elif out is not None:  # None where nothing below trains
             self._outgoing["B", stage, microbatch] = out
 
     def _send(self, kind: str, stage: int, microbatch: int) -> None:

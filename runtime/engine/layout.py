@@ -32,12 +32,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bucket:
-    """homes: pp coordinates that hold it; several where a tied parameter is used on each."""
+    """homes: pp coordinates that hold it; several where a tied parameter is used on each.
+
+    trainable: a frozen bucket has no gradients and no optimizer state.
+    """
 
     name: str
     numel: int
     homes: tuple[int, ...]
     entries: tuple[Entry, ...]
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class Layout:
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]
     optimizer: str = "adamw"
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that are not trained."""
+        return frozenset(e.param for b in self.buckets if not b.trainable for e in b.entries)
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)

@@ -79,11 +79,13 @@ class Stage:
         return tuple(views[p] for p in item.params)
 
     def grads(self, index: int) -> Values:
+        """What gradients of the trained parameters are added to, in the order of parameters."""
         item = self.instances[index]
         views: dict[str, Tensor] = {}
         for name in item.buckets:
-            views.update(self.buckets[name].grads())
-        return tuple(views[p] for p in item.params)
+            if self.buckets[name].trainable:
+                views.update(self.buckets[name].grads())
+        return tuple(views[p] for p in item.params if p in views)
 
     def release(self, index: int) -> None:
         """Free gathered parameters of an instance."""

@@ -9,6 +9,7 @@ cluster = "h200:8"
 seq = 4096
 global_batch = 64
 pin = ["tp=2"]              # or a table: pin = { tp = 2 }
+freeze = "embed.*"          # parameters that are not trained
 
 [run]                       # options of `meshwright run`
 data = "file:corpus.bin"
@@ -42,6 +43,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "global_batch": (int, None),
     "dtype": (str, "f32"),
     "pin": ((list, dict, str), []),
+    "freeze": (str, ""),
     "search": (bool, True),
 }
 RUN = {f.name: list if f.default == () else type(f.default) for f in fields(RunOptions)}

@@ -39,7 +39,8 @@ RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
 class Optimizer:
     """One update rule over this rank's shards.
 
-    weights: by bucket name what the rule updates: the shard itself, or its float32 master.
+    buckets: the trained ones. weights: by bucket name what the rule updates: the shard itself, or
+    its float32 master; of a frozen one the shard, which nothing updates.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Optimizer:
                 f"--rounding stochastic is for bfloat16 weights, this plan updates {wide}: plan "
                 "with --dtype bf16 and the pin precision=pure"
             )
-        self.buckets, self.options = buckets, options
+        self.buckets = [b for b in buckets if b.trainable]
+        self.frozen = [b for b in buckets if not b.trainable]
+        self.options = options
         self.rule = RULES[options.name](options, layout)
         self.weights = {b.bucket.name: _weights(b) for b in buckets}
         self.runs = {
@@ -146,30 +149,43 @@ class Optimizer:
         return self.runs[bucket.bucket.name]
 
     def all_runs(self) -> Iterator[Run]:
-        for bucket in self.buckets:
+        for bucket in (*self.buckets, *self.frozen):
             yield from self.runs_of(bucket)
 
     def stored_kinds(self, run: Run) -> tuple[str, ...]:
         """Names of what `stored` gives; each is of the weights' shape and dtype."""
+        if not run.trained:
+            return ("param",)
         return ("param", *(("training",) if self.rule.averages else ()), *run.states)
 
     def stored(self, run: Run) -> dict[str, Tensor]:
         """Return what a checkpoint keeps of a run: "param", to evaluate and export, and what a
         resume needs; "training" are the weights where "param" is an average."""
-        if not self.rule.averages:
+        if not self.rule.averages or not run.trained:
             return {"param": run.weights, **run.states}
         return {"param": self.rule.average(run), "training": run.weights, **run.states}
 
     def loaded_into(self, run: Run) -> dict[str, Tensor]:
         """Return where the tensors of `stored` go on a resume; an average follows from others."""
-        kind = "training" if self.rule.averages else "param"
+        kind = "training" if self.rule.averages and run.trained else "param"
         return {kind: run.weights, **run.states}
 
     def started_over(self) -> None:
         """Set states that follow from weights, and publish, after new weights came."""
+        self.start_states()
+        self._publish_all()
+
+    def start_states(self) -> None:
+        """Set states as they are before the first update of the weights that are there."""
         for run in self.all_runs():
-            self.rule.start(run)
+            if run.trained:
+                self.rule.start(run)
+
+    def _publish_all(self) -> None:
+        """Publish frozen weights too, which change when others are loaded only."""
         self.publish()
+        for bucket in self.frozen:
+            bucket.updated()
 
     def resumed(self, updates: int, numbers: dict[str, float]) -> None:
         """Publish after weights and states came from a checkpoint of so many updates.
@@ -178,7 +194,7 @@ class Optimizer:
         """
         self.updates = updates
         self.rule.numbers.update(numbers)
-        self.publish()
+        self._publish_all()
 
     def squares(self) -> Tensor:
         """Return the sum of squares of the gradient elements that this rank counts.
@@ -200,7 +216,7 @@ class Optimizer:
 
 
 def _weights(bucket: FlatBucket) -> Tensor:
-    master = bucket.grad_dtype is not bucket.dtype
+    master = bucket.grad_dtype is not bucket.dtype and bucket.trainable
     return bucket.shard.to(bucket.grad_dtype) if master else bucket.shard
 
 

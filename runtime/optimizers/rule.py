@@ -37,8 +37,8 @@ class Run:
     """Elements start..stop of a bucket's shard, of one kind and group.
 
     weights: what is updated, the shard or its float32 master. grad: clipped, but for rules that
-    scale it. states: by name.
-    All flat, [stop - start].
+    scale it; empty where the run is frozen. states: by name.
+    All others flat, [stop - start].
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Run:
     weights: Tensor
     grad: Tensor
     states: dict[str, Tensor]
+    trained: bool = True
 
     @property
     def decay(self) -> float:
@@ -121,9 +122,11 @@ def make_runs(
             if start <= at < stop
         )
         own = weights[start:stop].detach()
-        states = {name: torch.zeros_like(own) for name in rule.states(kind)}
+        kinds = rule.states(kind) if bucket.trainable else ()
+        states = {name: torch.zeros_like(own) for name in kinds}
         grad = bucket.grad_shard[start:stop]
-        run = Run(kind, group, start, stop, parts, own, grad, states)
-        rule.start(run)
+        run = Run(kind, group, start, stop, parts, own, grad, states, bucket.trainable)
+        if run.trained:
+            rule.start(run)
         runs.append(run)
     return tuple(runs)

@@ -1,5 +1,6 @@
 """What of a run goes into a checkpoint besides tensors, and comes back from one."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ..checkpoint import CheckpointError, Manifest, State, load
@@ -13,9 +14,15 @@ class RunState:
     """The parts of a run that a checkpoint holds."""
 
     def __init__(
-        self, executor: Executor[Optimizer], feed: Feed, guard: LossGuard, seed: int
+        self,
+        executor: Executor[Optimizer],
+        feed: Feed,
+        guard: LossGuard,
+        seed: int,
+        say: Callable[[str], None],
     ) -> None:
-        self.executor, self.feed, self.guard, self.seed = executor, feed, guard, seed
+        self.executor, self.feed, self.guard = executor, feed, guard
+        self.seed, self.say = seed, say
 
     def after(self, step: int) -> State:
         """Return the state after so many steps."""
@@ -41,7 +48,12 @@ class RunState:
         state = manifest.state
         self._check(state, manifest.path)
         self.feed.restore(state.step, state.skipped, state.data_position)
-        load(self.executor, manifest)
+        fresh = load(self.executor, manifest)
+        if fresh:
+            self.say(
+                f"{len(fresh)} parameters were frozen in {manifest.path} ({fresh[0]} first): "
+                "their optimizer state starts from zero"
+            )
         self.guard.go_on(state.losses)
         return state.step
 

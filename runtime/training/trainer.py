@@ -73,7 +73,7 @@ class Trainer:
         rate_of(0, options)  # refuse bad options before the weights are made
         beacon.mark("START")
         self.executor = self._executor()
-        self.state = RunState(self.executor, self.feed, self.guard, options.seed)
+        self.state = RunState(self.executor, self.feed, self.guard, options.seed, say)
         self.recovery = Recovery(options, self.state, say, logs)
 
     def _executor(self) -> Executor[Optimizer]:

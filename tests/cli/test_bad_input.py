@@ -122,6 +122,11 @@ PLANS = {
         ("plan", "tiny", "--seq", "4096", "--global-batch", "4"),
         ("4096", "2048 positions", "tiny"),
     ),
+    "frozen name": (
+        (*PLAN, "--freeze", "embd.*"),
+        ("freeze=embd.*", "matches none of the", "embed.weight", "wildcards"),
+    ),
+    "all frozen": ((*PLAN, "--freeze", "embed.*, *"), ("are frozen", "nothing is left to train")),
     "no tokens": (("plan", "tiny", "--seq", "0", "--global-batch", "4"), ("--seq 0", "at least 1")),
 }
 

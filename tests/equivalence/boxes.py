@@ -17,10 +17,15 @@ class ReplicaError(AssertionError):
     """Ranks that should hold the same hold different values."""
 
 
-def assemble(plan: Plan, ranks: list[RankResult], shards: Shards) -> dict[str, Tensor]:
-    """Logical tensors by parameter; `shards` picks gradients or parameters of a rank."""
+def assemble(
+    plan: Plan, ranks: list[RankResult], shards: Shards, trained: bool = False
+) -> dict[str, Tensor]:
+    """Logical tensors by parameter; `shards` picks gradients or parameters of a rank.
+
+    trained: only of parameters that are, as frozen ones have no gradients.
+    """
     found: dict[str, Tensor] = {}
-    for bucket in plan.buckets:
+    for bucket in (b for b in plan.buckets if b.trainable or not trained):
         for stage in bucket.stages:
             for name, value in _of_stage(plan, bucket, stage, ranks, shards).items():
                 _same(name, found.setdefault(name, value), value, f"stages {bucket.stages}")

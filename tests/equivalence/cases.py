@@ -67,7 +67,7 @@ class Case:
 
     precision, reduce_dtype: pins, of bf16. cuts: pin the stage cuts at random, else leave them to
     the planner. random_costs: plan for a cluster of random costs. price: of a resident byte, in us.
-    clip: global-norm clip.
+    clip: global-norm clip. freeze: patterns of names of parameters that are not trained.
     """
 
     number: int
@@ -101,6 +101,7 @@ class Case:
     settings: tuple[tuple[str, object], ...] = ()
     groups: tuple[str, ...] = ()
     steps: int = STEPS
+    freeze: tuple[str, ...] = ()
     resume: int = 0  # steps before the run is saved and taken up again, 0: never
 
     @property
@@ -145,6 +146,7 @@ class Case:
         mesh += "outer" if self.outer == "dp" else ""
         how = f"{mesh}-{self.schedule}-zero{self.zero}"
         kind += f"-resumed{self.resume}" if self.resume else ""
+        kind += "-frozen" if self.freeze else ""
         return f"seed{self.seed}-{self.number:03d}-{self.model.name}-{how}-{kind}"
 
 

@@ -58,7 +58,11 @@ def check(
     expected: the plain model in the case's dtype. wide: for bf16, the plain model in float64.
     """
     assert len(found.losses) == len(expected.losses), "steps are missing"
-    assert found.grads.keys() == expected.grads.keys() == found.params.keys()
+    assert found.grads.keys() == expected.grads.keys()
+    assert found.params.keys() == expected.params.keys()
+    for name in expected.params.keys() - expected.grads.keys():  # frozen: not one bit moves
+        if not torch.equal(found.params[name], expected.params[name]):
+            raise LawError(f"{case}: {name} is frozen and changed\n{case!r}")
     if wide is not None:
         readings = list(_narrow_readings(case, found, expected, wide))
     else:

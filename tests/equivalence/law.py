@@ -51,7 +51,7 @@ class Court:
         """cuda: ranks on GPUs, by NCCL; the plain model stays on the CPU."""
         self.folder, self.pool, self.cuda = folder, Pool(), cuda
         self.models: dict[ModelDraw, DrawnModel] = {}
-        self.traces: dict[tuple[ModelDraw, str], Traced] = {}
+        self.traces: dict[tuple[ModelDraw, str, tuple[str, ...]], Traced] = {}
         self.worst: dict[tuple[str, str], tuple[float, str]] = {}
 
     def try_case(self, case: Case, edit: Edit | None = None) -> list[Reading]:
@@ -82,10 +82,10 @@ class Court:
         return self.models[draw]
 
     def traced(self, case: Case) -> Traced:
-        key = (case.model, case.dtype)
+        key = (case.model, case.dtype, case.freeze)
         if key not in self.traces:
             model = self.model(case.model)
-            self.traces[key] = trace(model.build, model.name, case.dtype, model.vocab)
+            self.traces[key] = trace(model.build, model.name, case.dtype, model.vocab, case.freeze)
         return self.traces[key]
 
     def plan(self, case: Case) -> Plan:
@@ -138,12 +138,20 @@ class Court:
             if (rank.losses, rank.norms) != (first.losses, first.norms):
                 raise ReplicaError(f"{case}: ranks log different losses or norms")
         pick = partial(assemble, plan, ranks)
-        return Outcome(first.losses, first.norms, pick(_grads), pick(_params))
+        for rank in ranks:
+            _check_frozen_grads(plan, rank)
+        return Outcome(first.losses, first.norms, pick(_grads, trained=True), pick(_params))
 
     def _remember(self, case: Case, reading: Reading) -> None:
         key = (case.dtype, reading.kind)
         if reading.error >= self.worst.get(key, (0.0, ""))[0]:
             self.worst[key] = (reading.error, f"{case}: {reading.name}")
+
+
+def _check_frozen_grads(plan: Plan, rank: RankResult) -> None:
+    for bucket in plan.buckets:
+        if not bucket.trainable and rank.grads.get(bucket.name, np.empty(0)).size:
+            raise ReplicaError(f"{bucket.name} is frozen and has gradients")
 
 
 def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:

@@ -6,6 +6,7 @@ float32 for an optimizer over float32 copies, which are cast back.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -61,9 +62,11 @@ def plain_run(
     module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
     _initialise(params, plan, case.seed, torch.device(drawn_on))
-    trained = params
+    for name, param in params.items():
+        param.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in case.freeze))
+    trained = {n: p for n, p in params.items() if p.requires_grad}
     if plan.precision == "master" and not wide:
-        trained = {n: nn.Parameter(p.detach().float()) for n, p in params.items()}
+        trained = {n: nn.Parameter(p.detach().float()) for n, p in trained.items()}
     update = reference(case.options, trained, _tables(module))
     losses, norms = [], []
     grads: dict[str, Tensor] = {}
@@ -77,8 +80,8 @@ def plain_run(
         losses.append(loss.item())
         norms.append(_clip(list(trained.values()), case.clip))
         update(rate)
-        for name, param in params.items():
-            param.data.copy_(trained[name])
+        for name, param in trained.items():
+            params[name].data.copy_(param)
     return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items()})
 
 

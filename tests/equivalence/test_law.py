@@ -36,6 +36,43 @@ def test_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 
 
+# Parameters that are not trained: a prefix, a whole stage, some of every layer, tied ones.
+FROZEN = [
+    Case(number=900, seed=0, model=_SMALL, freeze=("*embed*",), accumulation=2),
+    Case(number=901, seed=0, model=_SMALL, pp=2, accumulation=3,
+         freeze=("*embed*", "layers.0.*", "layers.1.*")),
+    Case(number=902, seed=0, model=_SMALL, dp=2, zero=3, accumulation=2,
+         freeze=("*embed*", "layers.0.*")),
+    Case(number=903, seed=0, model=_SMALL, dp=2, zero=2, freeze=("*norm*",), resume=1),
+    Case(number=904, seed=0, model=_TIED, dp=2, zero=1, freeze=("*embed*",), accumulation=2),
+    Case(number=905, seed=0, model=_SMALL, tp=2, shard_weights=True, random_costs=True,
+         freeze=("*embed*", "layers.0.*", "*norm*")),
+    Case(number=906, seed=0, model=_SMALL, cp=2, dp=2, zero=3, freeze=("layers.1.*",)),
+    Case(number=907, seed=0, model=_TIED, pp=2, schedule="zb-h1", accumulation=4,
+         freeze=("*embed*", "layers.0.*"), zero=2, dp=2),
+    Case(number=908, seed=0, model=_SMALL, pp=2, schedule="zbv", accumulation=4,
+         freeze=("*embed*", "layers.0.*"), recompute=EACH),
+    Case(number=909, seed=0, model=_SMALL, pp=2, schedule="interleaved", chunks=2, accumulation=4,
+         freeze=("*embed*", "layers.0.*"), optimizer="muon", zero=1, dp=2, resume=1),
+    Case(number=910, seed=0, model=_SMALL, dp=2, dtype="bf16", precision="master", zero=3,
+         freeze=("layers.0.*",), optimizer="schedule-free", resume=1),
+    Case(number=911, seed=0, model=_SMALL, dp=2, tp=2, freeze=("*head*", "*norm*"), zero=2,
+         optimizer="adafactor", resume=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FROZEN, ids=str)
+def test_equals_the_plain_model_with_frozen_parameters(case: Case, court: Court) -> None:
+    court.try_case(case)
+
+
+def test_a_stage_with_nothing_to_train_gets_no_gradient(court: Court) -> None:
+    plan = court.plan(next(case for case in FROZEN if case.number == 901))
+    kinds = [{action.kind for action in actions} for actions in plan.schedule]
+    assert {i.name for i in plan.instances if i.stage == 0} >= {"embed", "layers.0.ffn"}
+    assert kinds == [{"F", "SEND_F", "B", "STEP"}, {"RECV_F", "F", "B", "STEP"}]
+
+
 # One small model and one local shape, so that what is compiled for one case serves the others.
 COMPILED = [
     replace(case, number=800 + number, compiled=True)

@@ -131,14 +131,29 @@ def test_an_embedding_that_scales_its_gradient_is_refused() -> None:
         trace(lambda: Padded(scale_grad_by_freq=True), "padded", "f32", 16)
 
 
-def test_a_frozen_parameter_is_refused_by_name() -> None:
+def _trained(freeze: tuple[str, ...] = (), head: bool = True) -> dict[str, bool]:
     def build() -> nn.Module:
         module = Padded()
-        module.head.weight.requires_grad_(False)
+        module.head.weight.requires_grad_(head)
         return module
 
-    with pytest.raises(CaptureError, match=r"1 of its 2 parameters .*head.weight"):
-        trace(build, "frozen", "f32", 16)
+    traced = trace(build, "frozen", "f32", 16, freeze)
+    return {i.ref: i.trainable for i in traced.graph.inputs_of("param")}
+
+
+def test_parameters_are_frozen_by_the_module_and_by_name() -> None:
+    assert _trained(head=False) == {"embed.weight": True, "head.weight": False}
+    assert _trained(("em*",)) == {"embed.weight": False, "head.weight": True}
+
+
+def test_a_pattern_without_a_parameter_is_refused_with_the_nearest() -> None:
+    with pytest.raises(CaptureError, match=r"freeze=embd.*: matches none of the 2.*embed.weight"):
+        _trained(("embd.*",))
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(CaptureError, match="all of its 2 parameters are frozen"):
+        _trained(("em*",), head=False)
 
 
 class Chunked(nn.Module):

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from meshwright.cli import main
 from meshwright.runtime.checkpoint.manifest import (
@@ -82,6 +84,80 @@ def test_any_plan_resumes_any_optimizer(folder: Path, optimizer: str, plan: str)
         assert abs(loss - whole[step]) <= 1e-12 * abs(whole[step])
     ends = [_held_out(run) for run in (first, second)]
     assert ends[0] > 0 and abs(ends[0] - ends[1]) <= 1e-12 * ends[0]
+
+
+FREEZE = ["--freeze", "*embed*,layers.0.*"]
+
+
+@pytest.fixture(scope="module")
+def frozen(folder: Path) -> Path:
+    """Programs that train a part of the model, beside the others."""
+    for name in ("zero3", "tp2", "one"):
+        sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--no-search"]
+        plan = str(folder / f"frozen_{name}.txt")
+        assert main(["plan", "tiny-gemma2", *sizes, *PLANS[name], *FREEZE, "-o", plan]) == 0
+        assert main(["compile", plan, "-o", str(folder / f"frozen_{name}")]) == 0
+    return folder
+
+
+def _went_on(folder: Path, first: str, second: str, words: list[str], out: str) -> list[Path]:
+    """Runs of one program for two steps, and of another from there for two more."""
+    runs = [folder / f"{out}_{number}" for number in (1, 2)]
+    begin = [*RUN, *words, "--steps", "2", "--save-every", "2", "--out", str(runs[0])]
+    assert main(["run", str(folder / first), *begin]) == 0
+    start = str((runs[0] / "checkpoints" / "step_00000002").resolve())
+    go_on = [*RUN, *words, "--steps", "4", "--save-every", "4", "--resume", start]
+    assert main(["run", str(folder / second), *go_on, "--out", str(runs[1])]) == 0
+    return runs
+
+
+def _kinds(run: Path, step: int, param: str) -> set[str]:
+    stored = read_manifest(run / "checkpoints" / f"step_{step:08d}").boxes
+    return {kind for kind, name in stored if name == param}
+
+
+def _bytes_of(run: Path, step: int, param: str) -> torch.Tensor:
+    """A parameter as a checkpoint of one rank has it."""
+    path = run / "checkpoints" / f"step_{step:08d}"
+    (item,) = read_manifest(path).boxes["param", param]
+    return load_file(path / item.file)[item.key]
+
+
+def test_a_frozen_run_goes_on_from_a_full_one(frozen: Path) -> None:
+    first, second = _went_on(frozen, "one", "frozen_one", [], "full_then_frozen")
+    assert _kinds(second, 4, "embed.weight") == {"param"}
+    assert {"param", "exp_avg"} < _kinds(second, 4, "norm.weight")
+    assert torch.equal(_bytes_of(first, 2, "embed.weight"), _bytes_of(second, 4, "embed.weight"))
+    assert not torch.equal(_bytes_of(first, 2, "norm.weight"), _bytes_of(second, 4, "norm.weight"))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "schedule-free",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("adamw", "adafactor", "muon")),
+    ],
+)
+def test_a_full_run_goes_on_from_a_frozen_one(
+    frozen: Path, optimizer: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--optimizer", optimizer]
+    name = f"frozen_then_full_{optimizer}"
+    first, second = _went_on(frozen, "frozen_zero3", "tp2", words, name)
+    assert "parameters were frozen in" in capfd.readouterr().out
+    assert _kinds(first, 2, "embed.weight") == {"param"}
+    assert _kinds(second, 4, "embed.weight") > {"param"}
+    assert sorted(_losses(second)) == [2, 3]
+
+
+def test_a_frozen_run_goes_on_under_another_plan(frozen: Path) -> None:
+    first, second = _went_on(frozen, "frozen_zero3", "frozen_tp2", [], "frozen_moved")
+    whole = frozen / "frozen_whole"
+    run = ["run", str(frozen / "frozen_one"), *RUN, "--steps", "4", "--out", str(whole)]
+    assert main(run) == 0
+    expected, resumed = _losses(whole), _losses(first) | _losses(second)
+    assert sorted(resumed) == [0, 1, 2, 3]
+    assert all(abs(resumed[s] - expected[s]) <= 1e-12 * expected[s] for s in resumed)
 
 
 def _held_out(run: Path) -> float:

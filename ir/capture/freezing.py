@@ -1,0 +1,45 @@
+"""Which parameters are frozen: as the module says, and those whose names match a pattern."""
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..errors import CaptureError
+
+
+def frozen_names(
+    module: nn.Module, known_as: dict[str, str], patterns: Iterable[str], model: str
+) -> frozenset[str]:
+    """Names of the frozen parameters, of a tied one the name that it is known by.
+
+    patterns: shell wildcards on names. known_as: that name by every name of a parameter.
+    Raises CaptureError for a pattern that matches no parameter, and where nothing is left to train.
+    """
+    params = module.named_parameters(remove_duplicate=False)
+    found = {known_as[name] for name, param in params if not param.requires_grad}
+    for pattern in patterns:
+        found |= {known_as[name] for name in _matching(pattern, list(known_as), model)}
+    if found.issuperset(known_as.values()):
+        raise CaptureError(
+            f"model {model}: all of its {len(found)} parameters are frozen, nothing is left to "
+            "train; freeze fewer"
+        )
+    return frozenset(found)
+
+
+def _matching(pattern: str, names: list[str], model: str) -> list[str]:
+    matching = [name for name in names if fnmatchcase(name, pattern)]
+    if not matching:
+        near = difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
+        raise CaptureError(
+            f"freeze={pattern}: matches none of the {len(names)} parameters of {model}; nearest: "
+            f"{', '.join(near)} (shell wildcards allowed)"
+        )
+    return matching
+
+
+def parse_freeze(text: str) -> tuple[str, ...]:
+    """The patterns of a rule, which commas separate."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
