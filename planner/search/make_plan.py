@@ -19,7 +19,7 @@ from meshwright.ir.mesh import (
     make_mesh,
 )
 from meshwright.ir.ops.questions import flops
-from meshwright.ir.phases import forward_ops
+from meshwright.ir.phases import Joint, forward_ops
 from meshwright.ir.plan import Piece, Plan, grad_dtype, silent_stages
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
@@ -192,9 +192,23 @@ def flops_per_token(traced: Traced, seq: int) -> float:
     """Model flops of forward and backward per token: 3 x the forward's matmuls and attention.
 
     Equals 6 x matmul parameters + 6 L D S for causal attention (half of 12 L D S); the embedding
-    lookup counts nothing.
+    lookup counts nothing. Gradients that frozen parameters do without count nothing either.
     """
-    return 3.0 * sum(_instance_flops(traced, seq)) / seq
+    if all(i.trainable for i in traced.graph.inputs_of("param")):
+        return 3.0 * sum(_instance_flops(traced, seq)) / seq
+    each = {name: _trained_flops(graph, seq) for name, graph in traced.joints.items()}
+    return sum(each[i.segment] for i in traced.segmented.instances) / seq
+
+
+def _trained_flops(graph: Graph, seq: int) -> float:
+    """Forward, and where backward runs as much for both operands, but for frozen weights."""
+    sizes, backward = {"B": 1, "S": seq}, bool(Joint(graph).results)
+    frozen = {i.value.name for i in graph.inputs_of("param") if not i.trainable}
+    total = 0
+    for op in forward_ops(graph):
+        passes = 1 + backward + (backward and frozen.isdisjoint(op.inputs))
+        total += passes * evaluate(flops(op, graph), sizes)
+    return float(total)
 
 
 PRECISIONS = ("pure", "master")

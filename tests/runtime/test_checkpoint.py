@@ -101,9 +101,9 @@ def frozen(folder: Path) -> Path:
 
 
 def _went_on(folder: Path, first: str, second: str, words: list[str], out: str) -> list[Path]:
-    """Runs of one program for two steps, and of another from there for two more."""
+    """Runs of one program for four steps, and of another from its second on."""
     runs = [folder / f"{out}_{number}" for number in (1, 2)]
-    begin = [*RUN, *words, "--steps", "2", "--save-every", "2", "--out", str(runs[0])]
+    begin = [*RUN, *words, "--steps", "4", "--save-every", "2", "--out", str(runs[0])]
     assert main(["run", str(folder / first), *begin]) == 0
     start = str((runs[0] / "checkpoints" / "step_00000002").resolve())
     go_on = [*RUN, *words, "--steps", "4", "--save-every", "4", "--resume", start]
@@ -152,12 +152,9 @@ def test_a_full_run_goes_on_from_a_frozen_one(
 
 def test_a_frozen_run_goes_on_under_another_plan(frozen: Path) -> None:
     first, second = _went_on(frozen, "frozen_zero3", "frozen_tp2", [], "frozen_moved")
-    whole = frozen / "frozen_whole"
-    run = ["run", str(frozen / "frozen_one"), *RUN, "--steps", "4", "--out", str(whole)]
-    assert main(run) == 0
-    expected, resumed = _losses(whole), _losses(first) | _losses(second)
-    assert sorted(resumed) == [0, 1, 2, 3]
-    assert all(abs(resumed[s] - expected[s]) <= 1e-12 * expected[s] for s in resumed)
+    whole, resumed = _losses(first), _losses(second)
+    assert sorted(resumed) == [2, 3]
+    assert all(abs(loss - whole[step]) <= 1e-12 * whole[step] for step, loss in resumed.items())
 
 
 def _held_out(run: Path) -> float:
