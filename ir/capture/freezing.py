@@ -41,5 +41,8 @@ def _matching(pattern: str, names: list[str], model: str) -> list[str]:
 
 
 def parse_freeze(text: str) -> tuple[str, ...]:
-    """The patterns of a rule, which commas separate."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
+    """The patterns of a rule, which commas separate. Raises CaptureError for an empty one."""
+    parts = tuple(map(str.strip, text.split(","))) if text else ()
+    if not all(parts):
+        raise CaptureError(f"freeze={text!r}: a pattern is empty; separate names by one comma each")
+    return parts

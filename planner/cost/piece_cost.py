@@ -16,8 +16,8 @@ from meshwright.ir.placement import Placement
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions, functions_of
 
-# Logits of one chunk of the fused cross-entropy (runtime/engine/kernels/cross_entropy.py, CHUNK_ELEMENTS);
-# each lives as the matmul's output and once in at least float32.
+# Logits of one chunk of the fused cross-entropy (CHUNK_ELEMENTS of
+# runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least float32.
 LOGITS_ELEMENTS = 2048 * 131072
 
 

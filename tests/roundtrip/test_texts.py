@@ -71,7 +71,7 @@ def _plan() -> Plan:
     return planned("tiny-llama", "cpu:1")
 
 
-@pytest.mark.parametrize("first", ["meshwright plan v2", "meshwright graph v1", ""])
+@pytest.mark.parametrize("first", ["meshwright plan v1", "meshwright graph v1", ""])
 def test_another_version_of_a_plan_is_refused(first: str) -> None:
     text = format_plan(_plan()).replace("meshwright plan v2", first, 1)
     with pytest.raises(ParseError, match="line 1: expected 'meshwright plan v2'"):
