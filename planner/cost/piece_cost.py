@@ -17,7 +17,8 @@ from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions, functions_of
 
 # Logits of one chunk of the fused cross-entropy (CHUNK_ELEMENTS of
-# runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least float32.
+# runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least
+# float32.
 LOGITS_ELEMENTS = 2048 * 131072
 
 
