@@ -2,6 +2,7 @@
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
+from meshwright.ir.mesh import BATCH
 from meshwright.ir.ops.questions import passing
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops, phases_of
@@ -37,7 +38,8 @@ def summary(plan: Plan, costs: Costs | None = None) -> str:
     lines = [
         f"plan {plan_hash(plan)}: {plan.model}, {params:,} parameters, on {plan.cluster}",
         f"  mesh {mesh}; {plan.global_batch} rows of {plan.seq} tokens a step as "
-        f"{plan.num_microbatches} micro-batches of {plan.micro_batch} x dp {mesh.size('dp')}",
+        f"{plan.num_microbatches} micro-batches of {plan.micro_batch} on each of "
+        f"{mesh.count(*BATCH)} data ranks",
         f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
         f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
         f"  {plan.dtype} {plan.precision}: gradients summed in {plan.grad_dtype}, reduced in "

@@ -249,11 +249,11 @@ def test_train_refuses_an_absent_job(capsys: pytest.CaptureFixture[str]) -> None
 
 
 TEXTS = {
-    "other text": (b"hello", ("line 1", "'meshwright plan v1'", "'hello'")),
-    "version": (b"meshwright plan v2\n", ("line 1", "'meshwright plan v2'")),
+    "other text": (b"hello", ("line 1", "'meshwright plan v2'", "'hello'")),
+    "version": (b"meshwright plan v1\n", ("line 1", "'meshwright plan v2'")),
     "nothing": (b"", ("line 1", "an empty file")),
     "no text": (b"\xff\xfe", ("0xff",)),
-    "cut short": (b"meshwright plan v1\nmodel: tiny\n", ("lacks",)),
+    "cut short": (b"meshwright plan v2\nmodel: tiny\n", ("lacks",)),
 }
 
 

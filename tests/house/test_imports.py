@@ -1,5 +1,6 @@
 """The import law: one direction only, and each library where it belongs (docs/architecture.md)."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -136,3 +137,19 @@ def test_the_root_imports_nothing() -> None:
     """The root `__init__.py` runs before every room: it holds the version and no side effect."""
     root = [path for path in room_files() if name_of(path) == "__init__.py"]
     assert [name for path in root for _, name in imports(path)] == []
+
+
+# Where axes have names: the mesh's own definition, its copy for programs, and the pins.
+NAMES_AXES = {"ir/mesh.py", "runtime/engine/mesh.py", "planner/search/pins.py"}
+AXES = {"pp", "rep", "dp", "cp", "ep", "tp"}
+
+
+def test_rooms_ask_for_roles_and_name_no_axis() -> None:
+    found = [
+        f"{name_of(path)}:{node.lineno} {node.value!r}"
+        for path in room_files()
+        if name_of(path) not in NAMES_AXES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in AXES
+    ]
+    assert not found, "ask ir/mesh for a role:\n" + "\n".join(found)

@@ -1,0 +1,73 @@
+"""Replicas and context in the search: where they are generated, and where they win."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from meshwright.ir.capture.export import trace
+from meshwright.ir.errors import PlanError
+from meshwright.ir.traced import Traced
+from meshwright.models import PRESETS, Decoder
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.candidates import candidates
+from meshwright.planner.search.demands import check_pins
+from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.search import search_plan
+
+
+@pytest.fixture(scope="module")
+def wide() -> Traced:
+    """Two layers of a 7B: too few to be worth a pipeline."""
+    config = replace(PRESETS["llama-7b"], layers=2, vocab=32000)
+    return trace(partial(Decoder, config), "wide", "bf16", config.vocab)
+
+
+def nodes(times: float) -> Cluster:
+    """Four nodes of eight H100s, the network between them so many times as fast."""
+    cluster = parse_cluster("h100:8x4")
+    inner, outer = cluster.levels
+    return replace(cluster, levels=(inner, replace(outer, bytes_per_s=outer.bytes_per_s * times)))
+
+
+@pytest.mark.parametrize(("times", "rep"), [(0.25, 4), (8.0, 1)])
+def test_storage_has_a_copy_a_node_where_the_network_is_slow(
+    wide: Traced, times: float, rep: int
+) -> None:
+    """At 10 GB/s a device between nodes shards are summed over nodes once a step; at 320 they are
+    cut over all of them."""
+    pins = parse_pins(["precision=pure"])
+    plan, _, _ = search_plan(wide, nodes(times), seq=4096, global_batch=64, pins=pins)
+    assert (plan.mesh.size("rep"), plan.mesh.size("dp")) == (rep, 32 // rep)
+    assert plan.zero > 0 or rep == 1
+
+
+def test_replicas_are_of_sharded_storage_only() -> None:
+    for cluster in ("h100:8x4", "h200:8"):
+        found = list(candidates(parse_cluster(cluster), 64, Pins(), 66))
+        assert all(c.zero > 0 and c.dp * c.cp > 1 for c in found if c.rep > 1)
+        assert any(c.rep > 1 for c in found) == (cluster == "h100:8x4")
+
+
+def test_the_sequence_is_cut_where_rows_leave_devices_idle() -> None:
+    """Or where a pin says so."""
+    few = list(candidates(parse_cluster("h200:8"), 2, Pins(), 66))
+    assert {c.cp for c in few if c.pp == c.tp == 1} == {4}
+    assert {c.cp for c in candidates(parse_cluster("h200:8"), 64, Pins(), 66)} == {1}
+    assert {c.cp for c in candidates(parse_cluster("h200:8"), 64, Pins(cp=2), 66)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        (["rep=2", "zero=0"], ("rep=2 with zero=0", "pin zero=1")),
+        (["rep=8", "zero=1"], ("rep=8 with zero=1 over dp x cp = 1", "give these ranks to dp")),
+        (["cp=3"], ("cp=3", "is 6 devices, the cluster has 8")),
+        (["rep=2", "dp=8"], ("rep=2 dp=8", "is 16 devices, the cluster has 8")),
+    ],
+)
+def test_pins_of_axes_that_do_not_fit_are_refused(pins: list[str], said: tuple[str, ...]) -> None:
+    with pytest.raises(PlanError) as raised:
+        check_pins(parse_cluster("h200:8"), 64, "bf16", parse_pins(pins))
+    assert all(text in str(raised.value) for text in said), raised.value
