@@ -86,22 +86,43 @@ def balanced(costs: Sequence[float], num_stages: int, room: Room | None = None) 
 def _fill(
     costs: Sequence[float], num_stages: int, limit: float, room: Room | None
 ) -> list[int] | None:
-    """Stages filled in order, each as far as it may; None when units are left over."""
-    starts, start = [], 0
-    for stage in range(num_stages):
+    """Stages filled in order, each as far as it may; None when units are left over.
+
+    Where a stage has no room for the first unit that is left to it, the stages before it must end
+    earlier: every stage has a unit, and that one belongs to a later stage.
+    """
+    ends = [len(costs) - (num_stages - stage - 1) for stage in range(num_stages)]
+    while True:
+        starts, end = _fill_up_to(costs, ends, limit, room)
+        if end != "no room":
+            return starts if end == "full" else None
+        stage = len(starts) - 1
+        if stage == 0 or starts[stage] <= stage:
+            return None
+        ends[stage - 1] = starts[stage] - 1
+
+
+def _fill_up_to(
+    costs: Sequence[float], ends: Sequence[int], limit: float, room: Room | None
+) -> tuple[list[int], str]:
+    """First units of the stages, each ending at `ends` at the latest, and how filling them ended:
+    "full", "left over", or "no room" for the first unit of the last one."""
+    starts: list[int] = []
+    start = 0
+    for stage, end in enumerate(ends):
         starts.append(start)
         stop, total = start, 0.0
-        longer = room(stage) if room is not None else no_longer
-        while stop < len(costs) - (num_stages - stage - 1):
+        longer, more = room(stage) if room is not None else no_longer, 0.0
+        while stop < end:
             total += costs[stop]
             more = longer(stop)
             if more == float("inf") or total + more > limit:
                 break
             stop += 1
         if stop == start:
-            return None
+            return starts, "no room" if more == float("inf") else "left over"
         start = stop
-    return starts if start == len(costs) else None
+    return starts, "full" if start == len(costs) else "left over"
 
 
 def no_longer(index: int) -> float:
