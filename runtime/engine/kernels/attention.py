@@ -16,9 +16,10 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def backend_of(q: Tensor, causal: bool, window: int, softcap: float) -> str:
-    """The backend for these operands."""
-    plain = causal and softcap == 0.0 and (window == 0 or window >= q.shape[2])
+def backend_of(q: Tensor, causal: bool, window: int, softcap: float, keys: int = 0) -> str:
+    """The backend for these operands. keys: their number, where queries are a shard of them."""
+    unbounded = window == 0 or window >= (keys or q.shape[2])
+    plain = causal and softcap == 0.0 and unbounded
     half = q.dtype in (torch.bfloat16, torch.float16)
     if q.is_cuda:
         # cuDNN has no backward for one position, whose attention is its value.
@@ -95,7 +96,7 @@ def sharded(
     Fused backends attend to the keys before `start` (the past) and to the square of the queries'
     own places; the two are joined by their log-sum-exps (FlashAttention, Dao et al. 2022, 3.1).
     """
-    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap)
+    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap, k.shape[2])
     if backend == "reference":
         return reference(q, k, v, scale, causal, window, softcap, start)
     q, k, v = (_dense(x) for x in (q, k, v))
@@ -127,7 +128,7 @@ def sharded_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `sharded`. Each part runs with the joined output and log-sum-exp, whose
     probabilities are those of all keys; keys after the shard get none."""
-    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap)
+    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap, k.shape[2])
     if backend == "reference":
         return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap, start)
     fused = _fused_backward(backend)
