@@ -1,27 +1,29 @@
 """Local shapes and their text: what one rank holds of a value."""
 
 import keyword
+import math
 
 from meshwright.ir.graph import Graph, Value
-from meshwright.ir.mesh import ROLES, Mesh
+from meshwright.ir.mesh import ROLES, TENSOR, Mesh
 from meshwright.ir.placement import Placement, local_shape, replicated
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import Shape, Size, evaluate
 
 
 def group_name(axis: str) -> str:
-    """What emitted text calls the process group along an axis."""
-    return axis.upper()
+    """What emitted text calls the process group along an axis; `tp.tq` means both together."""
+    return axis.upper().replace(".", "_")
 
 
 def rank_name(axis: str) -> str:
     """What emitted text calls this rank's coordinate along an axis."""
-    return f"{axis.upper()}_RANK"
+    return f"{group_name(axis)}_RANK"
 
 
 # Names that emitted functions use and values must not hide.
 _RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "DEVICE"}
-_RESERVED |= {text for name in ROLES for text in (group_name(name), rank_name(name))}
+_AXES = (*ROLES, ".".join(name for name, role in ROLES.items() if role == TENSOR))
+_RESERVED |= {text for name in _AXES for text in (group_name(name), rank_name(name))}
 _RESERVED |= {"params", "saved", "grads", "handed"}
 
 
@@ -67,6 +69,10 @@ class Locals:
         for shard in shards[1:]:
             place = f"({place} * {self.mesh.size(shard.axis)} + {rank_name(shard.axis)})"
         return f"{place} * {self.size_text(self.shape(self.graph.values[name])[dim])}"
+
+    def ranks(self, axis: str) -> int:
+        """Ranks along an axis, or along several together."""
+        return math.prod(self.mesh.size(name) for name in axis.split("."))
 
     def cut(self, name: str, dim: int) -> int:
         """Over how many ranks a dim is cut."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from meshwright.ir.graph import Input, Op
-from meshwright.ir.mesh import CONTEXT, TENSOR
+from meshwright.ir.mesh import CONTEXT
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
@@ -189,8 +189,7 @@ class PieceText:
         """Ranks that hold the whole of a gradient which its bucket sums over them."""
         index = list(self.joint.grads.values()).index(name)
         mesh, partial = self.plan.mesh, dict(self.local.placement(name).partial)
-        summed = list(mesh.names(CONTEXT))
-        summed += mesh.names(TENSOR) if self._summed_over_tensor(index) else ()
+        summed = {*mesh.names(CONTEXT), *self._summed_with_bucket(index)}
         return math.prod(mesh.size(axis) for axis in summed if axis not in partial)
 
     def _accumulate(self, name: str, grad: str) -> str:
@@ -198,10 +197,11 @@ class PieceText:
         share = f", alpha=1 / {sharers}" if sharers > 1 else ""
         return f"{grad}.add_({identifier(name)}{share})"
 
-    def _summed_over_tensor(self, index: int) -> bool:
-        """Whether the bucket sums this gradient along tensor, as another use of it is partial."""
+    def _summed_with_bucket(self, index: int) -> set[str]:
+        """Axes over which the bucket sums this gradient, where some use of it is partial."""
         used = {i.params[index] for i in self.plan.instances if i.piece == self.piece.name}
-        return any(e.partial for b in self.plan.buckets for e in b.entries if e.param in used)
+        entries = (e for b in self.plan.buckets for e in b.entries if e.param in used)
+        return {axis for e in entries for axis in e.partial}
 
 
 def _saved(phases: Phases) -> list[str]:

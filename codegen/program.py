@@ -3,6 +3,8 @@
 import json
 
 from meshwright.ir.dtypes import TORCH_NAMES
+from meshwright.ir.mesh import Mesh
+from meshwright.ir.placement import local_outer
 from meshwright.ir.plan import Bucket, Param, Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.text.plan_text import format_plan, plan_hash
@@ -58,7 +60,7 @@ def layout_source(plan: Plan) -> str:
         tables = plan.tables()
         with writer.block("params=("):
             for param in plan.params:
-                _param(writer, param, len(param.shape) == 2 and param.name not in tables)
+                _param(writer, param, plan.mesh, len(param.shape) == 2 and param.name not in tables)
         writer.line("),")
         with writer.block("buckets=("):
             for bucket in plan.buckets:
@@ -68,9 +70,9 @@ def layout_source(plan: Plan) -> str:
     return writer.text()
 
 
-def _param(writer: Writer, param: Param, hidden: bool) -> None:
+def _param(writer: Writer, param: Param, mesh: Mesh, hidden: bool) -> None:
     shards = [
-        f'({dim}, {evaluate(shard.outer, {})}, "{shard.axis}")'
+        f'({dim}, {evaluate(local_outer(param.placement, shard.axis, mesh), {})}, "{shard.axis}")'
         for dim, all_shards in enumerate(param.placement.dims)
         for shard in all_shards
     ]
@@ -86,12 +88,17 @@ def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:
         with writer.block("("):
             for e in bucket.entries:
                 shape = plan.param(e.param).local_shape(plan.mesh)
-                flags = f"partial={e.partial}, decay={e.decay}"
+                flags = f"partial={_names(e.partial)}, decay={e.decay}"
                 writer.line(f'Entry("{e.param}", {e.offset}, {shape}, {flags}),')
         writer.line("),")
         if not bucket.trainable:
             writer.line("trainable=False,")
     writer.line("),")
+
+
+def _names(axes: tuple[str, ...]) -> str:
+    """A tuple of names as emitted text."""
+    return "(" + ", ".join(f'"{axis}"' for axis in axes) + ("," if len(axes) == 1 else "") + ")"
 
 
 def _constants(plan: Plan) -> str:

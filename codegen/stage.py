@@ -2,7 +2,7 @@
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Graph
-from meshwright.ir.mesh import COMPUTE
+from meshwright.ir.mesh import COMPUTE, TENSOR
 from meshwright.ir.ops.call import registrations
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
@@ -145,8 +145,10 @@ def _head(
 
 
 def _axes(plan: Plan) -> list[str]:
-    """This rank's coordinate and group along every axis that shards values."""
-    return [
+    """This rank's coordinate and group along every axis that shards values, and along the parts of
+    a split axis together."""
+    parts = plan.mesh.names(TENSOR)
+    lines = [
         line
         for name in plan.mesh.names(*COMPUTE)
         for line in (
@@ -154,6 +156,11 @@ def _axes(plan: Plan) -> list[str]:
             f'{group_name(name)} = mesh.group("{name}")',
         )
     ]
+    if len(parts) > 1:
+        names = ", ".join(f'"{name}"' for name in parts)
+        lines.append(f'{rank_name(".".join(parts))} = mesh.index("{TENSOR}")')
+        lines.append(f"{group_name('.'.join(parts))} = mesh.group({names})")
+    return lines
 
 
 def _context(writer: Writer, plan: Plan, pieces: list[Piece]) -> None:

@@ -6,6 +6,7 @@
     cp   context   cuts the sequence
     ep   expert    cuts the batch for dense values and the expert dim for experts
     tp   tensor    cuts features, heads and vocabulary
+    tq   tensor    the inner part of a tensor axis that has more ranks than there are KV heads
 
 Note. A mesh *axis* splits devices; a tensor *dim* is split over axes (placement.py). Axes are
 ordered major to minor: neighbours of the last axis are adjacent ranks.
@@ -20,8 +21,10 @@ PIPELINE, REPLICA, DATA = "pipeline", "replica", "data"
 CONTEXT, EXPERT, TENSOR = "context", "expert", "tensor"
 ROLES = {
     "pp": PIPELINE, "rep": REPLICA, "dp": DATA, "cp": CONTEXT, "ep": EXPERT, "tp": TENSOR,
+    "tq": TENSOR,
 }  # fmt: skip
-AXIS_OF = {role: name for name, role in ROLES.items()}
+# Of each role its first axis.
+AXIS_OF = {role: name for name, role in reversed(ROLES.items())}
 # Axes that stand in every mesh, also where they have one rank.
 ALWAYS = (PIPELINE, DATA, TENSOR)
 
@@ -88,27 +91,30 @@ class Mesh:
         return " ".join(f"{name}={size}" for name, size in self.axes)
 
 
-def make_mesh(sizes: Mapping[str, int], outermost: str = PIPELINE) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], outermost: str = PIPELINE, inner: int = 1) -> Mesh:
     """The mesh of sizes by role, in canonical order, `outermost` moved to the front.
 
-    Axes of one rank are left out but for those of ALWAYS. Where data is outermost, its replicas
-    lie outside it.
+    inner: ranks of the tensor axis's inner part. Axes of one rank are left out but for those of
+    ALWAYS.
     """
-    order = list(ROLES.items())
+    ranks = {name: sizes.get(role, 1) for role, name in AXIS_OF.items()}
+    outer, split = (name for name, role in ROLES.items() if role == TENSOR)
+    ranks |= {outer: ranks[outer] // inner, split: inner}
+    kept = [n for n in ROLES if ranks[n] > 1 or n in map(AXIS_OF.get, ALWAYS)]
+    return reordered(Mesh(tuple((name, ranks[name]) for name in kept)), outermost)
+
+
+def reordered(mesh: Mesh, outermost: str) -> Mesh:
+    """The mesh with pipeline or data outermost; replicas of data lie outside it."""
+    names = list(ROLES)
     if outermost == DATA:
-        order.sort(key=lambda item: item[1] not in BATCH)
-    return Mesh(
-        tuple(
-            (name, sizes.get(role, 1))
-            for name, role in order
-            if role in ALWAYS or sizes.get(role, 1) > 1
-        )
-    )
+        names.sort(key=lambda name: ROLES[name] not in BATCH)
+    return Mesh(tuple(sorted(mesh.axes, key=lambda axis: names.index(axis[0]))))
 
 
-def compute_mesh(tensor: int = 1, context: int = 1) -> Mesh:
-    """A mesh of the axes alone that the sharding ILP places values on."""
-    return make_mesh({TENSOR: tensor, CONTEXT: context}).compute
+def compute_mesh(tensor: int = 1, context: int = 1, inner: int = 1) -> Mesh:
+    """A mesh of the axes alone that the sharding ILP places values on; `inner` as in make_mesh."""
+    return make_mesh({TENSOR: tensor, CONTEXT: context}, inner=inner).compute
 
 
 def parse_mesh(text: str) -> Mesh:

@@ -69,9 +69,10 @@ def with_partial(placement: Placement, axis: str, op: str) -> Placement:
     return Placement(placement.dims, tuple(sorted((*placement.partial, (axis, op)))))
 
 
-def only_axis(placement: Placement, axis: str) -> Placement:
-    dims = tuple(tuple(s for s in shards if s.axis == axis) for shards in placement.dims)
-    return Placement(dims, tuple(p for p in placement.partial if p[0] == axis))
+def only_axis(placement: Placement, *axes: str) -> Placement:
+    """How some axes place a value."""
+    dims = tuple(tuple(s for s in shards if s.axis in axes) for shards in placement.dims)
+    return Placement(dims, tuple(p for p in placement.partial if p[0] in axes))
 
 
 def component(placement: Placement, axis: str) -> tuple[int, Shard] | str | None:

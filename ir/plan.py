@@ -18,7 +18,7 @@ from .sizes import Shape, evaluate, num_elements
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A logical parameter: shape, dtype, initial distribution, and how it lies on the tp axis."""
+    """A logical parameter: shape, dtype, initial distribution, and how it lies on tensor axes."""
 
     name: str
     dtype: str
@@ -71,7 +71,7 @@ class Entry:
 
     param: str
     offset: int
-    partial: bool  # its gradient is summed over tp once per step
+    partial: tuple[str, ...]  # axes over which its gradient is summed once a step
     decay: bool  # weight decay applies (matrices)
 
 

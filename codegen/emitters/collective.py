@@ -8,12 +8,12 @@ from .call import Emit
 
 
 def _redistribute(op: Op, names: list[str], local: Locals) -> str:
-    kind, axis, dim = op.attr("kind"), op.attr("axis"), op.attr("dim")
+    kind, axis, dim = op.attr("kind"), str(op.attr("axis")), op.attr("dim")
     group, size = group_name(axis), local.size_text(op.attr("outer", 1))
     if kind == "all_reduce":
         return f'collectives.all_reduce({names[0]}, "{op.attr("op")}", {group})'
     if kind == "slice":
-        place = f"{rank_name(axis)}, {local.mesh.size(axis)}"
+        place = f"{rank_name(axis)}, {local.ranks(axis)}"
         return f"collectives.shard({names[0]}, {dim}, {size}, {place})"
     if kind == "all_to_all":
         source = f"{op.attr('src_dim')}, {local.size_text(op.attr('src_outer', 1))}"

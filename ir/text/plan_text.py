@@ -73,9 +73,13 @@ def _format_bucket(bucket: Bucket) -> str:
     frozen = "" if bucket.trainable else " frozen"
     head = f"{bucket.name} : {bucket.dtype}[{bucket.numel}] stages={stages}{frozen}\n"
     return head + "".join(
-        f"  {e.param} at {e.offset}{' partial' if e.partial else ''}{' decay' if e.decay else ''}\n"
+        f"  {e.param} at {e.offset}{_partial(e.partial)}{' decay' if e.decay else ''}\n"
         for e in bucket.entries
     )
+
+
+def _partial(axes: tuple[str, ...]) -> str:
+    return f" partial({', '.join(axes)})" if axes else ""
 
 
 def _format_piece(piece: Piece) -> str:
@@ -214,10 +218,11 @@ def _parse_buckets(sections: dict[str, str]) -> tuple[Bucket, ...]:
 def _parse_bucket_line(line: str) -> Bucket | Entry:
     """A bucket's head, or one of its entries."""
     if line.startswith("  "):
-        match = re.fullmatch(r"  (\S+) at (\d+)( partial)?( decay)?", line)
+        match = re.fullmatch(r"  (\S+) at (\d+)(?: partial\(([^)]*)\))?( decay)?", line)
         if match is None:
-            raise ParseError(f"{line!r}: expected name at offset [partial] [decay]")
-        return Entry(match[1], int(match[2]), bool(match[3]), bool(match[4]))
+            raise ParseError(f"{line!r}: expected name at offset [partial(axes)] [decay]")
+        partial = tuple(match[3].split(", ")) if match[3] else ()
+        return Entry(match[1], int(match[2]), partial, bool(match[4]))
     match = re.fullmatch(r"(\S+) : (\w+)\[(\d+)\] stages=([\d+]+)( frozen)?", line)
     if match is None:
         raise ParseError(f"{line!r}: expected name : dtype[numel] stages=N [frozen]")

@@ -77,6 +77,10 @@ class Costs:
         """Bytes one rank holds of a value."""
         return self.full_bytes(value) / self._cuts(placement)
 
+    def ranks(self, axes: tuple[str, ...]) -> int:
+        """Ranks along axes together."""
+        return math.prod(self.mesh.size(axis) for axis in axes)
+
     def _cuts(self, placement: Placement) -> int:
         cuts = 1
         for shards in placement.dims:
@@ -84,9 +88,9 @@ class Costs:
                 cuts *= self.mesh.size(shard.axis)
         return cuts
 
-    def collective_us(self, kind: str, size_bytes: float, axis: str) -> float:
-        """Time of a collective along one axis of the mesh."""
-        group, stride = self.mesh.size(axis), self.mesh.stride(axis)
+    def collective_us(self, kind: str, size_bytes: float, *axes: str) -> float:
+        """Time of a collective along adjacent axes of the mesh, major to minor, together."""
+        group, stride = self.ranks(axes), self.mesh.stride(axes[-1])
         return strided_us(self.cluster, kind, size_bytes, group, stride)
 
     def redistribute_us(self, value: Value, src: Placement, dst: Placement) -> float | None:
@@ -117,19 +121,19 @@ class Costs:
         """Time of one collective of a redistribution."""
         if move.kind == "slice":
             return SLICE_US
-        group = self.mesh.size(move.axis)
+        group, first = self.ranks(move.axes), move.axes[0]
         others = self._cuts(move.src)
-        others //= group if move.src.shard(move.axis) is not None else 1
+        others //= group if move.src.shard(first) is not None else 1
         whole = self.full_bytes(value) / others
         size = whole / (group if move.kind == "all_to_all" else 1)
-        time = self.collective_us(move.kind, size, move.axis)
+        time = self.collective_us(move.kind, size, *move.axes)
         sides = {
             "all_gather": (move.src,),
             "reduce_scatter": (move.dst,),
             "all_to_all": (move.src, move.dst),
         }
         for side in sides.get(move.kind, ()):
-            time += self._packing_us(value, side, move.axis, size)
+            time += self._packing_us(value, side, first, size)
         return time
 
     def _packing_us(self, value: Value, side: Placement, axis: str, size: float) -> float:

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from meshwright.ir.mesh import Mesh
-from meshwright.ir.placement import Placement, component, merge, only_axis, replicated
+from meshwright.ir.mesh import TENSOR, Mesh
+from meshwright.ir.placement import Placement, Shard, component, merge, only_axis, replicated
+from meshwright.ir.sizes import simplify_size
 
 
 @dataclass(frozen=True)
 class Move:
-    """One collective along one axis. kind: all_reduce, all_gather, reduce_scatter, all_to_all, or
-    slice, which takes a rank's part of what it has."""
+    """One collective along an axis, or along the parts of a split one together. kind: all_reduce,
+    all_gather, reduce_scatter, all_to_all, or slice, which takes a rank's part of what it has."""
 
-    axis: str
+    axes: tuple[str, ...]
     kind: str
     src: Placement
     dst: Placement
@@ -26,16 +27,41 @@ class Move:
 
 Path = tuple[Move, ...]
 
+# How axes place a value where no single collective along all of them sees it.
+APART = "apart"
 
-def move_kind(src: Placement, dst: Placement, axis: str) -> str | None:
-    """The collective from `src` to `dst` along an axis; "" when equal, None when there is none.
+
+def joint_component(
+    placement: Placement, axes: tuple[str, ...], mesh: Mesh
+) -> tuple[int, Shard] | str | None:
+    """How axes together place a value, as `component` says it of one; APART where they differ.
+
+    Shards of one dim that lie right inside each other are one shard, cut by all of the axes.
+    """
+    first, *others = (component(placement, axis) for axis in axes)
+    if all(found == first for found in others):
+        return first
+    cuts = 1
+    for axis, found in zip(axes, others, strict=False):
+        cuts *= mesh.size(axis)
+        if isinstance(first, str) or isinstance(found, str) or None in (first, found):
+            return APART
+        assert first is not None and found is not None
+        (dim, shard), (other_dim, other) = first, found
+        if dim != other_dim or other.outer != simplify_size(shard.outer * cuts):
+            return APART
+    return first
+
+
+def move_kind(src: Placement, dst: Placement, axes: tuple[str, ...], mesh: Mesh) -> str | None:
+    """The collective from `src` to `dst` along axes; "" when equal, None when there is none.
 
     Two moves have none of their own and pass through whole, named by their first collective's end
     in a slice: a partial max or log-sum-exp reaches a shard by an all_reduce, a shard another one
     of the same dim (other factors) by an all_gather, for the ranks' parts of it are no equal chunks
     that an all_to_all could exchange.
     """
-    before, after = component(src, axis), component(dst, axis)
+    before, after = (joint_component(placed, axes, mesh) for placed in (src, dst))
     if before == after:
         return ""
     if isinstance(after, str):
@@ -51,45 +77,60 @@ def move_kind(src: Placement, dst: Placement, axis: str) -> str | None:
 def paths(src: Placement, dst: Placement, mesh: Mesh) -> Iterator[Path]:
     """Ways from one placement to another, each axis that differs moved in some order; none where a
     value would have to become partial."""
-    axes = [a for a, _ in mesh.axes if component(src, a) != component(dst, a)]
-    if any(move_kind(src, dst, axis) is None for axis in axes):
+    units = moved_units(src, dst, mesh)
+    if any(move_kind(src, dst, axes, mesh) is None for axes in units):
         return
-    for order in permutations(axes):
+    for order in permutations(units):
         yield from _walk(src, dst, order, mesh)
-    for axis in axes if len(axes) > 1 else ():  # one axis out of the others' way first
-        rest = [a for a in axes if a != axis]
+    for axes in units if len(units) > 1 else ():  # one axis out of the others' way first
+        rest = [other for other in units if other != axes]
         for order in permutations(rest):
-            yield from _walk(src, dst, (axis, *order, axis), mesh, whole_first=True)
+            yield from _walk(src, dst, (axes, *order, axes), mesh, whole_first=True)
+
+
+def moved_units(src: Placement, dst: Placement, mesh: Mesh) -> list[tuple[str, ...]]:
+    """The axes whose placement differs; the parts of a split axis as one where they move alike."""
+    tensor = mesh.names(TENSOR)
+    apart = any(joint_component(placed, tensor, mesh) == APART for placed in (src, dst) if tensor)
+    units: list[tuple[str, ...]] = [(a,) for a, _ in mesh.axes if apart or a not in tensor]
+    units += [tensor] if tensor and not apart else []
+    return [u for u in units if any(component(src, a) != component(dst, a) for a in u)]
 
 
 def _walk(
-    src: Placement, dst: Placement, order: tuple[str, ...], mesh: Mesh, whole_first: bool = False
+    src: Placement,
+    dst: Placement,
+    order: tuple[tuple[str, ...], ...],
+    mesh: Mesh,
+    whole_first: bool = False,
 ) -> Iterator[Path]:
     """The moves of axes in an order, if every placement on the way exists."""
     moves: list[Move] = []
     at = src
-    for index, axis in enumerate(order):
+    for index, axes in enumerate(order):
         to_whole = whole_first and index == 0
-        target = _with(at, None if to_whole else dst, axis, mesh)
+        target = _with(at, None if to_whole else dst, axes, mesh)
         if target is None:
             return
-        kind = move_kind(at, target, axis)
-        if kind in ("all_reduce", "all_gather") and component(target, axis) is not None:
-            whole = _with(at, None, axis, mesh)
+        kind = move_kind(at, target, axes, mesh)
+        if kind in ("all_reduce", "all_gather") and joint_component(target, axes, mesh) is not None:
+            whole = _with(at, None, axes, mesh)
             if whole is None:
                 return
-            moves.append(Move(axis, kind, at, whole))
+            moves.append(Move(axes, kind, at, whole))
             at, kind = whole, "slice"
         if kind:
-            moves.append(Move(axis, kind, at, target))
+            moves.append(Move(axes, kind, at, target))
         at = target
     yield tuple(moves)
 
 
-def _with(at: Placement, dst: Placement | None, axis: str, mesh: Mesh) -> Placement | None:
-    """`at` with one axis placed as in `dst` (None: whole); None where shards would cross."""
-    rest = [only_axis(at, a) for a, _ in mesh.axes if a != axis]
-    new = replicated(len(at.dims)) if dst is None else only_axis(dst, axis)
+def _with(
+    at: Placement, dst: Placement | None, axes: tuple[str, ...], mesh: Mesh
+) -> Placement | None:
+    """`at` with some axes placed as in `dst` (None: whole); None where shards would cross."""
+    rest = [only_axis(at, a) for a, _ in mesh.axes if a not in axes]
+    new = replicated(len(at.dims)) if dst is None else only_axis(dst, *axes)
     return merge([*rest, new], dict(mesh.axes))
 
 
@@ -98,5 +139,5 @@ def held_copy(src: Placement, dst: Placement, mesh: Mesh) -> Placement:
 
     The one it reads, but a slice is taken from the whole when backward comes.
     """
-    kinds = {move_kind(src, dst, axis) for axis, _ in mesh.axes} - {""}
+    kinds = {move_kind(src, dst, axes, mesh) for axes in moved_units(src, dst, mesh)}
     return src if kinds == {"slice"} else dst

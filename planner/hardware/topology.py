@@ -7,9 +7,10 @@ its network cards, one each, and the inner links bound what they can use (NCCL r
 counting as in Calculon, Isaev et al. 2023).
 """
 
+import math
 from dataclasses import dataclass
 
-from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, make_mesh
+from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, reordered
 
 from .cluster import WIRE_SHARE, Cluster, collective_us
 
@@ -33,8 +34,11 @@ class Links:
 
         Axes that are not adjacent count as if their ranks were spread evenly over what they span.
         """
-        names = self.mesh.names(*roles)
-        group = self.mesh.count(*roles)
+        return self.joint_us(collective, size_bytes, self.mesh.names(*roles))
+
+    def joint_us(self, collective: str, size_bytes: float, names: tuple[str, ...]) -> float:
+        """Time over axes, major to minor, as one joint group; as `group_us` in all else."""
+        group = math.prod(self.mesh.size(name) for name in names)
         if group == 1:
             return 0.0
         span = self.mesh.size(names[0]) * self.mesh.stride(names[0])
@@ -54,8 +58,7 @@ class Links:
 
     def least_transfer_us(self, size_bytes: float, source: int, target: int) -> float:
         """Whichever of pipeline and data is outermost."""
-        sizes = {ROLES[name]: size for name, size in self.mesh.axes}
-        both = (Links(self.cluster, make_mesh(sizes, ROLES[outer])) for outer in OUTER)
+        both = (Links(self.cluster, reordered(self.mesh, ROLES[outer])) for outer in OUTER)
         return min(links.transfer_us(size_bytes, source, target) for links in both)
 
     def world_us(self) -> float:

@@ -1,13 +1,14 @@
 """Flat buckets: which parameters are stored, gathered and reduced together, and where.
 
-Order within a bucket: parameters whose gradient is partial over tp first (one contiguous region
-is all-reduced), then the other replicated ones, then the tp-sharded ones (their squares count on
-every tp rank); matrices before vectors in each class, so that weight decay covers few runs.
+Order within a bucket: parameters whose gradient is partial over tensor axes first (one contiguous
+region is all-reduced over each set of axes), then the other replicated ones, then the sharded ones
+(their squares count on every rank); matrices before vectors in each class, so that weight decay
+covers few runs.
 """
 
 from dataclasses import replace
 
-from meshwright.ir.mesh import AXIS_OF, STORAGE, TENSOR, Mesh
+from meshwright.ir.mesh import STORAGE, TENSOR, Mesh
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import Bucket, Entry, InstancePlan, Param, Piece
 from meshwright.ir.sizes import evaluate, num_elements
@@ -27,7 +28,7 @@ def make_buckets(
     """One bucket per instance and one for its frozen parameters; a tied parameter has a bucket of
     its own with all its homes."""
     by_name = {p.name: p for p in params}
-    partial, frozen = _partial_params(instances, pieces), _frozen_params(instances, pieces)
+    partial, frozen = _partial_params(instances, pieces, mesh), _frozen_params(instances, pieces)
     members: dict[str, list[str]] = {}
     stages: dict[str, set[int]] = {}
     for item in instances:
@@ -57,29 +58,36 @@ def _frozen_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...
     }
 
 
-def _partial_params(instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...]) -> set[str]:
-    """Logical parameters whose gradient leaves some piece as a partial sum over tp."""
+def _partial_params(
+    instances: tuple[InstancePlan, ...], pieces: tuple[Piece, ...], mesh: Mesh
+) -> dict[str, tuple[str, ...]]:
+    """Tensor axes along which a gradient leaves some piece as a partial sum, by logical name."""
     by_name = {p.name: p for p in pieces}
-    found = set()
+    found: dict[str, set[str]] = {}
     for item in instances:
         piece = by_name[item.piece]
         for name, grad in zip(item.params, Joint(piece.graph).grads.values(), strict=True):
-            if grad and piece.placements[grad].partial_op(AXIS_OF[TENSOR]):
-                found.add(name)
-    return found
+            for axis in mesh.names(TENSOR) if grad else ():
+                if piece.placements[grad].partial_op(axis):
+                    found.setdefault(name, set()).add(axis)
+    return {name: tuple(a for a in mesh.names(TENSOR) if a in axes) for name, axes in found.items()}
 
 
 def _bucket(
-    name: str, params: list[Param], partial: set[str], stages: tuple[int, ...], mesh: Mesh
+    name: str,
+    params: list[Param],
+    partial: dict[str, tuple[str, ...]],
+    stages: tuple[int, ...],
+    mesh: Mesh,
 ) -> Bucket:
-    def order(param: Param) -> tuple[int, bool]:
-        sharded = param.placement.shard_dim(AXIS_OF[TENSOR]) is not None
-        return (2 if sharded else 0 if param.name in partial else 1), len(param.shape) < 2
+    def order(param: Param) -> tuple[int, tuple[str, ...], bool]:
+        sharded, summed = any(param.placement.dims), partial.get(param.name, ())
+        return (0 if summed else 2 if sharded else 1), summed, len(param.shape) < 2
 
     offset, entries = 0, []
     for param in sorted(params, key=order):
         decay = len(param.shape) >= 2
-        entries.append(Entry(param.name, offset, param.name in partial, decay))
+        entries.append(Entry(param.name, offset, partial.get(param.name, ()), decay))
         numel = evaluate(num_elements(param.local_shape(mesh)), {})
         offset += _round_up(numel, ALIGNMENT)
     numel = _round_up(offset, ALIGNMENT * mesh.count(*STORAGE))

@@ -4,9 +4,9 @@ Meshes are factorings of the device count with tp inside a node; micro-batches d
 A pin restricts its own decision and nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from meshwright.ir.mesh import (
     CONTEXT,
@@ -18,12 +18,14 @@ from meshwright.ir.mesh import (
     Mesh,
     make_mesh,
 )
+from meshwright.ir.traced import Traced
 
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
 from ..pipeline.schedules import GENERATORS, chunks_of, runs
 from ..remat.options import CHOSEN
+from ..sharding.sub_axes import inner_ranks
 from .pins import Pins
 
 MAX_MICRO_BATCH = 32
@@ -48,6 +50,7 @@ class Candidate:
     outer: str = OUTER[0]  # the axis whose neighbours are the farthest apart
     rep: int = 1
     cp: int = 1
+    inner: int = 1  # of the tp ranks those of the axis's inner part
 
     @property
     def num_stages(self) -> int:
@@ -58,7 +61,7 @@ class Candidate:
         sizes = {
             PIPELINE: self.pp, REPLICA: self.rep, DATA: self.dp, CONTEXT: self.cp, TENSOR: self.tp,
         }  # fmt: skip
-        return make_mesh(sizes, ROLES[self.outer])
+        return make_mesh(sizes, ROLES[self.outer], self.inner)
 
     def __str__(self) -> str:
         schedule = f" {self.schedule}" if self.pp > 1 else ""
@@ -86,10 +89,26 @@ class Candidate:
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
 
 
+def candidates_of(
+    traced: Traced, cluster: Cluster, global_batch: int, pins: Pins
+) -> list[Candidate]:
+    """All combinations for a model, whose segments and KV heads bound them."""
+    inner_of = cache(lambda tp: inner_ranks(traced.joints.values(), tp))
+    count = len(traced.segmented.instances)
+    return list(candidates(cluster, global_batch, pins, count, inner_of))
+
+
 def candidates(
-    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+    cluster: Cluster,
+    global_batch: int,
+    pins: Pins,
+    num_instances: int,
+    inner_of: Callable[[int], int] = lambda tp: 1,
 ) -> Iterator[Candidate]:
-    """All combinations that the pins leave, in no order that matters."""
+    """All combinations that the pins leave, in no order that matters.
+
+    inner_of: of so many tp ranks those of the axis's inner part.
+    """
     for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // (rep * dp)
         for micro_batch in _micro_batches(rows, pins):
@@ -97,7 +116,7 @@ def candidates(
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
                 for schedule, chunks in _schedules(pp, m, pins, num_instances):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
-                    yield Candidate(*given, pins.outer or OUTER[0], rep, cp)
+                    yield Candidate(*given, pins.outer or OUTER[0], rep, cp, inner_of(tp))
 
 
 def meshes(

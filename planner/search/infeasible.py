@@ -25,7 +25,7 @@ from ..remat.options import CHOSEN
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from .candidate_costs import Evaluator
-from .candidates import Candidate, candidates
+from .candidates import Candidate, candidates_of
 from .fitting import fits, least_peak_bytes
 from .pins import MESH_PINS, Pins
 
@@ -186,9 +186,9 @@ def _emptied() -> dict[str, Any]:
 
 def frugal(evaluator: Evaluator) -> list[Candidate]:
     """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
-    count = len(evaluator.traced.segmented.instances)
+    cluster, rows = evaluator.cluster, evaluator.global_batch
     try:
-        space = list(candidates(evaluator.cluster, evaluator.global_batch, evaluator.pins, count))
+        space = candidates_of(evaluator.traced, cluster, rows, evaluator.pins)
     except PlanError:
         return []
 

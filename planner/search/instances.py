@@ -8,7 +8,7 @@ from itertools import count
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.mesh import AXIS_OF, TENSOR, Mesh
+from meshwright.ir.mesh import ROLES, TENSOR, Mesh
 from meshwright.ir.placement import only_axis, replicated
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.traced import Traced
@@ -19,15 +19,16 @@ from .buckets import FROZEN, make_buckets
 
 
 def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
-    """Every logical parameter with its placement on tp, in order of first use."""
+    """Every logical parameter with its placement on tensor axes, in order of first use."""
     found: dict[str, Param] = {}
+    tensor = [name for name, role in ROLES.items() if role == TENSOR]
     inits = {i.ref: i.init for i in traced.graph.inputs_of("param")}
     for instance, piece in zip(traced.segmented.instances, sharded.instances, strict=True):
         low = sharded.lowered[piece]
         for item, name in zip(low.graph.inputs_of("param"), instance.params, strict=True):
             value = item.value
             placement = low.placements.get(value.name, replicated(len(value.shape)))
-            placement = only_axis(placement, AXIS_OF[TENSOR])
+            placement = only_axis(placement, *tensor)
             param = Param(name, value.dtype, value.shape, placement, inits[name])
             if found.setdefault(name, param).placement != placement:
                 raise PlanError(f"tied parameter {name} has two placements: {found[name]}, {param}")

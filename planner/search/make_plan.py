@@ -4,17 +4,19 @@ Order: mesh, micro-batch, placements (sharding ILP), saved values, stage cuts, b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import (
+    AXIS_OF,
     BATCH,
     DATA,
     PIPELINE,
     REPLICA,
     ROLES,
     STORAGE,
+    TENSOR,
     Mesh,
     make_mesh,
 )
@@ -30,6 +32,7 @@ from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
 from ..remat.rules import Kept, check_rule, saved_values
 from ..sharding.boundary_layouts import ShardedModel, shard_model
+from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
 from ..simulate.step_model import STATES
 from .instances import instances_of, params_of, with_variants
@@ -55,7 +58,7 @@ def make_plan(
     already found. saved: the values that each instance keeps, found with them. Raises PlanError
     when the pins contradict each other or the sizes.
     """
-    mesh = choose_mesh(cluster.num_devices, pins)
+    mesh = choose_mesh(cluster.num_devices, pins, traced.joints.values())
     micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
     pp, (name, chunks) = mesh.count(PIPELINE), choose_schedule(pins)
     check_sizes(name, pp, num_microbatches)
@@ -128,11 +131,15 @@ def make_plan(
     return with_costs(plan, predict(plan, cluster), cluster)
 
 
-def choose_mesh(num_devices: int, pins: Pins) -> Mesh:
-    """The mesh of the pins; data takes the devices that no other axis is pinned to."""
-    sizes = {role: getattr(pins, name, None) or 1 for name, role in ROLES.items()}
+def choose_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> Mesh:
+    """The mesh of the pins; data takes the devices that no other axis is pinned to.
+
+    graphs: whose KV heads may split the tensor axis.
+    """
+    sizes = {role: getattr(pins, name, None) or 1 for role, name in AXIS_OF.items()}
     sizes[DATA] = pins.dp or max(1, num_devices // math.prod(sizes.values()))
-    mesh = make_mesh(sizes, ROLES[pins.outer or OUTER[0]])
+    inner = inner_ranks(graphs, sizes[TENSOR])
+    mesh = make_mesh(sizes, ROLES[pins.outer or OUTER[0]], inner)
     if mesh.num_devices != num_devices:
         raise PlanError(
             f"mesh {make_mesh(sizes)} is {mesh.num_devices} devices, the cluster has "

@@ -32,7 +32,7 @@ from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
 from ..simulate.stage_memory import usable_bytes
 from .candidate_costs import Evaluator
-from .candidates import Candidate, candidates
+from .candidates import Candidate, candidates_of
 from .demands import check_defaults
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
@@ -212,7 +212,7 @@ def _check(evaluator: Evaluator) -> None:
 def _space(evaluator: Evaluator) -> list[Candidate]:
     pins, traced = evaluator.pins, evaluator.traced
     count = len(traced.segmented.instances)
-    found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
+    found = candidates_of(traced, evaluator.cluster, evaluator.global_batch, pins)
     if not found:  # the messages of the fixed path say which demands collide
         stages = check_defaults(evaluator.cluster, evaluator.global_batch, pins)
         cut_stages([1.0] * count, stages, pins.cuts)

@@ -4,11 +4,13 @@ Every unique segment is solved for each pair of boundary layouts (replicated or 
 that a chain can ask of it; a Viterbi pass picks the cheapest sequence of layouts. Layouts agree at
 a cut, so nothing is redistributed between instances. A parameter that several instances share must
 lie the same in all of them, with its gradient: every common placement is tried, the best total
-kept.
+kept. Where that is too many (whole blocks are shared), those that the segments choose for
+themselves between each pair of layouts are tried.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -16,6 +18,7 @@ from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import TENSOR, Mesh
 from meshwright.ir.ops.questions import flops
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 
@@ -27,8 +30,12 @@ from .lower import lower
 from .nodes import LAYOUTS, Demands, nodes_of
 from .objective import objective_us
 
+# Common placements of tied parameters that are tried one by one.
+MAX_COMMON = 64
+
 Progress = Callable[[str], None]
 Pins = tuple[tuple[str, Placement], ...]
+Common = tuple[Placement, Placement]  # of a tied parameter and of its gradient
 
 
 @dataclass(frozen=True)
@@ -158,10 +165,10 @@ class _Chain:
         return Lowered(name, name, graph, placements, *LAYOUTS[:1] * 2, cost, cost, False)
 
     def best(self) -> ShardedModel:
-        """The cheapest chain over all common placements of tied parameters."""
+        """The cheapest chain over common placements of tied parameters."""
         tied = self._tied()
         found: tuple[float, list[tuple]] | None = None
-        for common in product(*(self._candidates(homes) for homes in tied)):
+        for common in self._common(tied):
             chain = self._viterbi(self._pins(tied, common))
             if chain is not None and (found is None or chain[0] < found[0]):
                 found = chain
@@ -169,6 +176,25 @@ class _Chain:
             names = ", ".join(sorted(f"{self._segment(k)}.{n}" for homes in tied for k, n in homes))
             raise InfeasibleError(f"tied parameters {names} have no common placement; drop a pin")
         return self._model(found[1])
+
+    def _common(self, tied: list[list[tuple[int, str]]]) -> Iterable[tuple[Common, ...]]:
+        """Placements of all tied parameters to try."""
+        each = [self._candidates(homes) for homes in tied]
+        if math.prod(map(len, each)) <= MAX_COMMON:
+            return product(*each)
+        sides = product(self._layouts(False), repeat=2)
+        return dict.fromkeys(tuple(self._own(*homes[0], *s) for homes in tied) for s in sides)
+
+    def _own(self, index: int, name: str, side_in: str, side_out: str) -> Common:
+        """What a segment without pins chooses for a parameter between two layouts."""
+        graph = self.joints[self._segment(index)]
+        side_out = side_out if graph.inputs_of("grad") else LAYOUTS[0]
+        side_in = side_in if graph.inputs_of("activation") else LAYOUTS[0]
+        found = self._solve((self._segment(index), side_in, side_out, (), ()))
+        assert found is not None
+        grad = Joint(graph).grads[name]
+        placed = found.made[name]
+        return placed, found.outputs[graph.outputs.index(grad)] or placed if grad else placed
 
     def _segment(self, index: int) -> str:
         return self.segmented.instances[index].segment
@@ -182,7 +208,7 @@ class _Chain:
                 homes.setdefault(param, []).append((index, item.value.name))
         return [found for found in homes.values() if len(found) > 1]
 
-    def _candidates(self, homes: list[tuple[int, str]]) -> list[tuple[Placement, Placement]]:
+    def _candidates(self, homes: list[tuple[int, str]]) -> list[Common]:
         """(placement, gradient's placement) pairs that some home would choose."""
         found: dict[tuple[Placement, Placement], None] = {}
         for index, name in homes:
@@ -196,7 +222,7 @@ class _Chain:
         return list(found)
 
     def _pins(
-        self, tied: list[list[tuple[int, str]]], common: tuple[tuple[Placement, Placement], ...]
+        self, tied: list[list[tuple[int, str]]], common: tuple[Common, ...]
     ) -> dict[int, tuple[Pins, Pins]]:
         """Pins of parameters and gradients per instance."""
         found: dict[int, tuple[Pins, Pins]] = {}

@@ -17,7 +17,7 @@ Constraints
     choose[n]      sum_k x[n,k] = 1
     leave[r,a]     sum_b e[r,a,b] = sum of x[n,k] of the maker over k that make v in a
     enter[r,b]     sum_a e[r,a,b] = sum of x[n,k] of the reader over k that read v in b
-    once[r,a,b]    m[v,p,q] >= e[r,a,b]     each move p, q of the cheapest way from a to b
+    once[r,p,q]    m[v,p,q] >= sum of e[r,a,b] over a, b whose cheapest way has the move p, q
     held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
     gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
 
@@ -38,7 +38,7 @@ from meshwright.ir.placement import Placement, format_placement
 
 from .. import solver
 from ..cost.op_cost import Costs, GraphWork
-from ..cost.redistribution import Move, Path, held_copy
+from ..cost.redistribution import Move, held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, nodes_of
 
@@ -165,7 +165,8 @@ class _Builder:
             self._held(value, where, edges)
 
     def _edges(self, value: str, where: str, sources: dict, targets: dict) -> dict[tuple, int]:
-        edges = {}
+        edges: dict[tuple, int] = {}
+        moved: dict[Move, list[tuple[int, float]]] = {}
         item, fixed = self.graph.values[value], value in self.fixed
         texts = {p: format_placement(p) for p in (*sources, *targets)}
         for a in sources:
@@ -173,22 +174,20 @@ class _Builder:
                 way = None if fixed and a != b else self.costs.way(item, a, b)
                 if way is None:
                     continue
-                label = f"{where},{texts[a]},{texts[b]}"
-                edges[a, b] = edge = self.problem.variable(f"e[{label}]", 0.0)
-                self._once(item, label, edge, way[1])
+                name = f"e[{where},{texts[a]},{texts[b]}]"
+                edges[a, b] = edge = self.problem.variable(name, 0.0)
+                for move in way[1]:
+                    moved.setdefault(move, []).append((edge, -1.0))
+        for move, terms in moved.items():
+            made = self._move(item, move)
+            self.problem.at_least(f"once[{where},{_ends(move)}]", [(made, 1.0), *terms], 0.0)
         return edges
-
-    def _once(self, value: Value, label: str, edge: int, path: Path) -> None:
-        for index, move in enumerate(path):
-            name = f"once[{label}]" + (f" {index + 1}" if index else "")
-            self.problem.at_least(name, [(self._move(value, move), 1.0), (edge, -1.0)], 0.0)
 
     def _move(self, value: Value, move: Move) -> int:
         key = value.name, move.src, move.dst
         if key not in self.moves:
-            ends = f"{format_placement(move.src)},{format_placement(move.dst)}"
             cost = self.costs.move_us(value, move)
-            self.moves[key] = self.problem.variable(f"m[%{value.name},{ends}]", cost)
+            self.moves[key] = self.problem.variable(f"m[%{value.name},{_ends(move)}]", cost)
         return self.moves[key]
 
     def _held(self, value: str, where: str, edges: dict[tuple, int]) -> None:
@@ -211,6 +210,10 @@ class _Builder:
                 f"s[%{value},{format_placement(b)}]", cost
             )
         return self.copies[value, b]
+
+
+def _ends(move: Move) -> str:
+    return f"{format_placement(move.src)},{format_placement(move.dst)}"
 
 
 def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:

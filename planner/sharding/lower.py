@@ -1,8 +1,9 @@
 """Lowering: a joint graph with its redistributions written out as ops.
 
 Each move of a value is made once, right before its first use; what an output still needs comes at
-the end. Op `redistribute`: attrs axis and kind, and as the kind needs: op (of a reduction), dim and
-outer (the shard made, or gathered), src_dim and src_outer (the shard an all_to_all starts from).
+the end. Op `redistribute`: attrs axis (several together: their names, dots between them) and kind,
+and as the kind needs: op (of a reduction), dim and outer (the shard made, or gathered), src_dim and
+src_outer (the shard an all_to_all starts from).
 Outer sizes are those of the local tensor, which other axes have cut.
 """
 
@@ -75,8 +76,8 @@ class _Writer:
 
 
 def _attrs(move: Move, mesh: Mesh) -> tuple[tuple[str, Attr], ...]:
-    axis, kind = move.axis, move.kind
-    found: dict[str, Attr] = {"axis": axis, "kind": kind}
+    axis, kind = move.axes[0], move.kind
+    found: dict[str, Attr] = {"axis": ".".join(move.axes), "kind": kind}
     if kind in ("all_reduce", "reduce_scatter"):
         found["op"] = move.src.partial_op(axis)
     if kind != "all_reduce":

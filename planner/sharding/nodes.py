@@ -18,7 +18,7 @@ from meshwright.ir.placement import Placement, Shard, format_placement, replicat
 from meshwright.ir.sizes import evaluate
 
 from ..cost.op_cost import Costs, GraphWork
-from .strategies import Strategy, axes_of, strategies_of, strides_of
+from .strategies import Strategy, alone_of, axes_of, strategies_of, strides_of
 
 LAYOUTS = ("replicated", "sequence")
 
@@ -93,13 +93,14 @@ def nodes_of(
 def _ops(graph: Graph, costs: Costs) -> tuple[list[Node], tuple[str, ...]]:
     axes = axes_of(costs.mesh, costs.sizes)
     work, strides = GraphWork(graph), {axis.name: strides_of(graph, axis) for axis in axes}
+    alone = alone_of(graph, axes)
     nodes, coverage = [], []
     for index, op in enumerate(graph.ops):
         extra = {
             name: [(f, b) for (k, f), found in asked.items() if k == index for b in found]
             for name, asked in strides.items()
         }
-        offered, warning = strategies_of(op, graph, axes, extra)
+        offered, warning = strategies_of(op, graph, axes, extra, alone.get(index, ()))
         coverage += [warning] if warning else []
         moved = work.of[op.output.name]
         choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]
@@ -154,10 +155,11 @@ def _param(
         shards = [pin]
     must = demands.shard_matmul_weights and _is_matmul_weight(graph, value.name) and shards
     placed = [] if must or (pin is not None and pin != whole) else [(whole, whole)]
-    tensor = costs.mesh.names(TENSOR)
-    if placed and grad:
-        placed += [(whole, with_partial(whole, axis, "sum")) for axis in tensor]
     placed += [(shard, shard) for shard in shards]
+    if grad:  # summed once a step over the tensor axes that do not cut it
+        tensor = costs.mesh.names(TENSOR)
+        both = [pair for p, g in placed for pair in ((p, g), (p, _partial_over(p, tensor)))]
+        placed = list(dict.fromkeys(both))
     for axis in costs.mesh.names(CONTEXT) if grad else ():  # summed where it is stored
         placed = [(p, with_partial(g, axis, "sum")) for p, g in placed] + placed
     choices = [
@@ -168,6 +170,14 @@ def _param(
     reads = (grad,) if grad else ()
     kept = tuple(c if grad else Choice(_without_grad(c), c.us, c.bytes) for c in choices)
     return Node(f"param %{value.name}", reads, (value.name,), kept, True)
+
+
+def _partial_over(placement: Placement, axes: tuple[str, ...]) -> Placement:
+    """The placement, partial over those of the axes that do not cut it."""
+    for axis in axes:
+        if placement.shard(axis) is None:
+            placement = with_partial(placement, axis, "sum")
+    return placement
 
 
 def _without_grad(choice: Choice) -> Strategy:
@@ -197,8 +207,8 @@ def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) 
     """A gradient that is partial along tensor is reduced once a step: its share of one
     micro-batch. Along context it is reduced with storage, which the step model prices."""
     axes = [a for a in costs.mesh.names(TENSOR) if grad.partial_op(a) is not None]
-    size = costs.full_bytes(value)
-    return sum(costs.collective_us("all_reduce", size, a) for a in axes) / num_microbatches
+    size = costs.local_bytes(value, grad)
+    return costs.collective_us("all_reduce", size, *axes) / num_microbatches if axes else 0.0
 
 
 def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:

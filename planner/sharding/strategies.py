@@ -101,16 +101,20 @@ def strategies_of(
     graph: Graph,
     axes: tuple[Axis, ...],
     strides: Mapping[str, Iterable[tuple[str, int]]] = MappingProxyType({}),
+    alone: Iterable[str] = (),
 ) -> tuple[tuple[Strategy, ...], str]:
     """All strategies of an op without duplicates, replicated first, and a coverage warning or "".
 
-    strides: by axis (factor, blocks) pairs to offer beside the plain shards.
+    strides: by axis (factor, blocks) pairs to offer beside the plain shards. alone: factors that
+    the outer part of a split axis may cut alone.
     """
     rule = rule_of(op, graph)
     if rule is None:
         return (_replicated(op, graph),), replicated_note(op, graph.name)
     each = [_ways(rule, axis, strides.get(axis.name, ())) for axis in axes]
-    found = (_strategy(op, graph, rule, ways) for ways in product(*each))
+    found = (
+        _strategy(op, graph, rule, ways) for ways in product(*each) if _agree(rule, ways, alone)
+    )
     return _distinct([s for s in found if s is not None]), ""
 
 
@@ -173,6 +177,26 @@ def _name(ways: list[Way]) -> str:
     return "; ".join(f"{way.axis.name} {way}" for way in ways)
 
 
+def _agree(rule: Rule, ways: tuple[Way, ...], alone: Iterable[str]) -> bool:
+    """Whether the inner part of a tensor axis goes with the outer one.
+
+    It cuts what the outer part cuts, sums what it sums, and stays whole with it. Beside KV heads
+    that the outer part alone cuts, it cuts the group of queries of each, sums the gradients of
+    keys and values that its ranks share, or holds them whole.
+    """
+    tensor = [way for way in ways if not way.axis.is_context]
+    if len(tensor) < 2:
+        return True
+    outer, inner = tensor
+    if _what(inner) == _what(outer):
+        return True
+    return outer.factor in alone and (not inner.factor or bool(rule.ordered))
+
+
+def _what(way: Way) -> tuple[str, int, bool]:
+    return way.factor, way.blocks, way.reads_partial
+
+
 def _in_order(rule: Rule, ways: tuple[Way, ...]) -> tuple[Way, ...]:
     """Ways in the order in which they cut a factor that they share: the sequence by context first,
     anything else by it last."""
@@ -186,13 +210,14 @@ def _in_order(rule: Rule, ways: tuple[Way, ...]) -> tuple[Way, ...]:
 
 
 def _divide(rule: Rule, ways: tuple[Way, ...]) -> bool:
-    """Whether axes that share a factor divide it together, the plain way."""
+    """Whether axes that share a factor divide it together, in the same blocks."""
     shared = [w for w in ways if w.factor and sum(v.factor == w.factor for v in ways) > 1]
     if not shared:
         return True
-    total = math.prod(w.axis.size for w in shared)
-    size = _evaluated(rule.sizes[shared[0].factor], tuple(shared[0].axis.sizes.items()))
-    return size % total == 0 and all(w.blocks == 1 for w in shared)
+    first, *others = shared
+    total = math.prod(w.axis.size for w in shared) * first.blocks
+    size = _evaluated(rule.sizes[first.factor], tuple(first.axis.sizes.items()))
+    return size % total == 0 and all(w.blocks == first.blocks for w in others)
 
 
 def _reduced(placement: Placement, rule: Rule, index: int, way: Way) -> Placement | None:
@@ -232,6 +257,54 @@ def _distinct(found: list[Strategy]) -> tuple[Strategy, ...]:
     return tuple(reversed(kept.values()))
 
 
+def alone_of(graph: Graph, axes: tuple[Axis, ...]) -> dict[int, set[str]]:
+    """By op the factors that the outer part of a split axis may cut alone.
+
+    These are the KV heads that it divides and both parts do not, and what lies in the same place of
+    keys and values and of what they are made from. Queries are cut by both parts.
+    """
+    tensor = [axis for axis in axes if not axis.is_context]
+    if len(tensor) < 2:
+        return {}
+    rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
+    outer, inner = tensor
+    found: dict[int, set[str]] = {}
+    asked: dict[tuple[str, int], set[Size]] = {}
+    for index, rule in rules.items():
+        for factor in set(rule.sizes) - rule.fixed if rule.ordered else ():
+            if not outer.divides(rule.sizes[factor], inner.size):
+                found.setdefault(index, set()).add(factor)
+                _ask(graph.ops[index], rule, factor, 1, outer, asked, lone=True)
+    changed = True
+    while changed:
+        changed = False
+        for index, rule in rules.items():
+            known = found.setdefault(index, set())
+            for factor in _asked_for(graph.ops[index], rule, asked) - known:
+                changed |= _take(graph.ops[index], rule, factor, outer, known, asked)
+    return found
+
+
+def _take(op: Op, rule: Rule, factor: str, axis: Axis, known: set[str], asked: dict) -> bool:
+    """Note a factor that an axis cuts alone, and what it asks of the op's values."""
+    if factor in rule.fixed or not axis.divides(rule.sizes[factor]):
+        return False
+    known.add(factor)
+    _ask(op, rule, factor, 1, axis, asked)
+    return True
+
+
+def _asked_for(op: Op, rule: Rule, asked: dict) -> set[str]:
+    """Factors that lie where a value is asked to be cut."""
+    return {
+        factor
+        for name, dims in _places(op, rule)
+        for dim, factors in enumerate(dims)
+        for factor in factors
+        if _outer(factors, rule, factor) in asked.get((name, dim), ())
+    }
+
+
 def strides_of(graph: Graph, axis: Axis) -> Strides:
     """Per op and factor the blocks that some neighbour's shard would cut it in first."""
     rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
@@ -261,12 +334,15 @@ def _places(op: Op, rule: Rule) -> list[tuple[str, Dims]]:
     ]
 
 
-def _ask(op: Op, rule: Rule, factor: str, blocks: int, axis: Axis, asked: dict) -> None:
+def _ask(
+    op: Op, rule: Rule, factor: str, blocks: int, axis: Axis, asked: dict, lone: bool = False
+) -> None:
+    """Note where a shard of the factor lies. lone: in dims that hold no other factor."""
     if factor in rule.fixed or not axis.divides(rule.sizes[factor], blocks):
         return
     for name, dims in _places(op, rule):
         for dim, factors in enumerate(dims):
-            if factor in factors:
+            if factor in factors and not (lone and len(factors) > 1):
                 outer = simplify_size(_outer(factors, rule, factor) * blocks)
                 asked.setdefault((name, dim), set()).add(outer)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR, Mesh
+from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
@@ -260,9 +260,9 @@ class UnitTable:
         reduce = sum(self._reduce_us(carried * bucket_bytes(b)) for b in fresh)
         replicas = sum(self._replicas_us(carried * bucket_bytes(b)) for b in fresh)
         partial = sum(
-            links.group_us("all_reduce", carried * _partial_bytes(b), TENSOR)
+            links.joint_us("all_reduce", carried * size, axes)
             for b in fresh
-            if _partial_bytes(b)
+            for axes, size in _partial_bytes(b)
         )
         blocking, kept = partial + self._copies_us(ready), sum(map(bucket_bytes, owned))
         frozen = sum(bucket_bytes(b) for b in owned if not b.trainable)
@@ -361,9 +361,12 @@ def bucket_bytes(bucket: Bucket) -> float:
     return bucket.numel * ITEM_BYTES[bucket.dtype]
 
 
-def _partial_bytes(bucket: Bucket) -> float:
-    """Bytes of the leading region whose gradients are summed over tp."""
-    later = [e.offset for e in bucket.entries if not e.partial]
-    if not any(e.partial for e in bucket.entries):
-        return 0.0
-    return min(later, default=bucket.numel) * ITEM_BYTES[bucket.dtype]
+def _partial_bytes(bucket: Bucket) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """(axes, bytes) of the regions whose gradients are summed over the same axes."""
+    found: dict[tuple[str, ...], int] = {}
+    stops = [e.offset for e in bucket.entries[1:]] + [bucket.numel]
+    for entry, stop in zip(bucket.entries, stops, strict=True):
+        if entry.partial:
+            size = (stop - entry.offset) * ITEM_BYTES[bucket.dtype]
+            found[entry.partial] = found.get(entry.partial, 0) + size
+    return tuple(found.items())

@@ -40,7 +40,7 @@ def open_corpus(name: str, split: str) -> Corpus:
         )
     if kind == "file" and rest:
         return file_bytes(name, Path(rest), held_out)
-    if kind in ("random", "fixed"):
+    if kind in ("random", "fixed") and rest:
         return synthetic(name, held_out)
     if kind == "hf-stream" and held_out:
         raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")

@@ -31,7 +31,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Cut:
-    """A dim of size outer * n * m, of which a rank holds part `index` of n."""
+    """A dim of size outer * n * m, of which a rank holds part `index` of n.
+
+    Of several on one dim, each cuts what those before it left.
+    """
 
     dim: int
     outer: int
@@ -88,19 +91,29 @@ def _within(
 
 
 def _logical(local: Box, start: int, cuts: tuple[Cut, ...], shape: Index) -> Iterator[Piece]:
-    """The rectangle split where a strided cut makes its logical indices jump."""
-    parts = [Box(local.offsets, local.sizes)]
-    for cut in cuts:
-        m = shape[cut.dim] // cut.outer
-        parts = [p for part in parts for p in _split(part, cut.dim, m)]
-    for part in parts:
-        offsets = list(part.offsets)
-        for cut in cuts:
-            m = shape[cut.dim] // cut.outer
-            o, j = divmod(part.offsets[cut.dim], m)
-            offsets[cut.dim] = (o * cut.n + cut.index) * m + j
-        box = Box(tuple(offsets), part.sizes)
+    """The rectangle split where a strided cut makes its logical indices jump.
+
+    Cuts were made in order; undo the last one first.
+    """
+    found, sizes = [(local, local)], list(shape)  # of each part its local and its logical box
+    for cut in reversed(cuts):
+        m = sizes[cut.dim] // cut.outer
+        found = [part for pair in found for part in _before(*pair, cut, m)]
+        sizes[cut.dim] *= cut.n
+    for part, box in found:
         yield Piece(box, start, local.sizes, part.slices_of(local))
+
+
+def _before(local: Box, box: Box, cut: Cut, m: int) -> Iterator[tuple[Box, Box]]:
+    """Parts of a box where each lay before a cut into blocks of m, beside their local boxes."""
+    for part in _split(box, cut.dim, m):
+        moved = [
+            a + b - c for a, b, c in zip(local.offsets, part.offsets, box.offsets, strict=True)
+        ]
+        offsets = list(part.offsets)
+        o, j = divmod(offsets[cut.dim], m)
+        offsets[cut.dim] = (o * cut.n + cut.index) * m + j
+        yield Box(tuple(moved), part.sizes), Box(tuple(offsets), part.sizes)
 
 
 def _split(box: Box, dim: int, m: int) -> Iterator[Box]:

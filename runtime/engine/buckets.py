@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import mesh
 from .initial import initial_value
-from .layout import Bucket, Entry, Layout
+from .layout import Bucket, Entry, Layout, Param
 
 Key = TypeVar("Key")
 
@@ -38,12 +38,11 @@ class FlatBucket:
         self.reduce_dtype = getattr(torch, layout.reduce_dtype)
         self.group = mesh.group_of(*(mesh.STORAGE if layout.zero else mesh.REDUCED))
         self.replicas = mesh.group_of(*mesh.REPLICA) if layout.zero else None
-        self.tensor = mesh.group_of(*mesh.TENSOR)
-        self.whole = {p.name for p in layout.params if not p.shards}
+        self.placed = {p.name: _axes_of(p) for p in layout.params}
         self.cuts = mesh.count(*mesh.STORAGE) if layout.zero else 1
         self.index = mesh.index(*mesh.STORAGE) if layout.zero else 0
         self.shard_numel = bucket.numel // self.cuts
-        self.partial_numel = self._region(lambda e: e.partial)
+        self.partial = [(a, b, axes) for a, b, axes in self._regions() if axes]
         self.full: Tensor | None = self._initial(layout, seed)
         self.shard = self._cut(self.full).clone() if layout.zero == 3 else self._cut(self.full)
         if layout.zero == 3:
@@ -71,14 +70,14 @@ class FlatBucket:
     def differs_over(self, param: str) -> tuple[str, ...]:
         """Axes along which ranks hold other elements of a parameter; see `mesh.owns`."""
         stored = mesh.names(*mesh.STORAGE) if self.cuts > 1 else ()
-        placed = () if param in self.whole else mesh.names(*mesh.TENSOR)
-        return (*mesh.names(*mesh.PIPELINE), *stored, *placed)
+        return (*mesh.names(*mesh.PIPELINE), *stored, *self.placed[param])
 
-    def _region(self, chosen) -> int:  # type: ignore[no-untyped-def]
-        """End of the leading run of entries that `chosen` accepts, in elements."""
+    def _regions(self) -> list[tuple[int, int, tuple[str, ...]]]:
+        """(start, stop, axes) of entries that are partial over the same axes, in elements."""
         entries = self.bucket.entries
-        later = [e.offset for e in entries if not chosen(e)]
-        return min(later, default=self.bucket.numel) if any(map(chosen, entries)) else 0
+        starts = [e for n, e in enumerate(entries) if not n or e.partial != entries[n - 1].partial]
+        stops = [e.offset for e in starts[1:]] + [self.bucket.numel]
+        return [(e.offset, stop, e.partial) for e, stop in zip(starts, stops, strict=True)]
 
     def _empty(self, numel: int) -> Tensor:
         return torch.empty(numel, dtype=self.dtype, device=self.device)
@@ -160,7 +159,8 @@ class FlatBucket:
         assert self.grad is not None
         travels = self.group is not None or self.replicas is not None
         carried = self.grad.to(self.reduce_dtype) if travels else self.grad
-        self._sum(carried[: self.partial_numel], self.tensor)
+        for start, stop, axes in self.partial:
+            self._sum(carried[start:stop], mesh.group(*axes))
         if self.zero == 0:
             self._all_reduce(carried)
         else:
@@ -254,3 +254,9 @@ class FlatBucket:
                 start = runs.pop()[0]
             runs.append((start, stop, found))
         return runs
+
+
+def _axes_of(param: Param) -> tuple[str, ...]:
+    """Axes that cut a parameter, in the mesh's order."""
+    cut = {axis for *_, axis in param.shards}
+    return tuple(axis for axis in mesh.axes() if axis in cut)

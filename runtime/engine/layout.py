@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Param:
-    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box.
+    """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box, in order.
 
     hidden: a matrix between the embedding and the head, neither of them.
     """
@@ -21,12 +21,13 @@ class Param:
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter's local box in a bucket, from element `offset` on."""
+    """A parameter's local box in a bucket, from element `offset` on. partial: the axes over which
+    its gradient is summed once a step, beside those of the bucket."""
 
     param: str
     offset: int
     shape: tuple[int, ...]
-    partial: bool
+    partial: tuple[str, ...]
     decay: bool
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 # The roles of axes, and what they do; a test holds all of it equal to ir/mesh.py.
 ROLES = {
     "pp": "pipeline", "rep": "replica", "dp": "data", "cp": "context", "ep": "expert",
-    "tp": "tensor",
+    "tp": "tensor", "tq": "tensor",
 }  # fmt: skip
 PIPELINE, REPLICA = ("pipeline",), ("replica",)
 CONTEXT, TENSOR = ("context",), ("tensor",)
@@ -53,7 +53,7 @@ def start(sizes: dict[str, int], device: torch.device, timeout: timedelta | None
     _state.sizes, _state.device, _state.timeout = dict(sizes), device, timeout
     _state.coordinates = coordinates_of(rank, sizes)
     _state.groups = {}
-    joint = (names(*roles) for roles in (PIPELINE, REPLICA, STORAGE, REDUCED, COMPUTE))
+    joint = (names(*roles) for roles in (PIPELINE, REPLICA, STORAGE, REDUCED, COMPUTE, TENSOR))
     for axes in dict.fromkeys((*((axis,) for axis in sizes), *joint)):
         _state.groups[axes] = _group_along(axes, rank)
 
@@ -152,6 +152,12 @@ def index(*roles: str) -> int:
     for name in names(*roles):
         place = place * _state.sizes[name] + coordinate(name)
     return place
+
+
+def places(*roles: str) -> list[dict[str, int]]:
+    """Return coordinates by axis of every place along the roles, in the order of `index`."""
+    sizes = {name: _state.sizes[name] for name in names(*roles)}
+    return [coordinates_of(n, sizes) for n in range(count(*roles))]
 
 
 def owns(over: Iterable[str]) -> bool:

@@ -127,16 +127,21 @@ class Adafactor(Rule):
 
     def _reduce(self, bucket: FlatBucket, sums: dict[str, list[Tensor]]) -> None:
         """Sum in place over the ranks that hold different boxes of a parameter."""
-        whole = [t for n, found in sums.items() if n in bucket.whole for t in found]
-        cut = [t for n, found in sums.items() if n not in bucket.whole for t in found]
-        flat = torch.cat([t.reshape(-1) for t in (*whole, *cut)])
+        by_axes: dict[tuple[str, ...], list[Tensor]] = {}
+        for name, found in sums.items():
+            by_axes.setdefault(bucket.placed[name], []).extend(found)
+        flat = {axes: torch.cat([t.reshape(-1) for t in ts]) for axes, ts in by_axes.items()}
         if bucket.cuts > 1:
-            dist.all_reduce(flat, group=bucket.group)
-        if cut and bucket.tensor is not None:
-            dist.all_reduce(flat[sum(t.numel() for t in whole) :], group=bucket.tensor)
-        parts = flat.split([t.numel() for t in (*whole, *cut)])
-        for total, part in zip((*whole, *cut), parts, strict=True):
-            total.copy_(part.view_as(total))
+            joint = torch.cat(list(flat.values()))
+            dist.all_reduce(joint, group=bucket.group)
+            parts = joint.split([part.numel() for part in flat.values()])
+            flat = dict(zip(flat, parts, strict=True))
+        for axes, part in flat.items():
+            if axes and (group := mesh.group(*axes)) is not None:
+                dist.all_reduce(part, group=group)
+            sizes = [t.numel() for t in by_axes[axes]]
+            for total, found in zip(by_axes[axes], part.split(sizes), strict=True):
+                total.copy_(found.view_as(total))
 
     def _matrices(self, bucket: FlatBucket) -> list[str]:
         names = [entry.param for entry in bucket.bucket.entries]

@@ -132,8 +132,8 @@ class _Matrix:
         if boxes is None:
             return None
         whole = torch.empty(self.param.shape, dtype=box.dtype, device=box.device)
-        for index, part in enumerate(boxes):
-            place_box(whole, part, self.param, index)
+        for place, part in zip(mesh.places(*mesh.TENSOR), boxes, strict=True):
+            place_box(whole, part, self.param, place)
         return whole
 
     def share(self, update: Tensor | None, full: Tensor) -> None:
@@ -145,7 +145,8 @@ class _Matrix:
         elif self.param.shards:
             parts = None
             if update is not None:
-                parts = [take_box(update, self.param, n) for n in range(mesh.count(*mesh.TENSOR))]
+                places = mesh.places(*mesh.TENSOR)
+                parts = [take_box(update, self.param, place) for place in places]
             dist.scatter(box, parts, group=group, group_src=self.tensor)
         else:
             if update is not None:

@@ -1,6 +1,7 @@
 """From the ranks' bucket shards back to logical tensors; replicas must agree to the last bit."""
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import torch
@@ -35,18 +36,20 @@ def assemble(
 def _of_stage(
     plan: Plan, bucket: Bucket, stage: int, ranks: list[RankResult], shards: Shards
 ) -> dict[str, Tensor]:
-    flats = []
-    for tp in range(plan.mesh.size("tp")):
-        home = plan.stage_ranks[stage]
-        column = [r for r in ranks if r.coordinates["pp"] == home and r.coordinates["tp"] == tp]
-        flats.append(_column(plan, bucket, column, shards))
+    home, axes = plan.stage_ranks[stage], ("tp", "tq")
+    flats: dict[tuple[int, ...], Tensor] = {}
+    for place in product(*(range(plan.mesh.size(axis)) for axis in axes)):
+        at = {"pp": home, **dict(zip(axes, place, strict=True))}
+        column = [r for r in ranks if all(r.coordinates.get(a, 0) == n for a, n in at.items())]
+        flats[place] = _column(plan, bucket, column, shards)
     logical = {}
     for entry in bucket.entries:
         param = plan.param(entry.param)
         shape = param.local_shape(plan.mesh)
         stop = entry.offset + int(np.prod(shape))
-        boxes = [flat[entry.offset : stop].view(shape) for flat in flats]
-        logical[param.name] = _join(param, boxes)
+        boxes = {place: flat[entry.offset : stop].view(shape) for place, flat in flats.items()}
+        places = {place: dict(zip(axes, place, strict=True)) for place in boxes}
+        logical[param.name] = _join(param, [(places[p], box) for p, box in boxes.items()], plan)
     return logical
 
 
@@ -76,16 +79,30 @@ def _whole(plan: Plan, bucket: Bucket, column: list[Tensor]) -> Tensor:
     return column[0]
 
 
-def _join(param: Param, boxes: list[Tensor]) -> Tensor:
-    cuts = [(dim, s.outer) for dim, all_s in enumerate(param.placement.dims) for s in all_s]
-    if not cuts:
-        for other in boxes[1:]:
-            _same(param.name, boxes[0], other, "tp ranks")
-        return boxes[0]
-    ((dim, outer),) = cuts
+def _join(param: Param, boxes: list[tuple[dict[str, int], Tensor]], plan: Plan) -> Tensor:
+    """The logical tensor of every rank's box; ranks that hold the same elements must agree."""
     shape = tuple(evaluate(size, {}) for size in param.shape)
-    parts = [box.unflatten(dim, (evaluate(outer, {}), 1, -1)) for box in boxes]
-    return torch.cat(parts, dim + 1).reshape(shape)
+    whole = torch.full(shape, torch.nan, dtype=boxes[0][1].dtype)
+    index = [
+        [_elements(param, dim, place, plan) for dim in range(len(shape))] for place, _ in boxes
+    ]
+    for where, (_, box) in zip(index, boxes, strict=True):
+        whole[torch.meshgrid(*where, indexing="ij")] = box
+    for where, (_, box) in zip(index, boxes, strict=True):
+        _same(param.name, whole[torch.meshgrid(*where, indexing="ij")], box, "tensor ranks")
+    assert not whole.isnan().any(), f"{param.name}: no rank holds some elements"
+    return whole
+
+
+def _elements(param: Param, dim: int, place: dict[str, int], plan: Plan) -> Tensor:
+    """Logical indices of a dim that a place holds: of each shard's factor its own part."""
+    size = evaluate(param.shape[dim], {})
+    found = torch.arange(size)
+    for shard in param.placement.dims[dim]:
+        ranks = plan.mesh.size(shard.axis)
+        part = size // (evaluate(shard.outer, {}) * ranks)
+        found = found[found // part % ranks == place[shard.axis]]
+    return found
 
 
 def _same(name: str, one: Tensor, other: Tensor, where: str) -> None:

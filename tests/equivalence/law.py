@@ -37,6 +37,7 @@ from meshwright.planner.remat.rules import Kept, candidates, saved_under
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.sharding.boundary_layouts import ShardedModel, shard_model
+from meshwright.planner.sharding.sub_axes import inner_ranks
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
@@ -158,7 +159,7 @@ def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
     return shard_model(
         traced.segmented,
         traced.joints,
-        mesh=compute_mesh(case.tp, case.cp),
+        mesh=compute_mesh(case.tp, case.cp, inner_ranks(traced.joints.values(), case.tp)),
         cluster=cluster,
         micro_batch=case.micro_batch,
         seq=case.seq,

@@ -30,8 +30,20 @@ REPLICAS = [
     Case(number=866, seed=0, model=_SMALL, cp=2, dtype="f32", seq=16, accumulation=2),
 ]  # fmt: skip
 
+# More tensor ranks than KV heads, 4 over 2: one KV head a rank, shared by two.
+_GROUPED = ModelDraw("llama", stock=False, variant=4, seed=0)
+_GROUPED_TIED = ModelDraw("llama", stock=False, variant=34, seed=0)
+SPLIT = [
+    Case(number=870, seed=0, model=_GROUPED, tp=4, shard_weights=True, accumulation=2),
+    Case(number=871, seed=0, model=_GROUPED, tp=4, random_costs=True, resume=1, optimizer="muon"),
+    Case(number=872, seed=0, model=_GROUPED_TIED, tp=4, shard_weights=True, price=0.0,
+         optimizer="adafactor", accumulation=2),
+    Case(number=873, seed=0, model=_GROUPED, tp=4, random_costs=True, freeze=("*norm*",),
+         dtype="f32", recompute=EACH),
+]  # fmt: skip
 
-@pytest.mark.parametrize("case", CASES + NARROW + REPLICAS, ids=str)
+
+@pytest.mark.parametrize("case", CASES + NARROW + REPLICAS + SPLIT, ids=str)
 def test_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 
@@ -99,6 +111,16 @@ def test_compiled_equals_the_plain_model(case: Case, court: Court) -> None:
 _COUNT = int(os.environ.get("MESHWRIGHT_CASES", "300"))
 LONG = draw_cases(chosen_seed(), _COUNT, max_world=8, repeats=4)
 LONG += draw_narrow_cases(chosen_seed(), _COUNT // 6, max_world=8)
+# Products of four and five axes on 8 ranks.
+LONG += [
+    Case(number=880, seed=0, model=_GROUPED, cp=2, tp=4, shard_weights=True, zero=3),
+    Case(number=881, seed=0, model=_GROUPED, pp=2, tp=4, shard_weights=True, schedule="zb-h1",
+         accumulation=4),
+    Case(number=882, seed=0, model=_SMALL, pp=2, dp=2, cp=2, zero=3, accumulation=2, resume=1),
+    Case(number=883, seed=0, model=_SMALL, dp=2, cp=2, tp=2, shard_weights=True, zero=2),
+    Case(number=884, seed=0, model=_TIED, rep=2, dp=2, cp=2, zero=1, optimizer="muon"),
+    Case(number=885, seed=0, model=_TIED, pp=2, dp=1, cp=2, tp=2, zero=2, freeze=("*embed*",)),
+]  # fmt: skip
 
 
 @pytest.mark.long

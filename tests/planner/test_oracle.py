@@ -57,8 +57,8 @@ def brute_force(graph: Graph, costs: Costs, price: float, demands: Demands) -> f
 
 
 @st.composite
-def joints(draw: st.DrawFn) -> Graph:
-    """x -> one to three ops -> y, and one to three backward ops: gradients of w and x."""
+def joints(draw: st.DrawFn, most: int = 3) -> Graph:
+    """x -> one to `most` ops -> y, and one to three backward ops: gradients of w and x."""
     lines = [
         "graph g",
         f'%x : bf16[B, S, {D}] = input activation "x"',
@@ -67,7 +67,7 @@ def joints(draw: st.DrawFn) -> Graph:
     ]
     shape, now, before = f"bf16[B, S, {D}]", "x", "x"
     kinds = draw(
-        st.lists(st.sampled_from(["linear", "silu", "add", "neg"]), min_size=1, max_size=3)
+        st.lists(st.sampled_from(["linear", "silu", "add", "neg"]), min_size=1, max_size=most)
     )
     for k, kind in enumerate(kinds):
         call = {
@@ -115,6 +115,20 @@ def test_the_ilp_is_brute_force(graph, sides, price, spec, num_microbatches) -> 
     costs = Costs(parse_cluster(spec), compute_mesh(2), BIG)
     demands = Demands(*sides, num_microbatches=num_microbatches)
     assume(prod(len(n.choices) for n in nodes_of(graph, costs, demands)[0]) <= 20_000)
+    check(graph, costs, price, demands)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    graph=joints(most=1),
+    sides=st.tuples(SIDES, SIDES),
+    price=st.sampled_from([0.0, 1e-6, 1e-4]),
+    mesh=st.sampled_from([compute_mesh(2, 2), compute_mesh(4, inner=2), compute_mesh(1, 4)]),
+)
+def test_the_ilp_is_brute_force_on_two_axes(graph, sides, price, mesh) -> None:
+    costs = Costs(parse_cluster("h200:8"), mesh, BIG)
+    demands = Demands(*sides, num_microbatches=8)
+    assume(prod(len(n.choices) for n in nodes_of(graph, costs, demands)[0]) <= 60_000)
     check(graph, costs, price, demands)
 
 

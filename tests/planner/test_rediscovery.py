@@ -1,17 +1,24 @@
 """Known placements come out of the search, asserted on placements alone."""
 
+import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from torch import nn
 
+from meshwright.ir.capture.export import trace
 from meshwright.ir.graph import verify
 from meshwright.ir.mesh import compute_mesh
-from meshwright.ir.placement import Placement
+from meshwright.ir.placement import Placement, Shard
 from meshwright.ir.text.graph_text import format_graph, parse_placed_graph
+from meshwright.models.config import DecoderConfig
+from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.boundary_layouts import Lowered, ShardedModel, shard_model
 from meshwright.planner.sharding.objective import objective_us
+from meshwright.planner.sharding.sub_axes import inner_ranks
 
 AXIS = "tp"
 
@@ -246,3 +253,75 @@ def test_tensor_and_context_at_once_are_megatron_and_ulysses(llama) -> None:
     (op,) = (op for op in attention.graph.ops if op.target == "mw.attention")
     heads = attention.placements[op.inputs[0]].dims[1]
     assert [shard.axis for shard in heads] == ["tp", "cp"]
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """A layer with 32 heads of queries over 8 of keys and values."""
+    config = DecoderConfig(dim=4096, layers=1, heads=32, kv_heads=8, ffn=14336, vocab=32000)
+    return trace(partial(Decoder, config), "grouped", "bf16", 32000)
+
+
+def test_more_ranks_than_kv_heads_hold_one_each_and_share_it(grouped) -> None:
+    """16 = 8 x 2: keys and values lie on the outer part, queries on both parts."""
+    inner = inner_ranks(grouped.joints.values(), 16)
+    assert [inner_ranks(grouped.joints.values(), tp) for tp in (4, 8, 16, 32, 64)] == [
+        1,
+        1,
+        2,
+        4,
+        1,
+    ]
+    mesh, cluster = compute_mesh(16, inner=inner), parse_cluster("h200:8x2")
+    split, whole = (
+        plan(grouped, mesh=mesh, cluster=cluster, shard_matmul_weights=True)
+        for mesh in (mesh, compute_mesh(16))
+    )
+    attention = split.lowered["attention"]
+    cuts = {i.ref: axes_of(attention, i.value.name) for i in attention.graph.inputs_of("param")}
+    assert cuts["attention.q.weight"] == cuts["attention.o.weight"] == {"tp", "tq"}
+    assert "tp" in cuts["attention.k.weight"] & cuts["attention.v.weight"]
+    (op,) = (op for op in attention.graph.ops if op.target == "mw.attention")
+    assert [attention.placements[n].dims[1] for n in op.inputs] == [
+        (Shard("tp"), Shard("tq", 8)), (Shard("tp"),), (Shard("tp"),)
+    ]  # fmt: skip
+    assert split.objective_us < whole.objective_us
+
+
+def axes_of(piece: Lowered, name: str) -> set[str]:
+    return {s.axis for shards in piece.placements[name].dims for s in shards}
+
+
+def test_a_block_on_three_axes_is_planned_in_seconds() -> None:
+    """4 x 2 x 2: 32,768 tokens cut over context, heads over both parts of tensor."""
+    config = DecoderConfig(dim=4096, layers=1, heads=32, kv_heads=2, ffn=14336, vocab=32000)
+    block = trace(partial(Decoder, config), "block", "bf16", 32000)
+    mesh, began = compute_mesh(4, 4, inner_ranks(block.joints.values(), 4)), time.process_time()
+    model = plan(block, mesh=mesh, cluster=parse_cluster("h200:8x2"), seq=32768)
+    assert str(mesh) == "cp=4 tp=2 tq=2" and time.process_time() - began < 20
+    assert not model.lowered["attention"].branched
+    assert model.objective_us == pytest.approx(model.bound_us, rel=1e-6)
+
+
+class SharedBlocks(Decoder):
+    """Every layer is the first one (ALBERT, Lan et al. 2020)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList([self.layers[0]] * config.layers)
+
+
+def test_twelve_shared_blocks_are_planned_in_seconds() -> None:
+    """Each parameter of a block has twelve homes: their common placements are not all tried."""
+    config = DecoderConfig(dim=256, layers=12, heads=8, ffn=1024, vocab=512)
+    model = trace(partial(SharedBlocks, config), "shared", "bf16", 512)
+    began = time.process_time()
+    found = plan(model, tp=2, shard_matmul_weights=True)
+    assert time.process_time() - began < 20
+    homes: dict[str, set] = {}
+    for instance, piece in zip(model.segmented.instances, found.instances, strict=True):
+        low = found.lowered[piece]
+        for name, item in zip(instance.params, low.graph.inputs_of("param"), strict=True):
+            homes.setdefault(name, set()).add(low.placements[item.value.name])
+    assert len(found.instances) == 26 and all(len(placed) == 1 for placed in homes.values())
+    assert_megatron(found)

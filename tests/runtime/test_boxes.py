@@ -57,5 +57,28 @@ def test_pieces_of_a_cut_shard_hold_the_logical_elements(data: st.DataObject) ->
     assert seen == last - first
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_pieces_of_a_shard_that_two_axes_cut(data: st.DataObject) -> None:
+    """Both cut rows, the second inside what the first left, each in blocks."""
+    outer, n, inner, m = (data.draw(st.integers(1, 3)) for _ in range(4))
+    left = outer * inner * m * data.draw(st.integers(1, 2))  # rows that the first cut leaves
+    at, within = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, m - 1))
+    logical = np.arange(left * n * 2).reshape(left * n, 2)
+    first = logical.reshape(outer, n, -1, 2)[:, at].reshape(left, 2)
+    local = first.reshape(inner, m, -1, 2)[:, within].reshape(-1, 2)
+    cuts = (Cut(0, outer, at, n), Cut(0, inner, within, m))
+    seen = []
+    for piece in pieces_of(local.shape, cuts, 0, local.size):
+        numel = math.prod(piece.local)
+        shard = local.reshape(-1)[piece.start : piece.start + numel].reshape(piece.local)
+        region = tuple(
+            slice(a, a + k) for a, k in zip(piece.box.offsets, piece.box.sizes, strict=True)
+        )
+        assert np.array_equal(shard[piece.slices], logical[region])
+        seen += list(logical[region].reshape(-1))
+    assert sorted(seen) == sorted(local.reshape(-1))
+
+
 def test_slices_of_a_box_in_another() -> None:
     assert Box((2, 2), (2, 2)).slices_of(Box((0, 2), (4, 4))) == (slice(2, 4), slice(0, 2))

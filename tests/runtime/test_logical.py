@@ -23,14 +23,29 @@ def test_what_is_taken_goes_back_to_its_place(cuts: tuple[tuple[int, int], ...])
     whole = torch.arange(18 * 36).view(18, 36)
     found = torch.full_like(whole, -1)
     for rank in range(3):
-        box = take_box(whole, param, rank)
+        box = take_box(whole, param, {"tp": rank})
         expected = whole
         for dim, outer in cuts:
             parts = expected.unflatten(dim, (outer, 3, -1)).select(dim + 1, rank)
             expected = parts.flatten(dim, dim + 1)
         assert torch.equal(box, expected) and box.is_contiguous()
-        place_box(found, box, param, rank)
+        place_box(found, box, param, {"tp": rank})
     if len(cuts) == 1:
         assert torch.equal(found, whole)
     else:  # both dims cut by one axis: the boxes of the diagonal
         assert int((found >= 0).sum()) == whole.numel() // 3
+
+
+def test_two_axes_cut_one_dim_one_inside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads over tp, the queries of a head over tq: six boxes of three rows make up the matrix."""
+    monkeypatch.setattr(mesh._state, "sizes", {"tp": 3, "tq": 2})
+    param = Param("w", (18, 4), ((0, 1, "tp"), (0, 1, "tq")), "")
+    whole = torch.arange(18 * 4).view(18, 4)
+    found = torch.full_like(whole, -1)
+    places = mesh.places(*mesh.TENSOR)
+    assert places == [{"tp": t, "tq": q} for t in range(3) for q in range(2)]
+    for index, place in enumerate(places):
+        box = take_box(whole, param, place)
+        assert torch.equal(box, whole[3 * index : 3 * index + 3])
+        place_box(found, box, param, place)
+    assert torch.equal(found, whole)

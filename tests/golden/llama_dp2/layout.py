@@ -34,33 +34,33 @@ LAYOUT = Layout(
         Bucket(
             "embed", 1024, (0,),
             (
-                Entry("embed.weight", 0, (64, 16), partial=False, decay=True),
+                Entry("embed.weight", 0, (64, 16), partial=(), decay=True),
             ),
         ),
         Bucket(
             "layers.0.attention", 896, (0,),
             (
-                Entry("layers.0.attention.q.weight", 0, (16, 16), partial=False, decay=True),
-                Entry("layers.0.attention.k.weight", 256, (8, 16), partial=False, decay=True),
-                Entry("layers.0.attention.v.weight", 384, (8, 16), partial=False, decay=True),
-                Entry("layers.0.attention.o.weight", 512, (16, 16), partial=False, decay=True),
-                Entry("layers.0.attention_norm.weight", 768, (16,), partial=False, decay=False),
+                Entry("layers.0.attention.q.weight", 0, (16, 16), partial=(), decay=True),
+                Entry("layers.0.attention.k.weight", 256, (8, 16), partial=(), decay=True),
+                Entry("layers.0.attention.v.weight", 384, (8, 16), partial=(), decay=True),
+                Entry("layers.0.attention.o.weight", 512, (16, 16), partial=(), decay=True),
+                Entry("layers.0.attention_norm.weight", 768, (16,), partial=(), decay=False),
             ),
         ),
         Bucket(
             "layers.0.ffn", 1664, (0,),
             (
-                Entry("layers.0.ffn.gate.weight", 0, (32, 16), partial=False, decay=True),
-                Entry("layers.0.ffn.up.weight", 512, (32, 16), partial=False, decay=True),
-                Entry("layers.0.ffn.down.weight", 1024, (16, 32), partial=False, decay=True),
-                Entry("layers.0.ffn_norm.weight", 1536, (16,), partial=False, decay=False),
+                Entry("layers.0.ffn.gate.weight", 0, (32, 16), partial=(), decay=True),
+                Entry("layers.0.ffn.up.weight", 512, (32, 16), partial=(), decay=True),
+                Entry("layers.0.ffn.down.weight", 1024, (16, 32), partial=(), decay=True),
+                Entry("layers.0.ffn_norm.weight", 1536, (16,), partial=(), decay=False),
             ),
         ),
         Bucket(
             "head", 1152, (0,),
             (
-                Entry("lm_head.weight", 0, (64, 16), partial=False, decay=True),
-                Entry("norm.weight", 1024, (16,), partial=False, decay=False),
+                Entry("lm_head.weight", 0, (64, 16), partial=(), decay=True),
+                Entry("norm.weight", 1024, (16,), partial=(), decay=False),
             ),
         ),
     ),

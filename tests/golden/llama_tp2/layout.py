@@ -34,33 +34,33 @@ LAYOUT = Layout(
         Bucket(
             "embed", 1024, (0,),
             (
-                Entry("embed.weight", 0, (64, 16), partial=False, decay=True),
+                Entry("embed.weight", 0, (64, 16), partial=(), decay=True),
             ),
         ),
         Bucket(
             "layers.0.attention", 448, (0,),
             (
-                Entry("layers.0.attention_norm.weight", 0, (16,), partial=False, decay=False),
-                Entry("layers.0.attention.q.weight", 64, (8, 16), partial=False, decay=True),
-                Entry("layers.0.attention.k.weight", 192, (4, 16), partial=False, decay=True),
-                Entry("layers.0.attention.v.weight", 256, (4, 16), partial=False, decay=True),
-                Entry("layers.0.attention.o.weight", 320, (16, 8), partial=False, decay=True),
+                Entry("layers.0.attention_norm.weight", 0, (16,), partial=(), decay=False),
+                Entry("layers.0.attention.q.weight", 64, (8, 16), partial=(), decay=True),
+                Entry("layers.0.attention.k.weight", 192, (4, 16), partial=(), decay=True),
+                Entry("layers.0.attention.v.weight", 256, (4, 16), partial=(), decay=True),
+                Entry("layers.0.attention.o.weight", 320, (16, 8), partial=(), decay=True),
             ),
         ),
         Bucket(
             "layers.0.ffn", 832, (0,),
             (
-                Entry("layers.0.ffn_norm.weight", 0, (16,), partial=False, decay=False),
-                Entry("layers.0.ffn.gate.weight", 64, (16, 16), partial=False, decay=True),
-                Entry("layers.0.ffn.up.weight", 320, (16, 16), partial=False, decay=True),
-                Entry("layers.0.ffn.down.weight", 576, (16, 16), partial=False, decay=True),
+                Entry("layers.0.ffn_norm.weight", 0, (16,), partial=(), decay=False),
+                Entry("layers.0.ffn.gate.weight", 64, (16, 16), partial=(), decay=True),
+                Entry("layers.0.ffn.up.weight", 320, (16, 16), partial=(), decay=True),
+                Entry("layers.0.ffn.down.weight", 576, (16, 16), partial=(), decay=True),
             ),
         ),
         Bucket(
             "head", 576, (0,),
             (
-                Entry("norm.weight", 0, (16,), partial=False, decay=False),
-                Entry("lm_head.weight", 64, (32, 16), partial=False, decay=True),
+                Entry("norm.weight", 0, (16,), partial=(), decay=False),
+                Entry("lm_head.weight", 64, (32, 16), partial=(), decay=True),
             ),
         ),
     ),

@@ -1,0 +1,41 @@
+"""Sub-axes: a tensor axis with more ranks than there are KV heads splits in two.
+
+Its outer part has one rank a KV head; the inner part shares the queries of each head, and sums the
+gradients of the keys and values that its ranks hold alike (Ainslie et al. 2023, section 2: groups
+of queries over one KV head).
+"""
+
+from collections.abc import Iterable
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.ops.questions import rule_of
+from meshwright.ir.ops.registry import definition
+
+
+def inner_ranks(graphs: Iterable[Graph], tensor: int) -> int:
+    """Ranks of the inner part of a tensor axis of `tensor` ranks; 1 where it stays one axis.
+
+    The axis splits where its ranks are a multiple of the KV heads and what is left divides the
+    queries of a head, in every attention of the graphs that it does not divide by KV heads.
+    """
+    found = {part for kv, group in _heads(graphs) if (part := _part(kv, group, tensor)) > 1}
+    return found.pop() if len(found) == 1 else 1
+
+
+def _part(kv: int, group: int, tensor: int) -> int:
+    splits = 1 < kv < tensor and tensor % kv == 0 and group % (tensor // kv) == 0
+    return tensor // kv if splits else 1
+
+
+def _heads(graphs: Iterable[Graph]) -> set[tuple[int, int]]:
+    """(KV heads, queries of each) of every attention."""
+    found = set()
+    for graph in graphs:
+        for op in graph.ops:
+            queries = definition(op).queries
+            rule = rule_of(op, graph) if queries is not None else None
+            if rule is not None and queries is not None:
+                kv, group = (rule.sizes[factor] for factor in rule.inputs[queries][1])
+                if isinstance(kv, int) and isinstance(group, int):
+                    found.add((kv, group))
+    return found
