@@ -40,28 +40,15 @@ from functools import cache
 from meshwright.ir.schedule import Action, Schedule
 
 from .. import solver
+from ..budget import BUDGET, Effort
 from ..pipeline.critical_path import LAST, Node, Path, Waits
 from ..solver import Problem
 
 INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
-# How far from the best point so far towards a solution the second path of a round is taken.
-STEP = 0.3
 
 Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Paths are added until the longest is no more than the share `close` longer than the bound, or
-    the bound grows by less than that in so many rounds."""
-
-    rounds: int
-    close: float
-
-
-QUICK, THOROUGH = Effort(4, 2e-3), Effort(20, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -133,15 +120,16 @@ class Relaxed:
 def relax(
     pipeline: Pipeline,
     enough_us: float = INF,
-    effort: Effort = QUICK,
+    effort: Effort = BUDGET.quick,
     paths: list[Path] | None = None,
+    step: float = BUDGET.lp_step,
 ) -> Relaxed:
     """Stops at a bound of `enough_us`, or when the effort is made.
 
     paths: that mattered to pipelines of the same waits, to begin with; those that matter to this
-    one are added.
+    one are added. step: SearchBudget.lp_step.
     """
-    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths).solve()
+    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths, step).solve()
 
 
 Terms = list[tuple[int, float]]
@@ -154,6 +142,7 @@ class _Builder:
     enough_us: float
     effort: Effort
     paths: list[Path]
+    step: float
     problem: Problem = field(default_factory=Problem)
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     durations: dict[Node, int] = field(default_factory=dict)
@@ -196,7 +185,9 @@ class _Builder:
             if found.step_us >= self.enough_us:
                 return found
             us = {node: solution.values[d] * self.unit_us for node, d in self.durations.items()}
-            between = {n: (1 - STEP) * best[1].get(n, x) + STEP * x for n, x in us.items()}
+            between = {
+                n: (1 - self.step) * best[1].get(n, x) + self.step * x for n, x in us.items()
+            }
             for point in (us, between) if best[1] else (us,):
                 longest, path = pipeline.waits.longest(point, pipeline.send_us)
                 best = min(best, (longest, point), key=lambda b: b[0])

@@ -19,13 +19,13 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.ops.questions import passing
 from meshwright.ir.placement import Placement
 
+from ..budget import BUDGET, SearchBudget
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, offloadable
 from ..simulate.step_model import Unit
 from .frontier import frontier
 from .rules import RULES, Kept, saved_values
 
-OFFLOAD_SHARES = (1.0, 0.5, 0.25)
 CHOSEN = "chosen"  # the level of every instance is the planner's
 Level = tuple[Kept, PieceWork]
 Menu = tuple[Unit, ...]
@@ -42,10 +42,14 @@ def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> t
 
 
 def offloads(
-    graph: Graph, placements: dict[str, Placement], level: Level, costs: Costs
+    graph: Graph,
+    placements: dict[str, Placement],
+    level: Level,
+    costs: Costs,
+    budget: SearchBudget = BUDGET,
 ) -> tuple[Kept, ...]:
     """A level with values of it in the host's memory: the largest first, as many as the host link
-    carries in the time of one pass, or OFFLOAD_SHARES of them.
+    carries in the time of one pass, or shares of them.
 
     Beyond that compute would wait for the link, where computing again is the better choice.
     """
@@ -57,7 +61,7 @@ def offloads(
         if us + copy_us <= most_us:
             us += copy_us
             names.append(name)
-    counts = dict.fromkeys(ceil(share * len(names)) for share in OFFLOAD_SHARES)
+    counts = dict.fromkeys(ceil(share * len(names)) for share in budget.offload_shares)
     return tuple(Kept(kept.saved, tuple(names[:count])) for count in counts if count)
 
 

@@ -28,7 +28,8 @@ from meshwright.ir.traced import Traced
 from ..bounds.analytic import Pace, full_pace, plain_pace, slack_us
 from ..bounds.lp import Relaxed
 from ..bounds.partition_bound import Passes, shortest_pipeline, shortest_start
-from ..clock import timed
+from ..budget import BUDGET, SearchBudget
+from ..clock import Clock
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import WorkTable
 from ..hardware.cluster import Cluster
@@ -136,6 +137,8 @@ class Evaluator:
     seq: int
     global_batch: int
     pins: Pins
+    budget: SearchBudget = BUDGET
+    clock: Clock = field(default_factory=Clock, compare=False)
     sharded: dict[Mesh, ShardedModel] = field(default_factory=dict)
     tables: dict[tuple[Mesh, int], WorkTable] = field(default_factory=dict)
     layouts: dict[tuple, Layout] = field(default_factory=dict)
@@ -200,17 +203,18 @@ class Evaluator:
         batch."""
         if mesh not in self.sharded:
             rows = max(1, self.global_batch * mesh.num_devices // self.cluster.num_devices)
-            self.sharded[mesh] = shard_model(
-                self.traced.segmented,
-                self.traced.joints,
-                mesh=mesh,
-                cluster=self.cluster,
-                micro_batch=self.pins.micro_batch or 1,
-                seq=self.seq,
-                num_microbatches=rows // (self.pins.micro_batch or 1) or 1,
-                price=self.pins.price,
-                shard_matmul_weights=bool(self.pins.shard_weights),
-            )
+            with self.clock.layer("placements"):
+                self.sharded[mesh] = shard_model(
+                    self.traced.segmented,
+                    self.traced.joints,
+                    mesh=mesh,
+                    cluster=self.cluster,
+                    micro_batch=self.pins.micro_batch or 1,
+                    seq=self.seq,
+                    num_microbatches=rows // (self.pins.micro_batch or 1) or 1,
+                    price=self.pins.price,
+                    shard_matmul_weights=bool(self.pins.shard_weights),
+                )
         return self.sharded[mesh]
 
     def levels(self, c: Candidate) -> dict[str, list[Level]]:
@@ -221,11 +225,11 @@ class Evaluator:
         for name in self.sharding(c.compute).lowered:
             key = (c.compute, c.micro_batch, name, c.recompute, split)
             if key not in self.priced:
-                self.priced[key] = self._priced(c, name, split)
+                with self.clock.layer("memory frontier"):
+                    self.priced[key] = self._priced(c, name, split)
             found[name] = self.priced[key]
         return found
 
-    @timed("memory frontier")
     def _priced(self, c: Candidate, name: str, split: bool) -> list[Level]:
         low = self.sharding(c.compute).lowered[name]
         if (c.compute, c.micro_batch) not in self.tables:
@@ -244,7 +248,7 @@ class Evaluator:
         if not self.offloads:
             return found
         given = low.graph, low.placements
-        away = [k for one in found for k in offloads(*given, one, table.costs)]
+        away = [k for one in found for k in offloads(*given, one, table.costs, self.budget)]
         return with_staying(undominated([*found, *map(level, away)], split), found, split)
 
     def costs(self, mesh: Mesh, micro_batch: int) -> Costs:
@@ -316,10 +320,13 @@ class Evaluator:
         """Of a rank that holds buckets of so many bytes, and the largest of them."""
         return Storage(bucket, largest, c.mesh, c.zero, self.precision).total_bytes
 
-    @timed("bounds")
     def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
         """A lower bound on the simulated step, for any cuts and levels that fit the limit (see
         above); inf where none do."""
+        with self.clock.layer("bounds"):
+            return self._bound_us(c, limit_bytes)
+
+    def _bound_us(self, c: Candidate, limit_bytes: float | None) -> float:
         parts = self.parts_of(c)
         traffic = self._traffic_us(c, parts) / c.pp
         run = self._pipeline if c.pp > 1 else self._alone

@@ -19,16 +19,13 @@ from meshwright.ir.mesh import (
     make_mesh,
 )
 
+from ..budget import BUDGET, SearchBudget
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
 from ..pipeline.schedules import GENERATORS, chunks_of, runs
 from ..remat.options import CHOSEN
 from .pins import Pins
-
-MAX_MICRO_BATCH = 32
-# Stages of fewer units on average are too uneven: a layer is two, of different times.
-MIN_UNITS_A_STAGE = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -87,15 +84,19 @@ class Candidate:
 
 
 def candidates(
-    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+    cluster: Cluster,
+    global_batch: int,
+    pins: Pins,
+    num_instances: int,
+    budget: SearchBudget = BUDGET,
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters."""
     for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // (rep * dp)
-        for micro_batch in _micro_batches(rows, pins):
+        for micro_batch in _micro_batches(rows, pins, budget):
             for zero in _zeros(rep, dp * cp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
-                for schedule, chunks in _schedules(pp, m, pins, num_instances):
+                for schedule, chunks in _schedules(pp, m, pins, num_instances, budget):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
                     yield Candidate(*given, pins.outer or OUTER[0], rep, cp)
 
@@ -142,10 +143,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _micro_batches(rows: int, pins: Pins) -> list[int]:
+def _micro_batches(rows: int, pins: Pins, budget: SearchBudget) -> list[int]:
     if pins.micro_batch is not None:
         return [pins.micro_batch] if rows % pins.micro_batch == 0 else []
-    return [n for n in divisors(rows) if n <= MAX_MICRO_BATCH]
+    return [n for n in divisors(rows) if n <= budget.max_micro_batch]
 
 
 def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:
@@ -163,8 +164,14 @@ def may_offload(cluster: Cluster, pins: Pins) -> bool:
     return pins.recompute is None and cluster.device.name != CPU.device.name
 
 
-def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
-    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
+def _schedules(
+    pp: int, m: int, pins: Pins, num_instances: int, budget: SearchBudget
+) -> list[tuple[str, int]]:
+    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts.
+
+    Several stages a rank are left out where they have few units: a layer is two, of different
+    times, so that such stages are uneven.
+    """
     names = GENERATORS if pp > 1 else GENERATORS[:1]
     if pins.schedule is not None:
         names = (pins.schedule,)
@@ -174,7 +181,7 @@ def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[st
         if not runs(name, pp, m):
             continue
         for chunks in _chunks(name, pp, pins, wanted):
-            few = chunks * pp * MIN_UNITS_A_STAGE > num_instances
+            few = chunks * pp * budget.min_units > num_instances
             if chunks > 1 and few and not (pins.schedule or pins.chunks or wanted):
                 continue
             if pp * chunks <= num_instances and wanted in (None, pp * chunks):

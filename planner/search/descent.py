@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..budget import BUDGET, SearchBudget
 from ..pipeline.critical_path import LAST, Waits, waits_of
 from ..pipeline.schedules import SPLIT, stage_ranks
 from .candidate_costs import Parts
@@ -19,18 +20,19 @@ from .candidates import Candidate
 
 Starts = tuple[int, ...]  # the first unit of every stage
 
-SHIFTS = (-2, -1, 1, 2)
-# Micro-batches that the path is followed through, in terms of ranks.
-FOLLOWED = 3
-MAX_STEPS = 40
 
-
-def descend(parts: Parts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
+def descend(
+    parts: Parts,
+    c: Candidate,
+    starts: Starts,
+    picks: Sequence[int],
+    budget: SearchBudget = BUDGET,
+) -> Starts:
     """The best cuts found from `starts`; picks: the level of every unit."""
-    length = _Length(parts, c, picks)
+    length = _Length(parts, c, picks, budget.descent_microbatches)
     best, us = starts, length.of([starts])[0]
-    for _ in range(MAX_STEPS):
-        options = neighbours(best, len(parts.menus))
+    for _ in range(budget.descent_steps):
+        options = neighbours(best, len(parts.menus), budget.descent_shifts)
         if not options:
             break
         lengths = length.of(options)
@@ -41,13 +43,15 @@ def descend(parts: Parts, c: Candidate, starts: Starts, picks: Sequence[int]) ->
     return best
 
 
-def neighbours(starts: Starts, count: int) -> list[Starts]:
+def neighbours(
+    starts: Starts, count: int, shifts: Sequence[int] = BUDGET.descent_shifts
+) -> list[Starts]:
     """Cuts of `count` units with a run of neighbouring ones moved; no stage is empty."""
     ends = (*starts, count)
     found = []
     for first in range(1, len(starts)):
         for last in range(first, len(starts)):
-            for shift in SHIFTS:
+            for shift in shifts:
                 left = ends[first] + shift - ends[first - 1]
                 right = ends[last + 1] - ends[last] - shift
                 if left > 0 and right > 0:
@@ -57,11 +61,11 @@ def neighbours(starts: Starts, count: int) -> list[Starts]:
 
 
 class _Length:
-    """The step of many cuts at once."""
+    """The step of many cuts at once. follow: micro-batches a rank that are followed one by one."""
 
-    def __init__(self, parts: Parts, c: Candidate, picks: Sequence[int]) -> None:
+    def __init__(self, parts: Parts, c: Candidate, picks: Sequence[int], follow: int) -> None:
         self.count, self.ranks = len(parts.menus), stage_ranks(c.schedule, c.pp, c.chunks)
-        followed = min(c.num_microbatches, FOLLOWED * c.pp)
+        followed = min(c.num_microbatches, follow * c.pp)
         self.more = c.num_microbatches - followed
         self.waits: Waits = waits_of(c.schedule, c.pp, followed, c.chunks)
         self.send_us = parts.sends_us(self.ranks)

@@ -21,7 +21,6 @@ from itertools import accumulate
 from meshwright.ir.plan import silent_stages
 
 from ..bounds.analytic import Pace
-from ..clock import timed
 from ..pipeline.partition import Room, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, listed, stage_ranks, stages_held
 from ..remat.options import fastest, priced_levels
@@ -39,11 +38,6 @@ from .pins import Pins
 from .shared_ranks import shared_picks
 
 INF = float("inf")
-# Shares of the memory that cuts are made for, one after another.
-SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
-DESCENTS = 2
-# Cuts that polishing looks at.
-MAX_POLISHED = 100
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,10 @@ class Fitted:
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of every unit
 
 
-@timed("cuts and levels")
 def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory."""
-    found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
+    with evaluator.clock.layer("cuts and levels"):
+        found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
     return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
 
 
@@ -76,20 +70,30 @@ def _fitted(
     levels = evaluator.levels(c)
     pieces = [i.piece for i in evaluator.layout(c).instances]
     saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
-    return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
+    return Fitted(c, *placed, saved, model, simulated(evaluator, model), peak_bytes)
 
 
-@timed("cuts and levels")
+def simulated(evaluator: Evaluator, model: StepModel) -> Timeline:
+    """The timeline of a step."""
+    with evaluator.clock.layer("simulation"):
+        return simulate(model)
+
+
 def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
     where that makes it faster."""
+    with evaluator.clock.layer("cuts and levels"):
+        return _descended(evaluator, fitted, limit_bytes)
+
+
+def _descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     c, parts = fitted.candidate, evaluator.parts_of(fitted.candidate)
     if evaluator.pins.cuts is not None or c.num_stages == 1:
         return fitted
     starts = fitted.starts
     picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
-    for _ in range(DESCENTS):
-        starts = descend(parts, c, starts, picks)
+    for _ in range(evaluator.budget.descents):
+        starts = descend(parts, c, starts, picks, evaluator.budget)
         other = _at(evaluator, c, starts, limit_bytes)
         if other is None:
             break
@@ -104,19 +108,23 @@ def reordered(evaluator: Evaluator, fitted: Fitted) -> Fitted | None:
     if other is None:
         return None
     model = step_of(evaluator, other, fitted.starts, fitted.picks)
-    return replace(fitted, candidate=other, model=model, timeline=simulate(model))
+    return replace(fitted, candidate=other, model=model, timeline=simulated(evaluator, model))
 
 
-@timed("cuts and levels")
 def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     """The best reached by moving one cut by one unit again and again, each time to the first that
     is faster."""
+    with evaluator.clock.layer("cuts and levels"):
+        return _polished(evaluator, fitted, limit_bytes)
+
+
+def _polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
     tried = {fitted.starts}
     moving = evaluator.pins.cuts is None and fitted.candidate.num_stages > 1
     while moving:
         moving = False
         for starts in _neighbours(fitted.starts, len(fitted.picks)):
-            if starts in tried or len(tried) == MAX_POLISHED:
+            if starts in tried or len(tried) == evaluator.budget.max_polished:
                 continue
             tried.add(starts)
             other = _at(evaluator, fitted.candidate, starts, limit_bytes)
@@ -153,7 +161,7 @@ def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
 
 def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
     """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
-    return c.schedule in PLAIN and is_exact(evaluator.parts_of(c).menus)
+    return c.schedule in PLAIN and is_exact(evaluator.parts_of(c).menus, evaluator.budget)
 
 
 def _found(
@@ -285,7 +293,7 @@ class _Cutter:
     def _chosen(self) -> Iterator[Placed]:
         times = [min(map(sum, levels)) for levels in self.parts.full]
         seen = set()
-        for share in SHARES:
+        for share in self.evaluator.budget.memory_shares:
             limit = share * self.limit
             room = self.evaluator.room(self.c, self.parts, self.parts.at_full, limit)
             starts = self._cut(times, room)
@@ -324,7 +332,7 @@ class _Cutter:
         held = sum(menu[0].owned_bytes for menu in menus)
         largest = max(menu[0].bucket_bytes for menu in menus)
         room = limit - self.context - self.evaluator.storage_bytes(self.c, held, largest)
-        return choose(menus, times, held_of(self.c, stage), room, self.stays)
+        return choose(menus, times, held_of(self.c, stage), room, self.stays, self.evaluator.budget)
 
     def _exact_room(self) -> Room:
         """Whether some levels fit."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.mesh import Mesh
 
-from ..bounds.lp import THOROUGH
 from .candidate_costs import Evaluator
 from .candidates import Candidate
 from .fitting import Fitted, descended, fit, never_fits, polished, reordered
@@ -19,18 +18,6 @@ from .lp_bound import tightened
 
 INF = float("inf")
 Progress = Callable[[str], None]
-
-# How much slower than the best a plan may be to be cut anew: what that gained at most on the
-# shapes of benchmarks/search_time.py.
-NEAR = 0.12
-# How much slower than the best one may be, as it is cut, for other cuts to be sought with the other
-# axis outermost.
-REORDERED = 0.02
-# Candidates bounded again in the end at most, and the gap at which no more are.
-MAX_HELD, SMALL_GAP = 12, 0.04
-# Of the default price of a byte, other ones that the best plan's placements are solved at: those
-# that made it faster on some shape of benchmarks/search_time.py, which higher ones never did.
-PRICE_SHARES = (0.0, 0.25)
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,8 @@ class Incumbent:
     def _near(self) -> list[Fitted]:
         """What was simulated and is not far from the best, the fastest first."""
         found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
-        return [f for f in found if f.timeline.step_us <= (1 + NEAR) * self.best_us]
+        most_us = (1 + self.evaluator.budget.near) * self.best_us
+        return [f for f in found if f.timeline.step_us <= most_us]
 
     def _cut_anew(self, fitted: Fitted) -> None:
         c = fitted.candidate
@@ -157,9 +145,10 @@ class Incumbent:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
         if not self.evaluator.any_order:
             return
+        slower = 1 + self.evaluator.budget.near_reordered
         for fitted in [f for f in (self.best, *self._near()) if f is not None]:
             other = reordered(self.evaluator, fitted)
-            if other is None or other.timeline.step_us > (1 + REORDERED) * self.best_us:
+            if other is None or other.timeline.step_us > slower * self.best_us:
                 continue
             c, ways = other.candidate, [other]
             self._offer(other, str(c))
@@ -171,14 +160,14 @@ class Incumbent:
 
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
-        most = self.best_us
-        for count in range(MAX_HELD):
+        most, budget = self.best_us, self.evaluator.budget
+        for count in range(budget.max_thorough):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
-            if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
+            if c is None or most <= (1 + budget.enough_gap) * self.bounds[c]:
                 break
             if count == 0:
                 self.progress("bounds of what may be faster, with more effort")
-            found = tightened(self.evaluator, c, self.limit, most, THOROUGH).step_us
+            found = tightened(self.evaluator, c, self.limit, most, budget.thorough).step_us
             if found <= self.bounds[c]:
                 break
             self.bounds[c] = found
@@ -192,10 +181,11 @@ def repriced(evaluator: Evaluator, mesh: Mesh) -> Iterator[tuple[float, Evaluato
         return
     base = evaluator.sharding(mesh)
     seen = [base]
-    for share in PRICE_SHARES:
+    for share in evaluator.budget.price_shares:
         given = replace(pins, price=share * base.price)
         sizes = evaluator.seq, evaluator.global_batch
-        other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given)
+        spent = evaluator.budget, evaluator.clock
+        other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given, *spent)
         found = other.sharding(mesh)
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)

@@ -34,8 +34,6 @@ MEMORY_PINS = (
     *MESH_PINS, "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
     "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
-SHORTEST_SEQ = 64
-MOST_LARGER = 3  # clusters that hold the model's state, asked for a plan that fits
 
 
 @dataclass
@@ -107,7 +105,7 @@ class Refusal:
     def shorter_seq(self) -> int | None:
         """The longest of half the sequence, a quarter of it and so on that fits."""
         seq = self.evaluator.seq // 2
-        while seq >= SHORTEST_SEQ:
+        while seq >= self.evaluator.budget.least_seq:
             shorter = replace(self.evaluator, seq=seq, **_emptied())
             if self.fitting(shorter):
                 return seq
@@ -125,7 +123,7 @@ class Refusal:
             limit = usable_bytes(cluster)
             if whole > limit * cluster.num_devices:
                 continue
-            other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins)
+            other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins, e.budget, e.clock)
             asked = Refusal(other, limit)
             by_tp = sorted(
                 frugal(other), key=lambda c: c.compute.num_devices
@@ -133,7 +131,7 @@ class Refusal:
             if any(asked._fits(other, c) for c in by_tp):
                 return cluster.name
             tried += 1
-            if tried == MOST_LARGER:
+            if tried == e.budget.max_clusters:
                 break
         return ""
 
@@ -188,7 +186,8 @@ def frugal(evaluator: Evaluator) -> list[Candidate]:
     """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
     count = len(evaluator.traced.segmented.instances)
     try:
-        space = list(candidates(evaluator.cluster, evaluator.global_batch, evaluator.pins, count))
+        sizes = evaluator.cluster, evaluator.global_batch
+        space = list(candidates(*sizes, evaluator.pins, count, evaluator.budget))
     except PlanError:
         return []
 

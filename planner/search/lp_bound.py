@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..bounds.analytic import Pace
-from ..bounds.lp import INF, QUICK, Effort, Kind, Pipeline, Relaxed, Times, relax
-from ..clock import timed
+from ..bounds.lp import INF, Kind, Pipeline, Relaxed, Times, relax
+from ..budget import Effort
 from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST, waits_of
 from ..pipeline.schedules import SPLIT, listed, stage_ranks
@@ -18,35 +18,35 @@ from ..simulate.step_model import Unit
 from .candidate_costs import Evaluator, Parts
 from .candidates import Candidate
 
-# Longer schedules are not relaxed: with so many micro-batches their bubbles are small.
-MAX_ACTIONS = 40000
-
 
 def tightened(
     evaluator: Evaluator,
     c: Candidate,
     limit_bytes: float | None,
     enough_us: float = INF,
-    effort: Effort = QUICK,
+    effort: Effort | None = None,
 ) -> Relaxed:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
-    tightened beyond `enough_us`."""
+    tightened beyond `enough_us`, with quick effort unless another one is given."""
+    effort = effort or evaluator.budget.quick
     key = (c, limit_bytes, effort)
     if key not in evaluator.relaxed:
-        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
+        with evaluator.clock.layer("bounds"):
+            evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
     return evaluator.relaxed[key]
 
 
-@timed("bounds")
 def _tightened(
     evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
 ) -> Relaxed:
-    if 2 * c.num_stages * c.num_microbatches > MAX_ACTIONS or c.pp == 1:
+    # With very many micro-batches the bubbles of a schedule are small.
+    if 2 * c.num_stages * c.num_microbatches > evaluator.budget.max_actions or c.pp == 1:
         return Relaxed(0.0)
     sync_us = evaluator.parts_of(c).table.links.world_us()
     waits = (c.schedule, c.pp, c.num_microbatches, c.chunks)
     paths = evaluator.paths.setdefault(waits, [])
-    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, effort, paths)
+    pipeline, step = pipeline_of(evaluator, c, limit_bytes), evaluator.budget.lp_step
+    found = relax(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 

@@ -24,7 +24,8 @@ from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
-from ..clock import CLOCK, timed
+from ..budget import BUDGET, SearchBudget
+from ..clock import Clock
 from ..hardware.cluster import Cluster
 from ..pipeline.partition import cut_stages
 from ..remat.options import CHOSEN
@@ -39,14 +40,6 @@ from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
 from .make_plan import choose_schedule, make_plan
 from .pins import Pins
-
-# Candidates simulated at most; those beyond leave their bounds to the gap.
-MAX_SIMULATED = 200
-
-
-# Plans without a pipeline to look at before all others, by floor: they take no time to fit, and
-# with a best step known, bounds need not be tightened beyond it.
-NUM_FIRST = 4
 
 
 @dataclass(frozen=True)
@@ -78,14 +71,20 @@ def search_plan(
     global_batch: int,
     pins: Pins,
     progress: Progress = lambda _: None,
+    budget: SearchBudget = BUDGET,
+    clock: Clock | None = None,
 ) -> tuple[Plan, Found, Prediction]:
     """The fastest plan under the pins that fits every device, with what was predicted and why.
+
+    clock: to count the search's time by, beside what it has counted.
 
     Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
     nearest changes that fit when nothing does.
     """
-    evaluator = Evaluator(traced, cluster, seq, global_batch, pins)
-    found = search(evaluator, progress)
+    clock = clock or Clock()
+    evaluator = Evaluator(traced, cluster, seq, global_batch, pins, budget, clock)
+    with clock.layer("the rest"):
+        found = search(evaluator, progress)
     best = found.best
     plan = make_plan(
         traced,
@@ -97,12 +96,11 @@ def search_plan(
         saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
     )
     prediction = predict(plan, cluster)
-    progress(f"time by layer: {CLOCK.text()}")
+    progress(f"time by layer: {clock.text()}")
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
     return with_costs(plan, prediction, cluster, *limits), found, prediction
 
 
-@timed("the rest")
 def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
     """Compare every candidate that the pins leave; again with the placements of the best, where
     they are of another price of a byte."""
@@ -155,13 +153,15 @@ def _explored(
     ranked, num_unfit = _ranked(evaluator, limit, progress)
     looking = Incumbent(evaluator, limit, progress, num_unfit, best)
     left, known = INF, {candidate: floor for floor, candidate in ranked}
-    first = [(floor, c) for floor, c in ranked if c.pp == 1][:NUM_FIRST]
+    first = [(floor, c) for floor, c in ranked if c.pp == 1]
+    # They take no time to fit, and with a best step known, bounds need not be tightened beyond it.
+    first = first[: evaluator.budget.first_candidates]
     for floor, candidate in first:
         looking.look(candidate, floor)
     waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
-        if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
+        if looking.simulated == evaluator.budget.max_simulated or bound >= looking.best_us:
             left = bound
             break
         if bounded:
@@ -212,7 +212,8 @@ def _check(evaluator: Evaluator) -> None:
 def _space(evaluator: Evaluator) -> list[Candidate]:
     pins, traced = evaluator.pins, evaluator.traced
     count = len(traced.segmented.instances)
-    found = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
+    sizes = evaluator.cluster, evaluator.global_batch
+    found = list(candidates(*sizes, pins, count, evaluator.budget))
     if not found:  # the messages of the fixed path say which demands collide
         stages = check_defaults(evaluator.cluster, evaluator.global_batch, pins)
         cut_stages([1.0] * count, stages, pins.cuts)
@@ -223,7 +224,6 @@ def _space(evaluator: Evaluator) -> list[Candidate]:
     return found
 
 
-@timed("bounds")
 def _ranked(
     evaluator: Evaluator, limit: float, progress: Progress
 ) -> tuple[list[tuple[float, Candidate]], int]:
@@ -232,7 +232,8 @@ def _ranked(
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
         progress(f"placements for {str(mesh) or 'one device'}")
         evaluator.sharding(mesh)
-    fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
-    progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
-    ranked = sorted((evaluator.floor_us(c), c) for c in fitting)
+    with evaluator.clock.layer("bounds"):
+        fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
+        progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+        ranked = sorted((evaluator.floor_us(c), c) for c in fitting)
     return ranked, len(space) - len(fitting)

@@ -81,7 +81,7 @@ def _rank_picks(
             fillings[stage] = filling(stage, picks[start:end])
         return walk(actions, fillings).total_bytes <= room
 
-    found = choose_along(points, fits)
+    found = choose_along(points, fits, evaluator.budget)
     return None if found is None else dict(zip(indices, found, strict=True))
 
 

@@ -19,7 +19,6 @@ from meshwright.ir.ops.questions import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 
-from ..clock import timed
 from ..cost.op_cost import Costs, GraphWork, number
 from ..hardware.cluster import Cluster
 from .ilp import Sharding, shard
@@ -97,7 +96,6 @@ def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
     )
 
 
-@timed("placements")
 def shard_model(
     segmented: Segmented,
     joints: dict[str, Graph],

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
-from meshwright.planner.bounds.lp import INF, QUICK, THOROUGH, Kind, Pipeline, relax
+from meshwright.planner.bounds.lp import INF, Kind, Pipeline, relax
+from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, Path, waits_of
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
@@ -68,7 +69,7 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
 def test_memory_shortens_what_a_stage_takes(name: str) -> None:
     """Limits are met or nothing fits; a tighter one is never faster, beyond what is not sought."""
     steps = [relax(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)]
-    assert all(b >= a * (1 - QUICK.close) for a, b in pairwise(steps))
+    assert all(b >= a * (1 - BUDGET.quick.close) for a, b in pairwise(steps))
     assert steps[0] < float("inf") and steps[-1] == float("inf")
 
 
@@ -76,12 +77,12 @@ def test_memory_shortens_what_a_stage_takes(name: str) -> None:
 def test_paths_of_other_pipelines_bring_the_same_bound_in_fewer_rounds(name: str) -> None:
     """The paths of one memory limit for another one, all of them waits of both."""
     paths: list[Path] = []
-    relax(_pipeline(name, 4, 8, 60.0), INF, THOROUGH, paths)
+    relax(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough, paths)
     alone: list[Path] = []
-    other = relax(_pipeline(name, 4, 8, 40.0), INF, THOROUGH, alone).step_us
+    other = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, alone).step_us
     before = len(paths)
-    found = relax(_pipeline(name, 4, 8, 40.0), INF, THOROUGH, paths).step_us
-    assert found == pytest.approx(other, rel=2 * THOROUGH.close)
+    found = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths).step_us
+    assert found == pytest.approx(other, rel=2 * BUDGET.thorough.close)
     assert len(paths) - before <= len(alone)
     assert len(set(map(str, paths))) == len(paths)
 
