@@ -35,13 +35,13 @@ Times are in units of the mean stage, bytes in units of the limit.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from meshwright.ir.schedule import Action, Schedule
+from meshwright.ir.schedule import Schedule
 
 from .. import solver
 from ..budget import BUDGET, Effort
 from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..pipeline.peak_moments import Moment
 from ..solver import Problem
 
 INF = float("inf")
@@ -85,6 +85,7 @@ class Pipeline:
 
     limit_bytes: of a rank, None for no limit; fixed_bytes: what each rank holds whatever it runs;
     passing_bytes: what functions have alive in backward at least, on the last stage and elsewhere.
+    moments: by rank, at which it may hold most (`peak_moments`).
     """
 
     kinds: tuple[Kind, ...]
@@ -97,6 +98,7 @@ class Pipeline:
     limit_bytes: float | None
     fixed_bytes: tuple[float, ...]
     passing_bytes: tuple[float, float]
+    moments: tuple[tuple[Moment, ...], ...]
 
     @property
     def num_stages(self) -> int:
@@ -295,10 +297,10 @@ class _Builder:
     def _memory(self) -> None:
         """fits."""
         p = self.pipeline
-        for rank, actions in enumerate(p.schedule):
+        last, elsewhere = p.passing_bytes
+        for rank, moments in enumerate(p.moments):
             stages = self._stages(rank)
-            last, elsewhere = p.passing_bytes
-            for held, waiting, ends in _fullest(actions, p.num_stages, last >= elsewhere):
+            for held, waiting, ends in moments:
                 passing = last if ends else elsewhere
                 terms = [
                     (v, -(k.stored_bytes + held.get(s, 0) * k.kept[n]
@@ -308,49 +310,3 @@ class _Builder:
                 ]  # fmt: skip
                 room = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
                 self.problem.at_least("fits", terms, -room)
-
-
-Counts = dict[int, int]  # micro-batches by stage
-
-
-@cache
-def _fullest(
-    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
-) -> list[tuple[Counts, Counts, bool]]:
-    """Moments of a rank that no other has all of: between F and B or I, between I and W, and
-    whether the running function is the last stage's; most_at_last: whether that has most alive."""
-    found: list[tuple[tuple[tuple, tuple], bool]] = []
-    for moment in _moments(actions, num_stages, most_at_last):
-        if not any(_within(moment, other) for other in found):
-            found = [other for other in found if not _within(other, moment)]
-            found.append(moment)
-    return [(dict(held), dict(waiting), more == most_at_last) for (held, waiting), more in found]
-
-
-def _moments(
-    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
-) -> Iterator[tuple[tuple[tuple, tuple], bool]]:
-    held: Counts = {}
-    waiting: Counts = {}
-    for a in actions:
-        if a.kind == "F":
-            held[a.stage] = held.get(a.stage, 0) + 1
-            waiting.setdefault(a.stage, 0)
-        elif a.kind in ("B", "I"):
-            more = (a.stage == num_stages - 1) == most_at_last
-            yield (tuple(sorted(held.items())), tuple(sorted(waiting.items()))), more
-            held[a.stage] -= 1
-            waiting[a.stage] += a.kind == "I"
-        elif a.kind == "W":
-            waiting[a.stage] -= 1
-
-
-def _within(one: tuple, other: tuple) -> bool:
-    """Whether a moment has no more than another of anything."""
-    (counts, most), (others, other_most) = one, other
-    pairs = [
-        (count, dict(there).get(stage, 0))
-        for here, there in zip(counts, others, strict=True)
-        for stage, count in here
-    ]
-    return most <= other_most and all(count <= there for count, there in pairs)

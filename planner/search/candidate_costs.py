@@ -31,12 +31,14 @@ from ..bounds.partition_bound import Passes, shortest_pipeline, shortest_start
 from ..budget import BUDGET, SearchBudget
 from ..clock import Clock
 from ..cost.op_cost import Costs
+from ..cost.phase_work import FunctionTable
 from ..cost.piece_cost import WorkTable
 from ..hardware.cluster import Cluster
 from ..hardware.topology import Links
 from ..pipeline.critical_path import Path
 from ..pipeline.partition import Room
-from ..pipeline.schedules import PLAIN, SPLIT, fullest_moments
+from ..pipeline.schedule_table import ScheduleTable
+from ..pipeline.schedules import PLAIN, SPLIT
 from ..remat.options import (
     CHOSEN,
     Level,
@@ -80,10 +82,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Parts:
-    """The units of a candidate in order, as if on one stage, each with its levels."""
+    """The units of a candidate in order, as if on one stage, each with its levels.
+
+    kinds: a number for each unit, the same for those with equal levels and buckets.
+    """
 
     table: UnitTable
     menus: tuple[Menu, ...]
+    kinds: tuple[int, ...]
     plain: Pace
     full: Pace
 
@@ -139,6 +145,8 @@ class Evaluator:
     pins: Pins
     budget: SearchBudget = BUDGET
     clock: Clock = field(default_factory=Clock, compare=False)
+    schedules: ScheduleTable = field(default_factory=ScheduleTable)
+    functions: FunctionTable = field(default_factory=FunctionTable)
     sharded: dict[Mesh, ShardedModel] = field(default_factory=dict)
     tables: dict[tuple[Mesh, int], WorkTable] = field(default_factory=dict)
     layouts: dict[tuple, Layout] = field(default_factory=dict)
@@ -253,7 +261,7 @@ class Evaluator:
 
     def costs(self, mesh: Mesh, micro_batch: int) -> Costs:
         sizes, wide = {"B": micro_batch, "S": self.seq}, self.precision.wide_grads
-        return Costs(self.cluster, mesh, sizes, wide_grads=wide)
+        return Costs(self.cluster, mesh, sizes, wide, self.functions)
 
     def _proposed(self, mesh: Mesh, name: str) -> tuple[Kept, ...]:
         """At one row a micro-batch; bytes and times all grow with the rows."""
@@ -292,16 +300,18 @@ class Evaluator:
             for k, (_, work) in enumerate(found)
         }
         table = UnitTable(works, c.zero, Links(self.cluster, c.mesh), self.precision)
-        shared: dict[tuple, Menu] = {}
-        menus = []
+        shared: dict[tuple, tuple[int, Menu]] = {}
+        found = []
         for instance, holding in zip(layout.instances, self._holdings(c), strict=True):
             key = (instance.piece, holding.key)
             if key not in shared:
                 pieces = (piece_at(instance.piece, k) for k in range(len(levels[instance.piece])))
-                shared[key] = tuple(table.unit(piece, holding) for piece in pieces)
-            menus.append(shared[key])
-        reduces = c.zero >= 2
-        return Parts(table, tuple(menus), plain_pace(menus, reduces), full_pace(menus, reduces))
+                menu = tuple(table.unit(piece, holding) for piece in pieces)
+                shared[key] = len(shared), menu
+            found.append(shared[key])
+        kinds, menus = zip(*found, strict=True)
+        given = menus, kinds, c.zero >= 2
+        return Parts(table, menus, kinds, plain_pace(*given), full_pace(*given))
 
     def _holdings(self, c: Candidate) -> list[Holding]:
         key = (c.tp, c.cp, c.dp, c.zero)
@@ -429,7 +439,7 @@ class Evaluator:
     def _least_bytes(self, c: Candidate) -> float:
         """What the fullest rank holds at least under any cuts: the mean over ranks, each at one
         moment of its schedule, every unit counted as on the stage where it weighs least."""
-        moments = set(fullest_moments(c.schedule, c.pp, c.num_microbatches, c.chunks))
+        moments = set(self.schedules.fullest(c.listing))
         held = 0.0
         for menu in self.parts_of(c).menus:
             works = [(u.work.kept_bytes, u.work.split) for u in menu]

@@ -23,6 +23,7 @@ from ..budget import BUDGET, SearchBudget
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
+from ..pipeline.schedule_table import Listing
 from ..pipeline.schedules import GENERATORS, chunks_of, runs
 from ..remat.options import CHOSEN
 from .pins import Pins
@@ -49,6 +50,11 @@ class Candidate:
     @property
     def num_stages(self) -> int:
         return self.pp * self.chunks
+
+    @cached_property
+    def listing(self) -> Listing:
+        """What its schedule follows from."""
+        return Listing(self.schedule, self.pp, self.num_microbatches, self.chunks)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -12,24 +12,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import BUDGET, SearchBudget
-from ..pipeline.critical_path import LAST, Waits, waits_of
+from ..budget import BUDGET
+from ..pipeline.critical_path import LAST, Waits
 from ..pipeline.schedules import SPLIT, stage_ranks
-from .candidate_costs import Parts
+from .candidate_costs import Evaluator, Parts
 from .candidates import Candidate
 
 Starts = tuple[int, ...]  # the first unit of every stage
 
 
-def descend(
-    parts: Parts,
-    c: Candidate,
-    starts: Starts,
-    picks: Sequence[int],
-    budget: SearchBudget = BUDGET,
-) -> Starts:
+def descend(evaluator: Evaluator, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
     """The best cuts found from `starts`; picks: the level of every unit."""
-    length = _Length(parts, c, picks, budget.descent_microbatches)
+    budget, parts = evaluator.budget, evaluator.parts_of(c)
+    followed = min(c.num_microbatches, budget.descent_microbatches * c.pp)
+    waits = evaluator.schedules.waits(c.listing._replace(num_microbatches=followed))
+    length = _Length(parts, c, picks, waits, c.num_microbatches - followed)
     best, us = starts, length.of([starts])[0]
     for _ in range(budget.descent_steps):
         options = neighbours(best, len(parts.menus), budget.descent_shifts)
@@ -61,13 +58,13 @@ def neighbours(
 
 
 class _Length:
-    """The step of many cuts at once. follow: micro-batches a rank that are followed one by one."""
+    """The step of many cuts at once. more: micro-batches beyond those of the waits."""
 
-    def __init__(self, parts: Parts, c: Candidate, picks: Sequence[int], follow: int) -> None:
+    def __init__(
+        self, parts: Parts, c: Candidate, picks: Sequence[int], waits: Waits, more: int
+    ) -> None:
         self.count, self.ranks = len(parts.menus), stage_ranks(c.schedule, c.pp, c.chunks)
-        followed = min(c.num_microbatches, follow * c.pp)
-        self.more = c.num_microbatches - followed
-        self.waits: Waits = waits_of(c.schedule, c.pp, followed, c.chunks)
+        self.waits, self.more = waits, more
         self.send_us = parts.sends_us(self.ranks)
         self.sums = {kind: _sums(parts, picks, kind) for kind in _kinds(c)}
 

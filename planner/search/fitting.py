@@ -22,7 +22,7 @@ from meshwright.ir.plan import silent_stages
 
 from ..bounds.analytic import Pace
 from ..pipeline.partition import Room, balanced, stages_of
-from ..pipeline.schedules import PLAIN, SPLIT, listed, stage_ranks, stages_held
+from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, priced_levels
 from ..remat.rules import Kept
 from ..remat.selection import Picks, choose, is_exact
@@ -93,7 +93,7 @@ def _descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitt
     starts = fitted.starts
     picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
     for _ in range(evaluator.budget.descents):
-        starts = descend(parts, c, starts, picks, evaluator.budget)
+        starts = descend(evaluator, c, starts, picks)
         other = _at(evaluator, c, starts, limit_bytes)
         if other is None:
             break
@@ -205,7 +205,7 @@ def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Pi
     stages = stages_of(starts, len(picked))
     instances, buckets = with_stages(picked, layout.buckets, stages)
     silent = silent_stages(instances, buckets, c.pp * c.chunks)
-    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks, silent)
+    schedule = evaluator.schedules.schedule(c.listing, silent)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     table = evaluator.parts_of(c).table
     return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
@@ -263,7 +263,7 @@ class _Cutter:
     def _even(self) -> Iterator[Placed]:
         """Stages that hold the same at the leanest levels."""
         c, menus = self.c, self.parts.menus
-        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        held = self.evaluator.schedules.held(c.listing)
         most = max(kept + waiting for kept, waiting in held)
         kept = [min(unit.work.kept_bytes for unit in menu) for menu in menus]
         stored = [self.evaluator.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
@@ -364,7 +364,7 @@ class _Cutter:
         """Whether units still fit a stage within its share of a rank."""
         c = self.c
         share = (self.limit - self.context) / c.chunks
-        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        held = self.evaluator.schedules.held(c.listing)
 
         def room(stage: int) -> Callable[[int], float]:
             filled = Filling(c.schedule in SPLIT)

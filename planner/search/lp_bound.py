@@ -11,8 +11,8 @@ from ..bounds.analytic import Pace
 from ..bounds.lp import INF, Kind, Pipeline, Relaxed, Times, relax
 from ..budget import Effort
 from ..cost.piece_cost import Phase
-from ..pipeline.critical_path import LAST, waits_of
-from ..pipeline.schedules import SPLIT, listed, stage_ranks
+from ..pipeline.critical_path import LAST
+from ..pipeline.schedules import SPLIT, stage_ranks
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 from .candidate_costs import Evaluator, Parts
@@ -43,8 +43,7 @@ def _tightened(
     if 2 * c.num_stages * c.num_microbatches > evaluator.budget.max_actions or c.pp == 1:
         return Relaxed(0.0)
     sync_us = evaluator.parts_of(c).table.links.world_us()
-    waits = (c.schedule, c.pp, c.num_microbatches, c.chunks)
-    paths = evaluator.paths.setdefault(waits, [])
+    paths = evaluator.paths.setdefault(c.listing, [])
     pipeline, step = pipeline_of(evaluator, c, limit_bytes), evaluator.budget.lp_step
     found = relax(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
@@ -55,17 +54,20 @@ def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -
     parts = evaluator.parts_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     kinds, spared = _Kinds(evaluator, c, parts).found()
+    passing = _passing(parts.menus[-1:], c), _passing(parts.menus, c)
+    schedules = evaluator.schedules
     return Pipeline(
         kinds,
-        listed(c.schedule, c.pp, c.num_microbatches, c.chunks),
-        waits_of(c.schedule, c.pp, c.num_microbatches, c.chunks),
+        schedules.schedule(c.listing),
+        schedules.waits(c.listing),
         ranks,
         spared,
         evaluator.bound_sends_us(c, ranks),
         OVERLAP_PRICE,
         limit_bytes,
         _fixed_bytes(evaluator, c, parts, ranks),
-        (_passing(parts.menus[-1:], c), _passing(parts.menus, c)),
+        passing,
+        schedules.peaks(c.listing, passing[0] >= passing[1]),
     )
 
 
@@ -111,7 +113,7 @@ class _Kinds:
         last = len(self.parts.menus) - 1
         for index in (0, last, *range(1, last)):
             ends = {0: "first", last: LAST}.get(index, "")
-            key = (ends, id(self.parts.menus[index]), self.slowed[index], self.tails[index],
+            key = (ends, self.parts.kinds[index], self.slowed[index], self.tails[index],
                    tuple(self.parts.full[index]))  # fmt: skip
             found, count = counts.get(key, (index, 0))
             counts[key] = found, count + 1

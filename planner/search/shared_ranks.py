@@ -6,7 +6,7 @@ bytes where they cost least by that count, until the fullest moment of its sched
 
 from collections.abc import Sequence
 
-from ..pipeline.schedules import SPLIT, listed, stage_ranks, stages_held
+from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.selection import INF, Picks, choose_along
 from ..simulate.stage_memory import Filling, filled, walk
 from ..simulate.step_model import Unit
@@ -47,13 +47,13 @@ def _rank_picks(
     stays: bool,
 ) -> dict[int, int] | None:
     parts, split = evaluator.parts_of(c), c.schedule in SPLIT
-    actions = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
+    actions = evaluator.schedules.schedule(c.listing)[rank]
     indices = [index for units in stages.values() for index in units]
     stored = sum(parts.menus[i][0].owned_bytes for i in indices)
     largest = max(parts.menus[i][0].bucket_bytes for i in indices)
     room = limit_bytes - evaluator.context_bytes(c)
     room -= evaluator.storage_bytes(c, stored, largest)
-    held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    held = evaluator.schedules.held(c.listing)
     counts = {i: held[s] for s, units in stages.items() for i in units}
     staying = set(indices) if stays else {units[-1] for units in stages.values()}
     points = [

@@ -19,7 +19,9 @@ from meshwright.ir.ops.questions import flops
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 
-from ..cost.op_cost import Costs, GraphWork, number
+from ..cost.counts import number
+from ..cost.graph_work import GraphWork
+from ..cost.op_cost import Costs
 from ..hardware.cluster import Cluster
 from .ilp import Sharding, shard
 from .lower import lower

@@ -44,7 +44,7 @@ def _candidate(name: str) -> Candidate:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_many_lengths_at_once_are_the_longest_paths(name: str) -> None:
     rng = np.random.default_rng(0)
-    waits = waits_of(name, 2, 4, chunks_of(name, None))
+    waits = waits_of(make_schedule(name, 2, 4))
     many = {node: rng.uniform(1, 9, 5) for node in sorted(set(waits.nodes))}
     sends = [1.5] * (2 * chunks_of(name, None) - 1)
     lengths = waits.lengths(many, sends)
@@ -66,13 +66,13 @@ def test_neighbours_are_cuts_without_empty_stages() -> None:
 def test_it_comes_near_the_best_of_all_cuts(evaluator: Evaluator, name: str) -> None:
     """Simulated without collectives, which it does not see; from the worst start."""
     c = _candidate(name)
-    parts, count = evaluator.parts_of(c), len(evaluator.parts_of(c).menus)
+    count = len(evaluator.parts_of(c).menus)
     picks = (0,) * count
     every = [(0, *cuts) for cuts in combinations(range(1, count), c.num_stages - 1)]
     us = {s: simulate(step_of(evaluator, c, s, picks)).step_us for s in every}
     first, best = max(us.values()), min(us.values())
     start = next(s for s in every if us[s] == first)
-    assert us[descend(parts, c, start, picks)] <= best + 0.1 * (first - best)
+    assert us[descend(evaluator, c, start, picks)] <= best + 0.1 * (first - best)
 
 
 @pytest.mark.parametrize("name", CHUNKED)

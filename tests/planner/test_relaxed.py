@@ -9,6 +9,7 @@ from meshwright.ir.schedule import COMPUTE, peer_stage
 from meshwright.planner.bounds.lp import INF, Kind, Pipeline, relax
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, Path, waits_of
+from meshwright.planner.pipeline.peak_moments import peak_moments
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
 SHAPES = [(2, 4), (4, 8)]
@@ -28,7 +29,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
     return Pipeline(
         kinds,
         make_schedule(name, p, m, chunks),
-        waits_of(name, p, m, chunks),
+        waits_of(make_schedule(name, p, m, chunks)),
         stage_ranks(name, p, chunks),
         {"F": 0.0, "B": 0.0, LAST: 0.0},
         (0.0,) * (stages - 1),
@@ -36,6 +37,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
         limit,
         (0.0,) * p,
         (0.0, 0.0),
+        peak_moments(make_schedule(name, p, m, chunks), stages, most_at_last=True),
     )
 
 
@@ -44,7 +46,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
 def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
     """Against stages of any sizes, bettered at random from equal ones, by their longest path."""
     chunks = chunks_of(name, None)
-    waits, rng = waits_of(name, p, m, chunks), random.Random(f"{name}/{p}/{m}")
+    waits, rng = waits_of(make_schedule(name, p, m, chunks)), random.Random(f"{name}/{p}/{m}")
     passes = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0, LAST: 2.0}
 
     def end(sizes: list[float]) -> float:
@@ -92,7 +94,8 @@ def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
     """Against times by hand: every action after its rank's last and after what it receives."""
     rng = random.Random(name)
     p, m, chunks = 4, 8, chunks_of(name, None)
-    waits, schedule = waits_of(name, p, m, chunks), make_schedule(name, p, m, chunks)
+    schedule = make_schedule(name, p, m, chunks)
+    waits = waits_of(schedule)
     us = {node: rng.uniform(1, 9) for node in set(waits.nodes)}
     send_us = [rng.uniform(0, 3) for _ in range(p * chunks - 1)]
     longest, path = waits.longest(us, send_us)
