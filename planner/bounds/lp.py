@@ -33,7 +33,7 @@ that one, until what is missing is next to nothing. Every solution on the way is
 Times are in units of the mean stage, bytes in units of the limit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.schedule import Schedule
@@ -113,25 +113,27 @@ class Pipeline:
 @dataclass(frozen=True)
 class Relaxed:
     """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
-    up. stage_us: of an optimum, what each stage's units take alone at their fastest."""
+    up. stage_us: of an optimum, what each stage's units take alone at their fastest. paths: those
+    that it holds all of."""
 
     step_us: float
     stage_us: tuple[float, ...] = ()
+    paths: tuple[Path, ...] = ()
 
 
 def relax(
     pipeline: Pipeline,
     enough_us: float = INF,
     effort: Effort = BUDGET.quick,
-    paths: list[Path] | None = None,
+    paths: Sequence[Path] = (),
     step: float = BUDGET.lp_step,
 ) -> Relaxed:
     """Stops at a bound of `enough_us`, or when the effort is made.
 
-    paths: that mattered to pipelines of the same waits, to begin with; those that matter to this
-    one are added. step: SearchBudget.lp_step.
+    paths: of the same waits, to begin with. step: SearchBudget.lp_step.
     """
-    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths, step).solve()
+    builder = _Builder(pipeline, enough_us, effort, list(paths), step)
+    return replace(builder.solve(), paths=tuple(builder.paths))
 
 
 Terms = list[tuple[int, float]]

@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from ..budget import BUDGET
 from ..pipeline.critical_path import LAST, Waits
 from ..pipeline.schedules import SPLIT, stage_ranks
-from .candidate_costs import Evaluator, Parts
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts
 from .candidates import Candidate
 
 Starts = tuple[int, ...]  # the first unit of every stage
 
 
-def descend(evaluator: Evaluator, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
+def descend(costs: CandidateCosts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
     """The best cuts found from `starts`; picks: the level of every unit."""
-    budget, parts = evaluator.budget, evaluator.parts_of(c)
+    budget, parts = costs.problem.budget, costs.parts_of(c)
     followed = min(c.num_microbatches, budget.descent_microbatches * c.pp)
-    waits = evaluator.schedules.waits(c.listing._replace(num_microbatches=followed))
+    waits = costs.memo.schedules.waits(c.listing._replace(num_microbatches=followed))
     length = _Length(parts, c, picks, waits, c.num_microbatches - followed)
     best, us = starts, length.of([starts])[0]
     for _ in range(budget.descent_steps):

@@ -1,7 +1,7 @@
 """The tightest bound of a candidate: its pipeline relaxed to a linear program (bounds/lp.py).
 
-It is asked only of candidates that the bounds of evaluate.py leave, as it takes a tenth of a second
-and more.
+It is asked only of candidates that the bounds of candidate_bounds.py leave, as it takes a tenth of
+a second and more.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,14 @@ from ..pipeline.critical_path import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
-from .candidate_costs import Evaluator, Parts
+from .candidate_bounds import CandidateBounds
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts
 from .candidates import Candidate
 
 
 def tightened(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     limit_bytes: float | None,
     enough_us: float = INF,
@@ -28,44 +30,52 @@ def tightened(
 ) -> Relaxed:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
     tightened beyond `enough_us`, with quick effort unless another one is given."""
-    effort = effort or evaluator.budget.quick
-    key = (c, limit_bytes, effort)
-    if key not in evaluator.relaxed:
-        with evaluator.clock.layer("bounds"):
-            evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
-    return evaluator.relaxed[key]
+    effort = effort or costs.problem.budget.quick
+    known, key = costs.lp_bounds, (c, limit_bytes, effort)
+    whole = known.get((*key, INF))
+    if whole is not None and (whole.step_us < enough_us or whole.step_us == INF):
+        return whole
+    if (*key, enough_us) not in known:
+        with costs.memo.clock.layer("bounds"):
+            found = _tightened(costs, *key, enough_us)
+        # What is below enough, or proves that nothing fits, is the same whatever is enough.
+        stopped = enough_us <= found.step_us < INF
+        known[*key, enough_us if stopped else INF] = found
+        return found
+    return known[*key, enough_us]
 
 
 def _tightened(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
+    costs: CandidateCosts, c: Candidate, limit_bytes: float | None, effort: Effort, enough_us: float
 ) -> Relaxed:
     # With very many micro-batches the bubbles of a schedule are small.
-    if 2 * c.num_stages * c.num_microbatches > evaluator.budget.max_actions or c.pp == 1:
+    if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:
         return Relaxed(0.0)
-    sync_us = evaluator.parts_of(c).table.links.world_us()
-    paths = evaluator.paths.setdefault(c.listing, [])
-    pipeline, step = pipeline_of(evaluator, c, limit_bytes), evaluator.budget.lp_step
+    sync_us = costs.parts_of(c).table.links.world_us()
+    quick = costs.problem.budget.quick
+    paths = tightened(costs, c, limit_bytes).paths if effort != quick else ()
+    pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
     found = relax(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 
-def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -> Pipeline:
+def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
     """What the relaxation asks of a candidate."""
-    parts = evaluator.parts_of(c)
+    parts = costs.parts_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    kinds, spared = _Kinds(evaluator, c, parts).found()
+    kinds, spared = _Kinds(costs, c, parts).found()
     passing = _passing(parts.menus[-1:], c), _passing(parts.menus, c)
-    schedules = evaluator.schedules
+    schedules = costs.memo.schedules
     return Pipeline(
         kinds,
         schedules.schedule(c.listing),
         schedules.waits(c.listing),
         ranks,
         spared,
-        evaluator.bound_sends_us(c, ranks),
+        CandidateBounds(costs).bound_sends_us(c, ranks),
         OVERLAP_PRICE,
         limit_bytes,
-        _fixed_bytes(evaluator, c, parts, ranks),
+        _fixed_bytes(costs, c, parts, ranks),
         passing,
         schedules.peaks(c.listing, passing[0] >= passing[1]),
     )
@@ -82,25 +92,25 @@ def _start(unit: Unit, c: Candidate) -> Phase:
 
 
 def _fixed_bytes(
-    evaluator: Evaluator, c: Candidate, parts: Parts, ranks: tuple[int, ...]
+    costs: CandidateCosts, c: Candidate, parts: Parts, ranks: tuple[int, ...]
 ) -> tuple[float, ...]:
     """Of each rank: data and context, and the buffers of its largest bucket at least."""
     sizes = [menu[0].bucket_bytes for menu in parts.menus]
     largest = [min(sizes)] * c.pp
     for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
         largest[rank] = max(largest[rank], size)
-    context = evaluator.context_bytes(c)
-    return tuple(context + evaluator.storage_bytes(c, 0.0, size) for size in largest)
+    context = costs.problem.context_bytes(c)
+    return tuple(context + costs.storage_bytes(c, 0.0, size) for size in largest)
 
 
 class _Kinds:
     """Equal units counted together."""
 
-    def __init__(self, evaluator: Evaluator, c: Candidate, parts: Parts) -> None:
+    def __init__(self, costs: CandidateCosts, c: Candidate, parts: Parts) -> None:
         self.c, self.parts, self.reduces = c, parts, c.zero >= 2
         self.split = c.schedule in SPLIT
-        self.per_byte = evaluator.storage_bytes(c, 1.0, 0.0)
-        self.tails = _tails(evaluator, c, parts)
+        self.per_byte = costs.storage_bytes(c, 1.0, 0.0)
+        self.tails = _tails(costs, c, parts)
         self.gathers = any(menu[0].gather_us for menu in parts.menus)
         alone = not (self.reduces and self.gathers)  # no gathers among the reductions
         reduce = [menu[0].reduce_us if alone else 0.0 for menu in parts.menus]
@@ -212,8 +222,8 @@ def _most(plain: Pace, full: Pace, way: int) -> float:
     )
 
 
-def _tails(evaluator: Evaluator, c: Candidate, parts: Parts) -> list[float]:
+def _tails(costs: CandidateCosts, c: Candidate, parts: Parts) -> list[float]:
     """By unit, the update and refresh of the buckets that it is the first to hold, in us."""
-    layout, table = evaluator.layout(c), parts.table
+    layout, table = costs.layout(c), parts.table
     us = {b.name: table.optimizer_us(b) + table.refresh_us(b) for b in layout.buckets}
     return [sum(us.pop(name, 0.0) for name in item.buckets) for item in layout.instances]

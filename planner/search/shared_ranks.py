@@ -10,12 +10,12 @@ from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.selection import INF, Picks, choose_along
 from ..simulate.stage_memory import Filling, filled, walk
 from ..simulate.step_model import Unit
-from .candidate_costs import Evaluator
+from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 
 
 def shared_picks(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     starts: Sequence[int],
     limit_bytes: float,
@@ -25,13 +25,13 @@ def shared_picks(
 
     stays: nothing is offloaded.
     """
-    stops = (*starts[1:], len(evaluator.parts_of(c).menus))
+    stops = (*starts[1:], len(costs.parts_of(c).menus))
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
     for rank in range(c.pp):
         mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
-        found = _rank_picks(evaluator, c, rank, mine, limit_bytes, stays)
+        found = _rank_picks(costs, c, rank, mine, limit_bytes, stays)
         if found is None:
             return None
         picks |= found
@@ -39,21 +39,21 @@ def shared_picks(
 
 
 def _rank_picks(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     rank: int,
     stages: dict[int, range],
     limit_bytes: float,
     stays: bool,
 ) -> dict[int, int] | None:
-    parts, split = evaluator.parts_of(c), c.schedule in SPLIT
-    actions = evaluator.schedules.schedule(c.listing)[rank]
+    parts, split = costs.parts_of(c), c.schedule in SPLIT
+    actions = costs.memo.schedules.schedule(c.listing)[rank]
     indices = [index for units in stages.values() for index in units]
     stored = sum(parts.menus[i][0].owned_bytes for i in indices)
     largest = max(parts.menus[i][0].bucket_bytes for i in indices)
-    room = limit_bytes - evaluator.context_bytes(c)
-    room -= evaluator.storage_bytes(c, stored, largest)
-    held = evaluator.schedules.held(c.listing)
+    room = limit_bytes - costs.problem.context_bytes(c)
+    room -= costs.storage_bytes(c, stored, largest)
+    held = costs.memo.schedules.held(c.listing)
     counts = {i: held[s] for s, units in stages.items() for i in units}
     staying = set(indices) if stays else {units[-1] for units in stages.values()}
     points = [
@@ -81,7 +81,7 @@ def _rank_picks(
             fillings[stage] = filling(stage, picks[start:end])
         return walk(actions, fillings).total_bytes <= room
 
-    found = choose_along(points, fits, evaluator.budget)
+    found = choose_along(points, fits, costs.problem.budget)
     return None if found is None else dict(zip(indices, found, strict=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 from meshwright.ir.schedule import COMPUTE, peer_stage
 from meshwright.planner.bounds.lp import INF, Kind, Pipeline, relax
 from meshwright.planner.budget import BUDGET
-from meshwright.planner.pipeline.critical_path import LAST, Path, waits_of
+from meshwright.planner.pipeline.critical_path import LAST, waits_of
 from meshwright.planner.pipeline.peak_moments import peak_moments
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
@@ -78,15 +78,12 @@ def test_memory_shortens_what_a_stage_takes(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_paths_of_other_pipelines_bring_the_same_bound_in_fewer_rounds(name: str) -> None:
     """The paths of one memory limit for another one, all of them waits of both."""
-    paths: list[Path] = []
-    relax(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough, paths)
-    alone: list[Path] = []
-    other = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, alone).step_us
-    before = len(paths)
-    found = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths).step_us
-    assert found == pytest.approx(other, rel=2 * BUDGET.thorough.close)
-    assert len(paths) - before <= len(alone)
-    assert len(set(map(str, paths))) == len(paths)
+    paths = relax(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
+    alone = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
+    found = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
+    assert found.step_us == pytest.approx(alone.step_us, rel=2 * BUDGET.thorough.close)
+    assert len(found.paths) - len(paths) <= len(alone.paths)
+    assert len(set(map(str, found.paths))) == len(found.paths)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
