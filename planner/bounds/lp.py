@@ -136,6 +136,21 @@ def relax(
     return replace(builder.solve(), paths=tuple(builder.paths))
 
 
+def paths_of_equal_stages(
+    schedule: Schedule, waits: Waits, stage_ranks: tuple[int, ...], effort: Effort, step: float
+) -> tuple[Path, ...]:
+    """Return critical paths of a schedule whose units all take the same and whose backward takes
+    twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
+    kinds = {kind for _, kind in waits.nodes}
+    us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
+    kind = Kind(1, us, {}, 0.0, 0.0, 0.0, 0.0, (0.0,), (0.0,))
+    others = replace(kind, count=4 * len(stage_ranks) - 2)
+    none = (0.0,) * len(schedule)
+    given = schedule, waits, stage_ranks, dict.fromkeys(us, 0.0), (0.0,) * len(stage_ranks), 0.0
+    equal = Pipeline((kind, kind, others), *given, None, none, (0.0, 0.0), ())
+    return relax(equal, INF, effort, (), step).paths
+
+
 Terms = list[tuple[int, float]]
 Row = tuple[str, Terms, float]
 

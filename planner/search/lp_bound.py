@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..bounds.analytic import Pace
-from ..bounds.lp import INF, Kind, Pipeline, Relaxed, Times, relax
+from ..bounds.lp import INF, Kind, Pipeline, Relaxed, Times, paths_of_equal_stages, relax
 from ..budget import Effort
 from ..cost.piece_cost import Phase
-from ..pipeline.critical_path import LAST
+from ..pipeline.critical_path import LAST, Path
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
@@ -53,10 +53,20 @@ def _tightened(
         return Relaxed(0.0)
     sync_us = costs.parts_of(c).table.links.world_us()
     quick = costs.problem.budget.quick
-    paths = tightened(costs, c, limit_bytes).paths if effort != quick else ()
+    paths = tightened(costs, c, limit_bytes).paths if effort != quick else _first_paths(costs, c)
     pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
     found = relax(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
+
+
+def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
+    """Paths that an LP begins with, the same for all candidates of a schedule."""
+    budget, schedules = costs.problem.budget, costs.memo.schedules
+    known = costs.memo.table("paths of equal stages", budget.quick, budget.lp_step)
+    if c.listing not in known:
+        given = schedules.schedule(c.listing), schedules.waits(c.listing), c.listing.stage_ranks
+        known[c.listing] = paths_of_equal_stages(*given, budget.quick, budget.lp_step)
+    return known[c.listing]
 
 
 def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
