@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """How long an LP bound is tightened.
+    """Effort of one LP bound.
 
     rounds, close: LPs are solved until the critical path of a solution is no more than the share
     `close` longer than the bound, or the bound grows by less than that share in so many LPs.

@@ -9,10 +9,12 @@ from ..remat.options import Menu
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 
-Pace = list[tuple[tuple[float, float], ...]]  # of each unit by level: (forward, backward), us
+OptionTimes = list[
+    tuple[tuple[float, float], ...]
+]  # of each unit by level: (forward, backward), us
 
 
-def plain_pace(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> Pace:
+def compute_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
     """Return compute alone. kinds: of each unit, the same number for equal menus. reduces:
     gradients go over dp after every micro-batch."""
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
@@ -22,7 +24,7 @@ def plain_pace(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> Pa
     ]
 
 
-def full_pace(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> Pace:
+def overlapped_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
     """Return each unit beside the gather of the next one in that direction and, backward, the
     reduction of the one before; the next one waits for its gather, which runs behind that
     reduction."""
@@ -53,8 +55,8 @@ def _levels(
     return known[key]
 
 
-def slack_us(menus: Sequence[Menu], plain: Pace, full: Pace) -> float:
-    """How much of the full pace a stage may be spared, in us a micro-batch.
+def slack_us(menus: Sequence[Menu], plain: OptionTimes, full: OptionTimes) -> float:
+    """Return how much of the overlapped times a stage may be spared, in us a micro-batch.
 
     Its ends have no neighbour there; in return the gather of the first unit of a pass, whichever it
     is, stands beside no compute.

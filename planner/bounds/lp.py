@@ -111,7 +111,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Relaxed:
+class LpBound:
     """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
     up. stage_us: of an optimum, what each stage's units take alone at their fastest. paths: those
     that it holds all of."""
@@ -121,13 +121,13 @@ class Relaxed:
     paths: tuple[Path, ...] = ()
 
 
-def relax(
+def bound_pipeline(
     pipeline: Pipeline,
     enough_us: float = INF,
     effort: Effort = BUDGET.quick,
     paths: Sequence[Path] = (),
     step: float = BUDGET.lp_step,
-) -> Relaxed:
+) -> LpBound:
     """Stops at a bound of `enough_us`, or when the effort is made.
 
     paths: of the same waits, to begin with. step: SearchBudget.lp_step.
@@ -148,7 +148,7 @@ def paths_of_equal_stages(
     none = (0.0,) * len(schedule)
     given = schedule, waits, stage_ranks, dict.fromkeys(us, 0.0), (0.0,) * len(stage_ranks), 0.0
     equal = Pipeline((kind, kind, others), *given, None, none, (0.0, 0.0), ())
-    return relax(equal, INF, effort, (), step).paths
+    return bound_pipeline(equal, INF, effort, (), step).paths
 
 
 Terms = list[tuple[int, float]]
@@ -174,7 +174,7 @@ class _Builder:
         self.limit = (1 + TOLERANCE) * (self.pipeline.limit_bytes or 1.0)
         self.end = self._new("end", 1.0)
 
-    def solve(self) -> Relaxed:
+    def solve(self) -> LpBound:
         self._units()
         self._actions()
         self._late()
@@ -186,20 +186,20 @@ class _Builder:
             self._memory()
         return self._refined(solver.LinearProgram(self.problem))
 
-    def _refined(self, program: solver.LinearProgram) -> Relaxed:
+    def _refined(self, program: solver.LinearProgram) -> LpBound:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
         and the best one so far, which keeps solutions from swinging."""
-        pipeline, found = self.pipeline, Relaxed(0.0)
+        pipeline, found = self.pipeline, LpBound(0.0)
         rounds, near = self.effort.rounds, 1 + self.effort.close
         best: tuple[float, dict[Node, float]] = INF, {}
         bounds: list[float] = []
         while len(bounds) <= rounds or bounds[-1] > near * bounds[-1 - rounds]:
             solution = program.solve()
             if solution is None:
-                return Relaxed(INF)
+                return LpBound(INF)
             if not solution.values:
                 return found
-            found = self._relaxed(solution)
+            found = self._lp_bound(solution)
             bounds.append(found.step_us)
             if found.step_us >= self.enough_us:
                 return found
@@ -218,12 +218,12 @@ class _Builder:
                 return found
         return found
 
-    def _relaxed(self, solution: solver.Relaxation) -> Relaxed:
+    def _lp_bound(self, solution: solver.Relaxation) -> LpBound:
         stages = tuple(
             sum(solution.values[v] * kind.fastest_us for kind, _, v in self.shares[s])
             for s in range(self.pipeline.num_stages)
         )
-        return Relaxed(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
+        return LpBound(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
 
     def _new(self, name: str, cost: float = 0.0) -> int:
         return self.problem.variable(name, cost, upper=INF)

@@ -14,7 +14,7 @@ Made = TypeVar("Made")
 
 
 class Listing(NamedTuple):
-    """What a schedule follows from. chunks: stages of a rank."""
+    """Name and sizes of a schedule. chunks: stages of a rank."""
 
     name: str
     pp: int

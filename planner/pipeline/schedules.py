@@ -59,19 +59,19 @@ def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int =
 
 
 def has_chunks(name: str, chunks: int) -> bool:
-    """Whether a schedule can have so many stages a rank."""
+    """Return whether a schedule can have so many stages a rank."""
     return chunks > 1 if name == "interleaved" else chunks == chunks_of(name, None)
 
 
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
-    """Whether a schedule can run on so many ranks and micro-batches."""
+    """Return whether a schedule can run on so many ranks and micro-batches."""
     if pp == 1:
         return name in PLAIN
     return name != "interleaved" or num_microbatches % pp == 0
 
 
 def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
-    """Raises PlanError where a schedule cannot run on so many ranks or micro-batches."""
+    """Raise PlanError where a schedule cannot run on so many ranks or micro-batches."""
     if runs(name, pp, num_microbatches):
         return
     if pp == 1:

@@ -32,7 +32,7 @@ Menu = tuple[Unit, ...]
 
 
 def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Kept, ...]:
-    """Sets of values to keep that deserve an exact price; each with and without those that
+    """Return sets of values to keep that deserve an exact price; each with and without those that
     backward can do without."""
     found = [c.saved for c in frontier(graph, placements, costs)]
     sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
@@ -105,7 +105,8 @@ def fastest(points: Sequence[tuple[float, float]]) -> int:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
-    """Of a menu's (us, kept bytes): the hull from its fastest point on, cheapest step first."""
+    """Return of a menu's (us, kept bytes) the hull from its fastest point on, cheapest step
+    first."""
     at = fastest(points)
     found: list[Slope] = []
     while True:

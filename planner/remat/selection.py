@@ -32,7 +32,7 @@ Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
 Picks = tuple[int, ...]
 
 
-def choose(
+def select_options(
     menus: Sequence[Menu],
     times: Times,
     held: int,
@@ -55,8 +55,8 @@ def choose(
 
 
 def is_exact(menus: Sequence[Menu], budget: SearchBudget = BUDGET) -> bool:
-    """Whether a stage of these units is solved exactly. Where units offload, few choices beat
-    others in all that labels say."""
+    """Return whether a stage of these units is solved exactly. Where units offload, few choices
+    beat others in all that labels say."""
     if any(unit.work.away_bytes for menu in set(menus) for unit in menu):
         return prod(map(len, menus)) <= budget.exact_choices
     return len(menus) <= budget.exact_units
@@ -136,10 +136,10 @@ def _along_hulls(
         [(t, u.work.kept_bytes if t < INF else INF) for t, u in zip(us, menu, strict=True)]
         for us, menu in zip(times, menus, strict=True)
     ]
-    return choose_along(points, lambda picks: peak_bytes(menus, picks, held) <= room, budget)
+    return select_along(points, lambda picks: peak_bytes(menus, picks, held) <= room, budget)
 
 
-def choose_along(
+def select_along(
     points: Sequence[Sequence[tuple[float, float]]],
     fits: Callable[[Picks], bool],
     budget: SearchBudget = BUDGET,

@@ -5,7 +5,7 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
     pace       from the start of one unit to that of the next pass at least its compute at its
                fastest level, slowed by the gather and reduction beside it, and at least these
     memory     and at least what freeing the bytes that are too many takes (remat/options.py)
-    pipeline   no contiguous cuts that have room beat shortest_pipeline of that
+    pipeline   no contiguous cuts that have room beat pipeline_bound of that
     traffic    the collective stream of some stage carries at least the mean over stages
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 
@@ -15,8 +15,8 @@ It follows from the problem and the candidate alone.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..bounds.analytic import Pace
-from ..bounds.partition_bound import Passes, shortest_pipeline, shortest_start
+from ..bounds.analytic import OptionTimes
+from ..bounds.partition_bound import LeastTimes, pipeline_bound, warmup_bound
 from ..hardware.topology import Links
 from ..pipeline.partition import Room
 from ..pipeline.schedules import PLAIN, SPLIT
@@ -37,7 +37,7 @@ class CandidateBounds:
     costs: CandidateCosts
 
     def bound_sends_us(self, c: Candidate, ranks: Sequence[int]) -> tuple[float, ...]:
-        """What a bound may count for the sends between stages; ranks: of the stages.
+        """Return what a bound may count for the sends between stages; ranks: of the stages.
 
         Reductions over dp take no longer with pp outermost. Sends may, so that the shorter ones
         are counted, unless the longer refresh makes up for all of them: no path has more sends
@@ -143,7 +143,7 @@ class CandidateBounds:
         return length
 
     def _length(
-        self, c: Candidate, parts: Parts, pace: Pace, menus: Menus, limit_bytes: float | None
+        self, c: Candidate, parts: Parts, pace: OptionTimes, menus: Menus, limit_bytes: float | None
     ) -> float:
         """The pipeline bound at a pace."""
         reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
@@ -154,8 +154,13 @@ class CandidateBounds:
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
 
-        return shortest_pipeline(
-            Passes.of(pace, reduces, OVERLAP_PRICE), c.pp, c.num_microbatches, warmup, room, send_us
+        return pipeline_bound(
+            LeastTimes.of(pace, reduces, OVERLAP_PRICE),
+            c.pp,
+            c.num_microbatches,
+            warmup,
+            room,
+            send_us,
         )
 
     def room(
@@ -166,7 +171,7 @@ class CandidateBounds:
         limit_bytes: float,
         least_passing: float | None = None,
     ) -> Room:
-        """By how much units are slower that fit a stage of 1F1B or GPipe, at least."""
+        """Return by how much units are slower that fit a stage of 1F1B or GPipe, at least."""
         rest = limit_bytes - self.costs.problem.context_bytes(c)
         if least_passing is None:
             least_passing = parts.least_passing_bytes
@@ -211,7 +216,7 @@ def _busiest(c: Candidate, parts: Parts, limit_bytes: None) -> float:
     forward = [min(f for f, _ in levels) for levels in parts.plain]
     both = [min(map(sum, levels)) for levels in parts.plain]
     if c.chunks == 1:
-        return shortest_start(forward, both, c.pp, m)
+        return warmup_bound(forward, both, c.pp, m)
     edge = forward if split else both
     before = sum(sum(edge[:rank]) for rank in range(c.pp))
     return max(sum(forward), (m * sum(both) + before) / c.pp)

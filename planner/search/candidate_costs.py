@@ -13,8 +13,8 @@ from typing import Any
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Piece
 
-from ..bounds.analytic import full_pace, plain_pace
-from ..bounds.lp import Relaxed
+from ..bounds.analytic import compute_times, overlapped_times
+from ..bounds.lp import LpBound
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import WorkTable
 from ..hardware.topology import Links
@@ -31,7 +31,7 @@ from ..remat.options import (
 from ..remat.rules import Kept, saved_values
 from ..sharding.boundary_layouts import ShardedModel, shard_model
 from ..simulate.stage_memory import Storage
-from ..simulate.step_model import Holding, UnitTable, bucket_bytes, frozen_share, holdings
+from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes, frozen_share, unit_buckets
 from .candidate_units import Layout, Parts, piece_at
 from .candidates import Candidate
 from .instances import instances_of, params_of
@@ -58,7 +58,8 @@ class CandidateCosts:
 
     @cached_property
     def proposed(self) -> dict[tuple[Mesh, str], tuple[Kept, ...]]:
-        """By compute mesh and piece, the sets of values to keep that deserve an exact price."""
+        """Return by compute mesh and piece the sets of values to keep that deserve an exact
+        price."""
         return self.memo.table("proposals", self.problem.placed_for)
 
     @cached_property
@@ -66,7 +67,7 @@ class CandidateCosts:
         return self.memo.table("layouts", self.problem.placed_for)
 
     @cached_property
-    def _held(self) -> dict[Hashable, list[Holding]]:
+    def _held(self) -> dict[Hashable, list[UnitBuckets]]:
         return self.memo.table("buckets of units", self.problem.placed_for)
 
     @cached_property
@@ -89,13 +90,13 @@ class CandidateCosts:
 
     @cached_property
     def tails(self) -> dict[Hashable, float]:
-        """How much longer tails are with the other outer axis (candidate_bounds.py)."""
+        """Return how much longer tails are with the other outer axis (candidate_bounds.py)."""
         problem = self.problem
         read = problem.placed_for, problem.rates, problem.precision
         return self.memo.table("tails", *read)
 
     @cached_property
-    def lp_bounds(self) -> dict[Hashable, Relaxed]:
+    def lp_bounds(self) -> dict[Hashable, LpBound]:
         """LP bounds (lp_bound.py)."""
         problem, budget = self.problem, self.problem.budget
         spent = budget.max_actions, budget.lp_step
@@ -124,8 +125,8 @@ class CandidateCosts:
         )
 
     def levels(self, c: Candidate) -> dict[str, list[Level]]:
-        """By piece name its levels, the fastest first; one where a rule is given and nothing may be
-        offloaded."""
+        """Return by piece name its levels, the fastest first; one where a rule is given and nothing
+        may be offloaded."""
         split = c.schedule in SPLIT
         found = {}
         for name in self.sharding(c.compute).lowered:
@@ -209,31 +210,32 @@ class CandidateCosts:
         table = UnitTable(works, c.zero, links, self.problem.precision)
         shared: dict[tuple, tuple[int, Menu]] = {}
         found = []
-        for instance, holding in zip(layout.instances, self._holdings(c), strict=True):
-            key = (instance.piece, holding.key)
+        for instance, held in zip(layout.instances, self._unit_buckets(c), strict=True):
+            key = (instance.piece, held.key)
             if key not in shared:
                 pieces = (piece_at(instance.piece, k) for k in range(len(levels[instance.piece])))
-                menu = tuple(table.unit(piece, holding) for piece in pieces)
+                menu = tuple(table.unit(piece, held) for piece in pieces)
                 shared[key] = len(shared), menu
             found.append(shared[key])
         kinds, menus = zip(*found, strict=True)
         given = menus, kinds, c.zero >= 2
-        return Parts(table, menus, kinds, plain_pace(*given), full_pace(*given))
+        return Parts(table, menus, kinds, compute_times(*given), overlapped_times(*given))
 
-    def _holdings(self, c: Candidate) -> list[Holding]:
+    def _unit_buckets(self, c: Candidate) -> list[UnitBuckets]:
         key = (c.tp, c.cp, c.dp, c.zero)
         if key not in self._held:
             layout = self.layout(c)
-            self._held[key] = holdings(layout.instances, layout.buckets, c.zero, set())
+            self._held[key] = unit_buckets(layout.instances, layout.buckets, c.zero, set())
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:
-        """What the fullest stage stores at least: the mean of parameters and their states."""
+        """Return what the fullest stage stores at least: the mean of parameters and their
+        states."""
         share = frozen_share(c.mesh, c.zero, self.problem.precision)
         buckets = self.layout(c).buckets
         held = sum(bucket_bytes(b) * (1 if b.trainable else share) for b in buckets) / c.pp
         return self.storage_bytes(c, held, 0.0)
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
-        """Of a rank that holds buckets of so many bytes, and the largest of them."""
+        """Return bytes of a rank that holds buckets of so many bytes, and the largest of them."""
         return Storage(bucket, largest, c.mesh, c.zero, self.problem.precision).total_bytes

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
-from ..bounds.analytic import Pace, slack_us
+from ..bounds.analytic import OptionTimes, slack_us
 from ..remat.options import Menu, Menus
 from ..simulate.step_model import UnitTable
 
@@ -30,8 +30,8 @@ class Parts:
     table: UnitTable
     menus: tuple[Menu, ...]
     kinds: tuple[int, ...]
-    plain: Pace
-    full: Pace
+    plain: OptionTimes
+    full: OptionTimes
 
     @cached_property
     def at_plain(self) -> Menus:
@@ -52,12 +52,12 @@ class Parts:
 
     @cached_property
     def least_passing_bytes(self) -> float:
-        """What any function has alive in backward."""
+        """Return what every function has alive in backward at least."""
         return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
 
     def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
-        """From every stage to the next at least; ranks: of the stages. any_order: whichever of pp
-        and dp is the outer axis."""
+        """Return the least time from every stage to the next; ranks: of the stages. any_order:
+        whichever of pp and dp is the outer axis."""
         least = min(menu[0].work.exit_bytes for menu in self.menus[:-1])
         links = self.table.links
         transfer = links.least_transfer_us if any_order else links.transfer_us

@@ -53,7 +53,7 @@ class Candidate:
 
     @cached_property
     def listing(self) -> Listing:
-        """What its schedule follows from."""
+        """Return name and sizes of its schedule."""
         return Listing(self.schedule, self.pp, self.num_microbatches, self.chunks)
 
     @cached_property
@@ -83,7 +83,8 @@ class Candidate:
         return str(replace(self, outer=OUTER[0]).mesh)
 
     def reordered(self) -> "Candidate | None":
-        """With the other one of pipeline and data outermost; None where one has one rank."""
+        """Return it with the other one of pipeline and data outermost; None where one has one
+        rank."""
         if 1 in (self.pp, self.rep * self.dp):
             return None
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
@@ -163,8 +164,8 @@ def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:
 
 
 def may_offload(cluster: Cluster, pins: Pins) -> bool:
-    """Whether values may wait in the host's memory: where the search chooses what is kept, and
-    devices have a memory of their own. A pin decides otherwise."""
+    """Return whether values may wait in the host's memory: where the search decides what is kept,
+    and devices have a memory of their own. A pin decides otherwise."""
     if pins.offload is not None:
         return pins.offload == "on"
     return pins.recompute is None and cluster.device.name != CPU.device.name

@@ -20,14 +20,14 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
-from ..bounds.analytic import Pace
+from ..bounds.analytic import OptionTimes
 from ..pipeline.partition import Room, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, priced_levels
 from ..remat.rules import Kept
-from ..remat.selection import Picks, choose, is_exact
+from ..remat.selection import Picks, is_exact, select_options
 from ..simulate.simulator import Timeline, simulate
-from ..simulate.stage_memory import Filling, host_bytes, model_peaks, usable_host_bytes
+from ..simulate.stage_memory import StageMemory, host_bytes, model_peaks, usable_host_bytes
 from ..simulate.step_model import StepModel
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
@@ -82,8 +82,8 @@ def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
 
 
 def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
-    """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
-    where that makes it faster."""
+    """Cut again for a shorter critical path, first at the fastest levels and then at those that
+    fit, where that makes it faster."""
     with costs.memo.clock.layer("cuts and levels"):
         return _descended(costs, fitted, limit_bytes)
 
@@ -157,12 +157,13 @@ def _at(
 
 
 def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:
-    """Whether cuts and levels are found that fit."""
+    """Return whether cuts and levels are found that fit."""
     return next(_found(costs, c, limit_bytes), None) is not None
 
 
 def never_fits(costs: CandidateCosts, c: Candidate) -> bool:
-    """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
+    """Return whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short
+    models."""
     return c.schedule in PLAIN and is_exact(costs.parts_of(c).menus, costs.problem.budget)
 
 
@@ -276,10 +277,10 @@ class _Cutter:
         """Stages that end with the unit nearest to where those of the linear relaxation end."""
         if self.pinned is not None:
             return
-        relaxed = tightened(self.costs, self.c, self.limit)
-        if relaxed.stage_us:
+        bound = tightened(self.costs, self.c, self.limit)
+        if bound.stage_us:
             times = [min(map(sum, levels)) for levels in self.parts.plain]
-            yield from self.leveled(rounded(times, relaxed.stage_us))
+            yield from self.leveled(rounded(times, bound.stage_us))
 
     def leveled(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
         """Cuts with the levels that fit them, if any do."""
@@ -335,7 +336,7 @@ class _Cutter:
         largest = max(menu[0].bucket_bytes for menu in menus)
         room = limit - self.context - self.costs.storage_bytes(self.c, held, largest)
         held_by = held_of(self.c, stage)
-        return choose(menus, times, held_by, room, self.stays, self.costs.problem.budget)
+        return select_options(menus, times, held_by, room, self.stays, self.costs.problem.budget)
 
     def _exact_room(self) -> Room:
         """Whether some levels fit."""
@@ -370,13 +371,13 @@ class _Cutter:
         held = self.costs.memo.schedules.held(c.listing)
 
         def room(stage: int) -> Callable[[int], float]:
-            filled = Filling(c.schedule in SPLIT)
+            memory = StageMemory(c.schedule in SPLIT)
             counts = held[stage]
 
             def longer(index: int) -> float:
-                filled.add(self.parts.menus[index][picks[index]])
-                stored = filled.bucket_bytes, filled.largest_bytes
-                size = self.costs.storage_bytes(c, *stored) + filled.peak(*counts).total_bytes
+                memory.add(self.parts.menus[index][picks[index]])
+                stored = memory.bucket_bytes, memory.largest_bytes
+                size = self.costs.storage_bytes(c, *stored) + memory.peak(*counts).total_bytes
                 return 0.0 if size <= share else INF
 
             return longer
@@ -396,7 +397,7 @@ def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...
     return tuple(starts)
 
 
-def _times(pace: Pace, picks: Picks) -> list[float]:
+def _times(pace: OptionTimes, picks: Picks) -> list[float]:
     return [sum(levels[k]) for levels, k in zip(pace, picks, strict=True)]
 
 

@@ -37,7 +37,7 @@ MEMORY_PINS = (
 
 @dataclass
 class Refusal:
-    """What is asked, again and again, of problems that differ in their pins or sequence."""
+    """Questions to problems that differ in their pins or sequence."""
 
     costs: CandidateCosts
     limit_bytes: float
@@ -79,7 +79,8 @@ class Refusal:
         return tuple(names)
 
     def least(self, conflict: tuple[str, ...]) -> tuple[float, Candidate]:
-        """What the most frugal candidates under these pins alone need at least, and which does."""
+        """Return what the most frugal candidates under these pins alone need at least, and which
+        does."""
         freed = self.without([n for n in self.pinned() if n not in conflict])
         return min((least_peak_bytes(freed, c), c) for c in frugal(freed))
 
@@ -133,7 +134,7 @@ class Refusal:
         return ""
 
     def fits_offloading(self) -> bool:
-        """Whether something fits with activations in the host's memory."""
+        """Return whether something fits with activations in the host's memory."""
         if self.costs.problem.offloads:
             return False
         pins = replace(self.costs.problem.pins, offload="on")
@@ -172,7 +173,7 @@ def larger(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def frugal(costs: CandidateCosts) -> list[Candidate]:
-    """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
+    """Return of every mesh the candidate that needs least: the thriftiest of each free decision."""
     count = len(costs.problem.traced.segmented.instances)
     try:
         sizes = costs.problem.cluster, costs.problem.global_batch

@@ -1,4 +1,4 @@
-"""The tightest bound of a candidate: its pipeline relaxed to a linear program (bounds/lp.py).
+"""The LP bound of a candidate, the tightest one there is (bounds/lp.py).
 
 It is asked only of candidates that the bounds of candidate_bounds.py leave, as it takes a tenth of
 a second and more.
@@ -7,8 +7,8 @@ a second and more.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bounds.analytic import Pace
-from ..bounds.lp import INF, Kind, Pipeline, Relaxed, Times, paths_of_equal_stages, relax
+from ..bounds.analytic import OptionTimes
+from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline, paths_of_equal_stages
 from ..budget import Effort
 from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST, Path
@@ -27,7 +27,7 @@ def tightened(
     limit_bytes: float | None,
     enough_us: float = INF,
     effort: Effort | None = None,
-) -> Relaxed:
+) -> LpBound:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
     tightened beyond `enough_us`, with quick effort unless another one is given."""
     effort = effort or costs.problem.budget.quick
@@ -47,15 +47,15 @@ def tightened(
 
 def _tightened(
     costs: CandidateCosts, c: Candidate, limit_bytes: float | None, effort: Effort, enough_us: float
-) -> Relaxed:
+) -> LpBound:
     # With very many micro-batches the bubbles of a schedule are small.
     if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:
-        return Relaxed(0.0)
+        return LpBound(0.0)
     sync_us = costs.parts_of(c).table.links.world_us()
     quick = costs.problem.budget.quick
     paths = tightened(costs, c, limit_bytes).paths if effort != quick else _first_paths(costs, c)
     pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
-    found = relax(pipeline, enough_us - sync_us, effort, paths, step)
+    found = bound_pipeline(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 
@@ -70,7 +70,7 @@ def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
 
 
 def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
-    """What the relaxation asks of a candidate."""
+    """Return what the LP bound asks of a candidate."""
     parts = costs.parts_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     kinds, spared = _Kinds(costs, c, parts).found()
@@ -223,7 +223,7 @@ def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[l
     return found, max(one + more for one, more in zip(found, ahead, strict=False))
 
 
-def _most(plain: Pace, full: Pace, way: int) -> float:
+def _most(plain: OptionTimes, full: OptionTimes, way: int) -> float:
     """The most that collectives add to a unit in one direction."""
     return max(
         beside[way] - alone[way]

@@ -19,7 +19,7 @@ from .pins import Pins
 
 @dataclass(frozen=True)
 class Placing:
-    """What placements are solved for. price: of a resident byte, None for the default."""
+    """Inputs of placements. price: of a resident byte, None for the default."""
 
     cluster: Cluster
     seq: int
@@ -52,7 +52,7 @@ class Problem:
 
     @cached_property
     def placed_for(self) -> Placing:
-        """What its placements are solved for."""
+        """Return what its placements are solved for."""
         pins = self.pins
         sizes = self.seq, self.global_batch, pins.micro_batch or 1
         own = Placing(self.cluster, *sizes, pins.price, bool(pins.shard_weights))
@@ -67,12 +67,13 @@ class Problem:
 
     @cached_property
     def offloads(self) -> bool:
-        """Whether values may wait in the host's memory."""
+        """Return whether values may wait in the host's memory."""
         return may_offload(self.cluster, self.pins)
 
     @property
     def any_order(self) -> bool:
-        """Whether either outer axis may be taken: bounds with pp outermost hold for both then."""
+        """Return whether either outer axis may be taken: bounds with pp outermost hold for both
+        then."""
         return self.pins.outer is None and self.cluster.nodes > 1
 
     @cached_property
@@ -83,19 +84,19 @@ class Problem:
 
     @cached_property
     def read_by_options(self) -> Hashable:
-        """What the rematerialisation options of a piece follow from, at given sizes."""
+        """Return what the rematerialisation options of a piece follow from, at given sizes."""
         offloads = self.budget.offload_shares if self.offloads else ()
         wide = self.precision.wide_grads
         return self.placed_for, self.rates, self.seq, wide, offloads
 
     @cached_property
     def read_by_units(self) -> Hashable:
-        """What the units of a candidate follow from."""
+        """Return what the units of a candidate follow from."""
         return self.read_by_options, self.precision
 
     @cached_property
     def read_by_bounds(self) -> Hashable:
-        """What a bound without memory follows from."""
+        """Return what a bound without memory follows from."""
         return self.read_by_units, self.any_order
 
     def context_bytes(self, c: Candidate) -> float:

@@ -7,8 +7,8 @@ bytes where they cost least by that count, until the fullest moment of its sched
 from collections.abc import Sequence
 
 from ..pipeline.schedules import SPLIT, stage_ranks
-from ..remat.selection import INF, Picks, choose_along
-from ..simulate.stage_memory import Filling, filled, walk
+from ..remat.selection import INF, Picks, select_along
+from ..simulate.stage_memory import StageMemory, memory_of_units, walk
 from ..simulate.step_model import Unit
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
@@ -66,22 +66,24 @@ def _rank_picks(
         for i in indices
     ]
 
-    known: dict[tuple[int, Picks], Filling] = {}
+    known: dict[tuple[int, Picks], StageMemory] = {}
 
-    def filling(stage: int, picks: Picks) -> Filling:
+    def memory(stage: int, picks: Picks) -> StageMemory:
         if (stage, picks) not in known:
             units = zip(stages[stage], picks, strict=True)
-            known[stage, picks] = filled((parts.menus[i][level] for i, level in units), split)
+            known[stage, picks] = memory_of_units(
+                (parts.menus[i][level] for i, level in units), split
+            )
         return known[stage, picks]
 
     def fits(picks: Picks) -> bool:
-        fillings, end = {}, 0
+        memories, end = {}, 0
         for stage, units in stages.items():  # in the order of `indices`
             start, end = end, end + len(units)
-            fillings[stage] = filling(stage, picks[start:end])
-        return walk(actions, fillings).total_bytes <= room
+            memories[stage] = memory(stage, picks[start:end])
+        return walk(actions, memories).total_bytes <= room
 
-    found = choose_along(points, fits, costs.problem.budget)
+    found = select_along(points, fits, costs.problem.budget)
     return None if found is None else dict(zip(indices, found, strict=True))
 
 

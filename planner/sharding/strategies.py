@@ -57,7 +57,8 @@ class Axis:
         return ROLES[self.name] == CONTEXT
 
     def divides(self, size: Size, blocks: int = 1) -> bool:
-        """Whether a factor splits evenly, `blocks` times; rows of the batch are never split."""
+        """Return whether a factor splits evenly, `blocks` times; rows of the batch are never
+        split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
         return number(size, self.sizes) % (self.size * blocks) == 0
@@ -225,7 +226,7 @@ def _distinct(found: list[Strategy]) -> tuple[Strategy, ...]:
 
 
 def strides_of(graph: Graph, axis: Axis) -> Strides:
-    """Per op and factor the blocks that some neighbour's shard would cut it in first."""
+    """Return per op and factor the blocks that some neighbour's shard would cut it in first."""
     rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
     asked: dict[tuple[str, int], set[Size]] = {}  # (value, dim) -> outers of its shards
     found: Strides = {}

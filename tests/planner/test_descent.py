@@ -25,7 +25,7 @@ from meshwright.planner.search.fitting import descended, fit, step_of
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import filled, moments, walk
+from meshwright.planner.simulate.stage_memory import memory_of_units, moments, walk
 
 MEMORY = 2**34
 CHUNKED = [name for name in GENERATORS if name not in ("1f1b", "gpipe")]
@@ -91,7 +91,7 @@ def test_a_walk_finds_the_fullest_moment(costs: CandidateCosts, name: str) -> No
     menus = costs.parts_of(c).menus
     for actions in listed(name, c.pp, c.num_microbatches, c.chunks):
         stages = {
-            stage: filled((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
+            stage: memory_of_units((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
             for stage in range(c.num_stages)
         }
         fullest = max(moment.total_bytes for _, moment, _ in moments(actions, stages))

@@ -27,7 +27,7 @@ from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, filled
+from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, memory_of_units
 from meshwright.planner.simulate.step_model import StepModel, Unit
 
 SIZES = {"seq": 256, "global_batch": 4}
@@ -79,11 +79,11 @@ def test_a_stage_holds_what_is_on_its_way() -> None:
     """Beside a unit: those of the two before it, and in backward its own."""
     sizes = (1.0, 2.0, 4.0, 8.0, 0.0)
     units = [moving(1, 1, 1.0, kept_bytes=100.0, away_bytes=size) for size in sizes]
-    filling = filled(units, split=False)
-    assert filling.kept_bytes == 500.0
-    assert filling.away_bytes == 15.0
-    assert filling.moments["B"].live_bytes == 500.0 + 8.0 + 4.0  # the last unit's own is 0
-    assert filling.moments["F"].live_bytes == 400.0 + 8.0 + 4.0
+    memory = memory_of_units(units, split=False)
+    assert memory.kept_bytes == 500.0
+    assert memory.away_bytes == 15.0
+    assert memory.moments["B"].live_bytes == 500.0 + 8.0 + 4.0  # the last unit's own is 0
+    assert memory.moments["F"].live_bytes == 400.0 + 8.0 + 4.0
 
 
 def tight(share: float, link: float = 1e11) -> tuple[Cluster, Cluster]:

@@ -11,7 +11,7 @@ from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
-from meshwright.planner.bounds.lp import relax
+from meshwright.planner.bounds.lp import bound_pipeline
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
@@ -154,8 +154,8 @@ def test_a_relaxation_ends_where_it_is_enough(model) -> None:
     costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
     space = candidates(costs.problem.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
     pipeline = pipeline_of(costs, next(space), None)
-    whole = relax(pipeline).step_us
-    assert 0 < relax(pipeline, enough_us=1.0).step_us <= whole
+    whole = bound_pipeline(pipeline).step_us
+    assert 0 < bound_pipeline(pipeline, enough_us=1.0).step_us <= whole
 
 
 def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> None:

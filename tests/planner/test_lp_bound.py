@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
-from meshwright.planner.bounds.lp import INF, Kind, Pipeline, relax
+from meshwright.planner.bounds.lp import INF, Kind, Pipeline, bound_pipeline
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, waits_of
 from meshwright.planner.pipeline.peak_moments import peak_moments
@@ -63,14 +63,16 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
         tried[other] += moved
         if (step := end(tried)) <= best:
             sizes, best = tried, step
-    found = relax(_pipeline(name, p, m)).step_us
+    found = bound_pipeline(_pipeline(name, p, m)).step_us
     assert 0.95 * best <= found <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_memory_shortens_what_a_stage_takes(name: str) -> None:
     """Limits are met or nothing fits; a tighter one is never faster, beyond what is not sought."""
-    steps = [relax(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)]
+    steps = [
+        bound_pipeline(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)
+    ]
     assert all(b >= a * (1 - BUDGET.quick.close) for a, b in pairwise(steps))
     assert steps[0] < float("inf") and steps[-1] == float("inf")
 
@@ -78,9 +80,9 @@ def test_memory_shortens_what_a_stage_takes(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_paths_of_other_pipelines_bring_the_same_bound_in_fewer_rounds(name: str) -> None:
     """The paths of one memory limit for another one, all of them waits of both."""
-    paths = relax(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
-    alone = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
-    found = relax(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
+    paths = bound_pipeline(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
+    alone = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
+    found = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
     assert found.step_us == pytest.approx(alone.step_us, rel=2 * BUDGET.thorough.close)
     assert len(found.paths) - len(paths) <= len(alone.paths)
     assert len(set(map(str, found.paths))) == len(found.paths)
