@@ -25,7 +25,8 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
 from meshwright.planner.cost.functions import PhaseWork, functions_of
-from meshwright.planner.cost.op_cost import Costs, OpWork, shard_on
+from meshwright.planner.cost.graph_work import OpWork
+from meshwright.planner.cost.op_cost import Costs, shard_on
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.simulate.simulator import simulate

@@ -21,9 +21,10 @@ from meshwright.ir.traced import Traced
 from meshwright.models import load_model
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
 from meshwright.planner.simulate.predict import Prediction, predict
 
@@ -89,8 +90,10 @@ def kempner() -> None:
         run_us = kempnerforge.step_us(plan, cluster, compiled=row.number != NOT_COMPILED)
         pinned.append(_tokens_per_s(row, found.step_us))
         there.append(_tokens_per_s(row, run_us))
-        evaluator = Evaluator(traced(row.model), cluster, KEMPNER_SEQ, plan.global_batch, Pins())
-        free = search(evaluator).best
+        costs = CandidateCosts(
+            Problem(traced(row.model), cluster, KEMPNER_SEQ, plan.global_batch, Pins())
+        )
+        free = search(costs).best
         print(
             f"| {row.number} | {row.model} | {row.gpus} | dp={row.dp} tp={row.tp} | "
             f"{row.tokens_per_s:,.0f} | {pinned[-1]:,.0f} | {_error(row, pinned[-1]):+.1%} | "

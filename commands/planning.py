@@ -18,6 +18,7 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     The report is "" where nothing was searched. Raises ValueError for bad options.
     """
     from meshwright.models import load_model
+    from meshwright.planner.clock import Clock
     from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.report.report import search_report
     from meshwright.planner.search.demands import check_pins
@@ -31,11 +32,15 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     check_pins(cluster, options.global_batch, options.dtype, pins, search=searches)
     source = load_model(model)
     _check_positions(source, options.seq)
-    traced = _trace(source, options.dtype, getattr(options, "freeze", ""), say)
+    clock = Clock()
+    with clock.layer("tracing"):
+        traced = _trace(source, options.dtype, getattr(options, "freeze", ""), say)
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
     if not searches:
         return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
-    plan, found, prediction = search_plan(traced, cluster, **sizes, pins=pins, progress=say)
+    plan, found, prediction = search_plan(
+        traced, cluster, **sizes, pins=pins, progress=say, clock=clock
+    )
     return plan, search_report(plan, found, prediction)
 
 
@@ -53,10 +58,8 @@ def _check_positions(source: "ModelSource", seq: int) -> None:
 def _trace(source: "ModelSource", dtype: str, freeze: str, say: Say) -> "Traced":
     from meshwright.ir.capture.export import trace
     from meshwright.ir.capture.freezing import parse_freeze
-    from meshwright.planner.clock import CLOCK
 
     say(f"tracing {source.name}")
-    with CLOCK.layer("tracing"):
-        traced = trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
+    traced = trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
     return traced

@@ -3,15 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
 
 
 class Clock:
-    """seconds: by layer, in order of first use."""
+    """A stopwatch of one search. seconds: by layer, in order of first use."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
@@ -20,6 +15,7 @@ class Clock:
 
     @contextmanager
     def layer(self, name: str) -> Iterator[None]:
+        """Count the time within to a layer."""
         self._charge()
         self._within.append(name)
         self.seconds.setdefault(name, 0.0)
@@ -37,22 +33,5 @@ class Clock:
         self._since = now
 
     def text(self) -> str:
-        """One line."""
+        """Return all layers in one line."""
         return ", ".join(f"{name} {spent:.1f} s" for name, spent in self.seconds.items())
-
-
-CLOCK = Clock()  # of this process, which searches one plan after another
-
-
-def timed(name: str) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
-    """A function whose time counts to a layer of CLOCK."""
-
-    def wrap(function: Callable[Given, Made]) -> Callable[Given, Made]:
-        @wraps(function)
-        def run(*args: Given.args, **more: Given.kwargs) -> Made:
-            with CLOCK.layer(name):
-                return function(*args, **more)
-
-        return run
-
-    return wrap

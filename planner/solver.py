@@ -53,7 +53,7 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution:
-    """Raises InfeasibleError naming the first family at fault, PlanError without OR-tools."""
+    """Raise InfeasibleError naming the first family at fault, PlanError without OR-tools."""
     relaxed, bound = _run(problem, "GLOP", False)
     fractional = [k for k in problem.integer if abs(relaxed[k] - round(relaxed[k])) > _INTEGRAL]
     if not fractional:

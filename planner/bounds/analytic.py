@@ -9,18 +9,25 @@ from ..remat.options import Menu
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 
-Pace = list[tuple[tuple[float, float], ...]]  # of each unit by level: (forward, backward), us
+OptionTimes = list[
+    tuple[tuple[float, float], ...]
+]  # of each unit by level: (forward, backward), us
 
 
-def plain_pace(menus: Sequence[Menu], reduces: bool) -> Pace:
-    """Compute alone. reduces: gradients go over dp after every micro-batch."""
+def compute_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
+    """Return compute alone. kinds: of each unit, the same number for equal menus. reduces:
+    gradients go over dp after every micro-batch."""
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
-    return [_levels(known, (id(menu),), menu, reduces, 0.0, (0.0, 0.0)) for menu in menus]
+    return [
+        _levels(known, (kind,), menu, reduces, 0.0, (0.0, 0.0))
+        for kind, menu in zip(kinds, menus, strict=True)
+    ]
 
 
-def full_pace(menus: Sequence[Menu], reduces: bool) -> Pace:
-    """Each unit beside the gather of the next one in that direction and, backward, the reduction
-    of the one before; the next one waits for its gather, which runs behind that reduction."""
+def overlapped_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
+    """Return each unit beside the gather of the next one in that direction and, backward, the
+    reduction of the one before; the next one waits for its gather, which runs behind that
+    reduction."""
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
     found = []
     last = len(menus) - 1
@@ -29,7 +36,7 @@ def full_pace(menus: Sequence[Menu], reduces: bool) -> Pace:
         ahead = after.gather_us if after else 0.0
         gather = menus[index - 1][0].gather_us if index else 0.0
         behind = (gather, after.reduce_us if after and reduces else 0.0)
-        found.append(_levels(known, (id(menu), ahead, behind), menu, reduces, ahead, behind))
+        found.append(_levels(known, (kinds[index], ahead, behind), menu, reduces, ahead, behind))
     return found
 
 
@@ -48,8 +55,8 @@ def _levels(
     return known[key]
 
 
-def slack_us(menus: Sequence[Menu], plain: Pace, full: Pace) -> float:
-    """How much of the full pace a stage may be spared, in us a micro-batch.
+def slack_us(menus: Sequence[Menu], plain: OptionTimes, full: OptionTimes) -> float:
+    """Return how much of the overlapped times a stage may be spared, in us a micro-batch.
 
     Its ends have no neighbour there; in return the gather of the first unit of a pass, whichever it
     is, stands beside no compute.

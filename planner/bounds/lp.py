@@ -33,35 +33,22 @@ that one, until what is missing is next to nothing. Every solution on the way is
 Times are in units of the mean stage, bytes in units of the limit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from meshwright.ir.schedule import Action, Schedule
+from meshwright.ir.schedule import Schedule
 
 from .. import solver
+from ..budget import BUDGET, Effort
 from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..pipeline.peak_moments import Moment
 from ..solver import Problem
 
 INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
-# How far from the best point so far towards a solution the second path of a round is taken.
-STEP = 0.3
 
 Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Paths are added until the longest is no more than the share `close` longer than the bound, or
-    the bound grows by less than that in so many rounds."""
-
-    rounds: int
-    close: float
-
-
-QUICK, THOROUGH = Effort(4, 2e-3), Effort(20, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -98,6 +85,7 @@ class Pipeline:
 
     limit_bytes: of a rank, None for no limit; fixed_bytes: what each rank holds whatever it runs;
     passing_bytes: what functions have alive in backward at least, on the last stage and elsewhere.
+    moments: by rank, at which it may hold most (`peak_moments`).
     """
 
     kinds: tuple[Kind, ...]
@@ -110,6 +98,7 @@ class Pipeline:
     limit_bytes: float | None
     fixed_bytes: tuple[float, ...]
     passing_bytes: tuple[float, float]
+    moments: tuple[tuple[Moment, ...], ...]
 
     @property
     def num_stages(self) -> int:
@@ -122,26 +111,44 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Relaxed:
+class LpBound:
     """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
-    up. stage_us: of an optimum, what each stage's units take alone at their fastest."""
+    up. stage_us: of an optimum, what each stage's units take alone at their fastest. paths: those
+    that it holds all of."""
 
     step_us: float
     stage_us: tuple[float, ...] = ()
+    paths: tuple[Path, ...] = ()
 
 
-def relax(
+def bound_pipeline(
     pipeline: Pipeline,
     enough_us: float = INF,
-    effort: Effort = QUICK,
-    paths: list[Path] | None = None,
-) -> Relaxed:
+    effort: Effort = BUDGET.quick,
+    paths: Sequence[Path] = (),
+    step: float = BUDGET.lp_step,
+) -> LpBound:
     """Stops at a bound of `enough_us`, or when the effort is made.
 
-    paths: that mattered to pipelines of the same waits, to begin with; those that matter to this
-    one are added.
+    paths: of the same waits, to begin with. step: SearchBudget.lp_step.
     """
-    return _Builder(pipeline, enough_us, effort, [] if paths is None else paths).solve()
+    builder = _Builder(pipeline, enough_us, effort, list(paths), step)
+    return replace(builder.solve(), paths=tuple(builder.paths))
+
+
+def paths_of_equal_stages(
+    schedule: Schedule, waits: Waits, stage_ranks: tuple[int, ...], effort: Effort, step: float
+) -> tuple[Path, ...]:
+    """Return critical paths of a schedule whose units all take the same and whose backward takes
+    twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
+    kinds = {kind for _, kind in waits.nodes}
+    us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
+    kind = Kind(1, us, {}, 0.0, 0.0, 0.0, 0.0, (0.0,), (0.0,))
+    others = replace(kind, count=4 * len(stage_ranks) - 2)
+    none = (0.0,) * len(schedule)
+    given = schedule, waits, stage_ranks, dict.fromkeys(us, 0.0), (0.0,) * len(stage_ranks), 0.0
+    equal = Pipeline((kind, kind, others), *given, None, none, (0.0, 0.0), ())
+    return bound_pipeline(equal, INF, effort, (), step).paths
 
 
 Terms = list[tuple[int, float]]
@@ -154,6 +161,7 @@ class _Builder:
     enough_us: float
     effort: Effort
     paths: list[Path]
+    step: float
     problem: Problem = field(default_factory=Problem)
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     durations: dict[Node, int] = field(default_factory=dict)
@@ -166,7 +174,7 @@ class _Builder:
         self.limit = (1 + TOLERANCE) * (self.pipeline.limit_bytes or 1.0)
         self.end = self._new("end", 1.0)
 
-    def solve(self) -> Relaxed:
+    def solve(self) -> LpBound:
         self._units()
         self._actions()
         self._late()
@@ -178,25 +186,27 @@ class _Builder:
             self._memory()
         return self._refined(solver.LinearProgram(self.problem))
 
-    def _refined(self, program: solver.LinearProgram) -> Relaxed:
+    def _refined(self, program: solver.LinearProgram) -> LpBound:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
         and the best one so far, which keeps solutions from swinging."""
-        pipeline, found = self.pipeline, Relaxed(0.0)
+        pipeline, found = self.pipeline, LpBound(0.0)
         rounds, near = self.effort.rounds, 1 + self.effort.close
         best: tuple[float, dict[Node, float]] = INF, {}
         bounds: list[float] = []
         while len(bounds) <= rounds or bounds[-1] > near * bounds[-1 - rounds]:
             solution = program.solve()
             if solution is None:
-                return Relaxed(INF)
+                return LpBound(INF)
             if not solution.values:
                 return found
-            found = self._relaxed(solution)
+            found = self._lp_bound(solution)
             bounds.append(found.step_us)
             if found.step_us >= self.enough_us:
                 return found
             us = {node: solution.values[d] * self.unit_us for node, d in self.durations.items()}
-            between = {n: (1 - STEP) * best[1].get(n, x) + STEP * x for n, x in us.items()}
+            between = {
+                n: (1 - self.step) * best[1].get(n, x) + self.step * x for n, x in us.items()
+            }
             for point in (us, between) if best[1] else (us,):
                 longest, path = pipeline.waits.longest(point, pipeline.send_us)
                 best = min(best, (longest, point), key=lambda b: b[0])
@@ -208,12 +218,12 @@ class _Builder:
                 return found
         return found
 
-    def _relaxed(self, solution: solver.Relaxation) -> Relaxed:
+    def _lp_bound(self, solution: solver.Relaxation) -> LpBound:
         stages = tuple(
             sum(solution.values[v] * kind.fastest_us for kind, _, v in self.shares[s])
             for s in range(self.pipeline.num_stages)
         )
-        return Relaxed(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
+        return LpBound(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
 
     def _new(self, name: str, cost: float = 0.0) -> int:
         return self.problem.variable(name, cost, upper=INF)
@@ -304,10 +314,10 @@ class _Builder:
     def _memory(self) -> None:
         """fits."""
         p = self.pipeline
-        for rank, actions in enumerate(p.schedule):
+        last, elsewhere = p.passing_bytes
+        for rank, moments in enumerate(p.moments):
             stages = self._stages(rank)
-            last, elsewhere = p.passing_bytes
-            for held, waiting, ends in _fullest(actions, p.num_stages, last >= elsewhere):
+            for held, waiting, ends in moments:
                 passing = last if ends else elsewhere
                 terms = [
                     (v, -(k.stored_bytes + held.get(s, 0) * k.kept[n]
@@ -317,49 +327,3 @@ class _Builder:
                 ]  # fmt: skip
                 room = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
                 self.problem.at_least("fits", terms, -room)
-
-
-Counts = dict[int, int]  # micro-batches by stage
-
-
-@cache
-def _fullest(
-    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
-) -> list[tuple[Counts, Counts, bool]]:
-    """Moments of a rank that no other has all of: between F and B or I, between I and W, and
-    whether the running function is the last stage's; most_at_last: whether that has most alive."""
-    found: list[tuple[tuple[tuple, tuple], bool]] = []
-    for moment in _moments(actions, num_stages, most_at_last):
-        if not any(_within(moment, other) for other in found):
-            found = [other for other in found if not _within(other, moment)]
-            found.append(moment)
-    return [(dict(held), dict(waiting), more == most_at_last) for (held, waiting), more in found]
-
-
-def _moments(
-    actions: tuple[Action, ...], num_stages: int, most_at_last: bool
-) -> Iterator[tuple[tuple[tuple, tuple], bool]]:
-    held: Counts = {}
-    waiting: Counts = {}
-    for a in actions:
-        if a.kind == "F":
-            held[a.stage] = held.get(a.stage, 0) + 1
-            waiting.setdefault(a.stage, 0)
-        elif a.kind in ("B", "I"):
-            more = (a.stage == num_stages - 1) == most_at_last
-            yield (tuple(sorted(held.items())), tuple(sorted(waiting.items()))), more
-            held[a.stage] -= 1
-            waiting[a.stage] += a.kind == "I"
-        elif a.kind == "W":
-            waiting[a.stage] -= 1
-
-
-def _within(one: tuple, other: tuple) -> bool:
-    """Whether a moment has no more than another of anything."""
-    (counts, most), (others, other_most) = one, other
-    pairs = [
-        (count, dict(there).get(stage, 0))
-        for here, there in zip(counts, others, strict=True)
-        for stage, count in here
-    ]
-    return most <= other_most and all(count <= there for count, there in pairs)

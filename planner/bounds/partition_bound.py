@@ -14,7 +14,7 @@ INF = float("inf")
 
 
 @dataclass(frozen=True)
-class Passes:
+class LeastTimes:
     """Least times of one micro-batch through each unit, whatever its level.
 
     both: least of a forward and a backward of one level. longest_forward: the most. reduce: of its
@@ -32,10 +32,10 @@ class Passes:
     @staticmethod
     def of(
         levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
-    ) -> "Passes":
+    ) -> "LeastTimes":
         """levels: (forward, backward) of each level of each unit. price: of overlap, a share."""
         behind = [*reduce[1:], 0.0]
-        return Passes(
+        return LeastTimes(
             [min(f for f, _ in unit) for unit in levels],
             [min(b for _, b in unit) for unit in levels],
             [min(f + b for f, b in unit) for unit in levels],
@@ -45,16 +45,16 @@ class Passes:
         )
 
 
-def shortest_pipeline(
-    units: Passes,
+def pipeline_bound(
+    units: LeastTimes,
     num_stages: int,
     num_microbatches: int,
     warmup: Callable[[int], int],
     room: Room | None = None,
     send_us: float = 0.0,
 ) -> float:
-    """What no cuts into contiguous stages within their rooms can beat, in the unit of the times;
-    inf where none are.
+    """Return what no cuts into contiguous stages that fit can beat, in the unit of the times; inf
+    where none fit.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
     micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
@@ -88,10 +88,10 @@ def shortest_pipeline(
 
 
 class _Limits:
-    """The inequalities of `shortest_pipeline`, asked at one limit after another."""
+    """The inequalities of `pipeline_bound`, asked at one limit after another."""
 
     def __init__(
-        self, units: Passes, m: int, warmups: list[int], room: Room | None, send_us: float
+        self, units: LeastTimes, m: int, warmups: list[int], room: Room | None, send_us: float
     ) -> None:
         self.units, self.m, self.warmups, self.room = units, m, warmups, room
         self.send_us = send_us
@@ -136,10 +136,10 @@ class _Limits:
         return index
 
 
-def shortest_start(
+def warmup_bound(
     forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
 ) -> float:
-    """What no cuts beat when only the start of a stage waits for those before it.
+    """Return what no cuts beat when only the start of a stage waits for those before it.
 
     forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
     after the forwards P ahead of it: step >= m t + P.

@@ -1,13 +1,13 @@
 """Work of the functions of a piece: what the ops of each do, and which storages they share."""
 
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
-from .op_cost import GraphWork
+from .graph_work import GraphWork
 
 
 class PhaseWork(GraphWork):
@@ -51,25 +51,23 @@ class PieceFunctions:
         return PhaseWork(halves.input_grad), PhaseWork(halves.weight_grad)
 
 
-class _Same:
-    """A key by identity, which keeps its object."""
-
-    def __init__(self, item: Graph) -> None:
-        self.item = item
-
-    def __hash__(self) -> int:
-        return id(self.item)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.item is other.item
-
-
 def functions_of(graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
-    """The functions of a joint graph under its saved values; made once."""
-    return _functions_of(_Same(graph), saved)
-
-
-@lru_cache(maxsize=1024)
-def _functions_of(graph: _Same, saved: tuple[str, ...]) -> PieceFunctions:
-    phases = phases_of(graph.item, saved)
+    """Make the functions of a joint graph under its saved values."""
+    phases = phases_of(graph, saved)
     return PieceFunctions(phases, PhaseWork(phases.forward), PhaseWork(phases.backward))
+
+
+@dataclass
+class FunctionTable:
+    """The functions of pieces, each made once. known: with its graph, which keeps its id."""
+
+    known: dict[tuple[int, tuple[str, ...]], tuple[Graph, PieceFunctions]] = field(
+        default_factory=dict
+    )
+
+    def of(self, graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
+        """Return the functions of a joint graph under its saved values."""
+        key = id(graph), saved
+        if key not in self.known:
+            self.known[key] = graph, functions_of(graph, saved)
+        return self.known[key][1]

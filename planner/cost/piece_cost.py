@@ -14,7 +14,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
 from .op_cost import Costs
-from .phase_work import PhaseWork, PieceFunctions, functions_of
+from .phase_work import PhaseWork, PieceFunctions
 
 # Logits of one chunk of the fused cross-entropy (CHUNK_ELEMENTS of
 # runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least
@@ -82,7 +82,7 @@ class PieceWork:
 @dataclass
 class WorkTable:
     """PieceWork by (graph, what is kept, split or not, what is offloaded) at given costs, each
-    computed once."""
+    computed once. known: with its graph, which keeps its id."""
 
     costs: Costs
     known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def piece_work(
     split: bool = False,
 ) -> PieceWork:
     """Times and bytes of a lowered joint graph under its saved values."""
-    functions = functions_of(graph, saved)
+    functions = costs.functions.of(graph, saved)
     forward, backward = functions.forward, functions.backward
     # Gradients that are never written by themselves: the matmuls that make them add them.
     added = frozenset() if costs.wide_grads else functions.phases.added(split)
@@ -151,7 +151,7 @@ def offloading(
     def size(name: str) -> float:
         return costs.local_bytes(graph.values[name], placements[name])
 
-    functions = functions_of(graph, saved)
+    functions = costs.functions.of(graph, saved)
     away = [name for name in functions.phases.kept if name in offloaded]
     sizes = list(map(size, away))
     cluster, total = costs.cluster, sum(sizes)
@@ -175,7 +175,7 @@ def offloadable(
 ) -> list[tuple[float, str]]:
     """(bytes, name) of kept values that can wait in the host's memory, the largest first: those
     that alone have the memory that they fill."""
-    functions = functions_of(graph, saved)
+    functions = costs.functions.of(graph, saved)
     forward = functions.forward
     homes = {name: forward.storage(name) for name in functions.phases.kept}
     shared = Counter(homes.values())

@@ -45,7 +45,8 @@ class Links:
         return strided_us(self.cluster, collective, size_bytes, group, span // group)
 
     def transfer_us(self, size_bytes: float, source: int, target: int) -> float:
-        """From a device of one pp rank to its peer on another; across nodes if any pair crosses."""
+        """Return the time from a device of one pp rank to its peer on another; across nodes if any
+        pair crosses."""
         if source == target:
             return 0.0
         stride, per_node = self.mesh.stride(AXIS_OF[PIPELINE]), self.cluster.devices_per_node

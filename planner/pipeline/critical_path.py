@@ -7,15 +7,12 @@ a chain of such waits, and the step is as long as the longest of them.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.schedule import COMPUTE, Action, peer_stage
-
-from .schedules import listed
+from meshwright.ir.schedule import COMPUTE, Action, Schedule, peer_stage
 
 LAST = "last"  # a backward in one of the last micro-batch of its stage
 
@@ -109,10 +106,8 @@ class Waits:
         return Path(nodes, arriving.sends, self.nodes[stop])
 
 
-@cache
-def waits_of(name: str, pp: int, num_microbatches: int, chunks: int) -> Waits:
-    """Of a schedule by name."""
-    schedule = listed(name, pp, num_microbatches, chunks)
+def waits_of(schedule: Schedule) -> Waits:
+    """Return what the compute actions of a schedule wait for."""
     ranks = [[a for a in actions if a.kind in COMPUTE] for actions in schedule]
     received = {
         (a.stage, a.kind[-1], a.microbatch): a

@@ -1,7 +1,5 @@
 """Schedules of a pipeline: the generators' lists with transfers and the step, proven sound."""
 
-from functools import cache
-
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Action, Schedule
 
@@ -47,10 +45,12 @@ def make_schedule(
     Raises PlanError for an unknown name, or sizes that the schedule cannot take.
     """
     check_name(name)
-    return _proven(name, pp, num_microbatches, chunks_of(name, chunks), silent)
+    chunks = chunks_of(name, chunks)
+    schedule = listed(name, pp, num_microbatches, chunks, silent)
+    validate(schedule, stage_ranks(name, pp, chunks), num_microbatches, silent)
+    return schedule
 
 
-@cache
 def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int = 0) -> Schedule:
     """The same, not validated: what a search prices by the hundred. Its plan's is made anew."""
     check_sizes(name, pp, num_microbatches)
@@ -59,19 +59,19 @@ def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int =
 
 
 def has_chunks(name: str, chunks: int) -> bool:
-    """Whether a schedule can have so many stages a rank."""
+    """Return whether a schedule can have so many stages a rank."""
     return chunks > 1 if name == "interleaved" else chunks == chunks_of(name, None)
 
 
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
-    """Whether a schedule can run on so many ranks and micro-batches."""
+    """Return whether a schedule can run on so many ranks and micro-batches."""
     if pp == 1:
         return name in PLAIN
     return name != "interleaved" or num_microbatches % pp == 0
 
 
 def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
-    """Raises PlanError where a schedule cannot run on so many ranks or micro-batches."""
+    """Raise PlanError where a schedule cannot run on so many ranks or micro-batches."""
     if runs(name, pp, num_microbatches):
         return
     if pp == 1:
@@ -82,13 +82,6 @@ def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
         f"schedule={name}: {num_microbatches} micro-batches do not divide by pp={pp}; "
         f"take {near}, or another schedule"
     )
-
-
-@cache
-def _proven(name: str, pp: int, m: int, chunks: int, silent: int) -> Schedule:
-    schedule = listed(name, pp, m, chunks, silent)
-    validate(schedule, stage_ranks(name, pp, chunks), m, silent)
-    return schedule
 
 
 def _compute(name: str, rank: int, pp: int, m: int, chunks: int) -> list[Action]:
@@ -152,21 +145,14 @@ def most_held(actions: tuple[Action, ...], stage: int) -> tuple[int, int]:
     return most_kept, most_waiting
 
 
-@cache
-def stages_held(name: str, pp: int, num_microbatches: int, chunks: int) -> list[tuple[int, int]]:
-    """most_held of every stage."""
-    schedule, ranks = listed(name, pp, num_microbatches, chunks), stage_ranks(name, pp, chunks)
+def stages_held(schedule: Schedule, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return most_held of every stage; ranks: of the stages."""
     return [most_held(schedule[rank], stage) for stage, rank in enumerate(ranks)]
 
 
-@cache
-def fullest_moments(
-    name: str, pp: int, num_microbatches: int, chunks: int
-) -> tuple[tuple[int, int], ...]:
-    """By stage, its micro-batches between F and B or I, and between I and W, at one moment of its
-    rank: where the stage of the rank that holds fewest holds most."""
-    schedule = listed(name, pp, num_microbatches, chunks)
-    ranks = stage_ranks(name, pp, chunks)
+def fullest_moments(schedule: Schedule, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return by stage its micro-batches between F and B or I, and between I and W, at one moment
+    of its rank: where the stage of the rank that holds fewest holds most. ranks: of the stages."""
     found = [(0, 0)] * len(ranks)
     for rank, actions in enumerate(schedule):
         held = {stage: [0, 0] for stage, home in enumerate(ranks) if home == rank}

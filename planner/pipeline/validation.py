@@ -68,14 +68,14 @@ def _orders(stage: int, ranks: tuple[int, ...], silent: int) -> list[list[str]]:
 
 
 def channel(action: Action, ranks: tuple[int, ...]) -> Channel:
-    """What a transfer goes through."""
+    """Return what a transfer goes through."""
     here, there = ranks[action.stage], ranks[peer_stage(action)]
     pair = (here, there) if action.kind.startswith("SEND") else (there, here)
     return (*pair, action.kind[-1])
 
 
 def message(action: Action) -> tuple[int, int]:
-    """What a transfer moves: (stage it comes from, micro-batch)."""
+    """Return what a transfer moves: (stage it comes from, micro-batch)."""
     sender = action.stage if action.kind.startswith("SEND") else peer_stage(action)
     return sender, action.microbatch
 

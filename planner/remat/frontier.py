@@ -32,7 +32,6 @@ from meshwright.ir.phases import Joint, forward_ops
 from meshwright.ir.placement import Placement
 
 from ..cost.op_cost import Costs
-from ..cost.phase_work import functions_of
 from ..cost.piece_cost import op_us
 from .rules import saved_under
 
@@ -67,7 +66,7 @@ def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tu
 def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> Weights:
     """An op again takes what it takes in a forward that keeps nothing, fused with its neighbours;
     the exact price of a choice is `work.piece_work`'s."""
-    forward = functions_of(graph, ()).forward
+    forward = costs.functions.of(graph, ()).forward
     values = [v for op in forward.graph.ops for v in op.outputs]
     values += [i.value for i in graph.inputs_of("activation")]
     return Weights(

@@ -19,20 +19,20 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.ops.questions import passing
 from meshwright.ir.placement import Placement
 
+from ..budget import BUDGET, SearchBudget
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, offloadable
 from ..simulate.step_model import Unit
 from .frontier import frontier
 from .rules import RULES, Kept, saved_values
 
-OFFLOAD_SHARES = (1.0, 0.5, 0.25)
 CHOSEN = "chosen"  # the level of every instance is the planner's
 Level = tuple[Kept, PieceWork]
 Menu = tuple[Unit, ...]
 
 
 def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Kept, ...]:
-    """Sets of values to keep that deserve an exact price; each with and without those that
+    """Return sets of values to keep that deserve an exact price; each with and without those that
     backward can do without."""
     found = [c.saved for c in frontier(graph, placements, costs)]
     sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
@@ -42,10 +42,14 @@ def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> t
 
 
 def offloads(
-    graph: Graph, placements: dict[str, Placement], level: Level, costs: Costs
+    graph: Graph,
+    placements: dict[str, Placement],
+    level: Level,
+    costs: Costs,
+    budget: SearchBudget = BUDGET,
 ) -> tuple[Kept, ...]:
     """A level with values of it in the host's memory: the largest first, as many as the host link
-    carries in the time of one pass, or OFFLOAD_SHARES of them.
+    carries in the time of one pass, or shares of them.
 
     Beyond that compute would wait for the link, where computing again is the better choice.
     """
@@ -57,7 +61,7 @@ def offloads(
         if us + copy_us <= most_us:
             us += copy_us
             names.append(name)
-    counts = dict.fromkeys(ceil(share * len(names)) for share in OFFLOAD_SHARES)
+    counts = dict.fromkeys(ceil(share * len(names)) for share in budget.offload_shares)
     return tuple(Kept(kept.saved, tuple(names[:count])) for count in counts if count)
 
 
@@ -101,7 +105,8 @@ def fastest(points: Sequence[tuple[float, float]]) -> int:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
-    """Of a menu's (us, kept bytes): the hull from its fastest point on, cheapest step first."""
+    """Return of a menu's (us, kept bytes) the hull from its fastest point on, cheapest step
+    first."""
     at = fastest(points)
     found: list[Slope] = []
     while True:
@@ -122,15 +127,15 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
 class Freeing:
     """The least extra time in which units give up bytes; units are added one by one.
 
-    kinds: by a unit's index, its slopes, the same object for equal units.
+    kinds: by a unit's index, the number of its kind; units of a kind have equal slopes.
     """
 
-    kinds: Sequence[Sequence[Slope]]
-    order: Sequence[tuple[Slope, int]]  # all slopes, cheapest first, with the id of their kind
+    kinds: Sequence[int]
+    order: Sequence[tuple[Slope, int]]  # all slopes, cheapest first, with the number of their kind
     counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, index: int) -> None:
-        kind = id(self.kinds[index])
+        kind = self.kinds[index]
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def us(self, needed_bytes: float) -> float:
@@ -154,28 +159,32 @@ class Freeing:
 class Menus:
     """What is asked of menus again and again; times: of a unit's levels, (forward, backward).
 
-    first: the fastest level of each.
+    first: the fastest level of each. kinds: of each, a number; slopes: by that number. order: all
+    slopes, cheapest first and then by kind, with the number of their kind.
     """
 
     menus: tuple[Menu, ...]
     first: tuple[int, ...]
-    kinds: tuple[Sequence[Slope], ...]
+    kinds: tuple[int, ...]
+    slopes: tuple[Sequence[Slope], ...]
     order: tuple[tuple[Slope, int], ...]
 
     @staticmethod
     def of(menus: Sequence[Menu], times: Sequence[Sequence[tuple[float, float]]]) -> "Menus":
-        shared: dict[tuple, list[Slope]] = {}
+        numbers: dict[tuple, int] = {}  # in order of first use
+        found: list[list[Slope]] = []
         kinds, first = [], []
         for menu, passes in zip(menus, times, strict=True):
             points = tuple(
                 (f + b, u.work.kept_bytes) for u, (f, b) in zip(menu, passes, strict=True)
             )
-            if points not in shared:
-                shared[points] = slopes(points)
-            kinds.append(shared[points])
+            if points not in numbers:
+                numbers[points] = len(found)
+                found.append(slopes(points))
+            kinds.append(numbers[points])
             first.append(fastest(points))
-        order = sorted((s, id(kind)) for kind in shared.values() for s in kind)
-        return Menus(tuple(menus), tuple(first), tuple(kinds), tuple(order))
+        order = sorted((s, kind) for kind, steps in enumerate(found) for s in steps)
+        return Menus(tuple(menus), tuple(first), tuple(kinds), tuple(found), tuple(order))
 
     def freeing(self, indices: Iterable[int] = ()) -> Freeing:
         found = Freeing(self.kinds, self.order)
@@ -240,7 +249,7 @@ def priced_levels(menus: Menus) -> Iterator[tuple[int, ...]]:
     prices = sorted({slope.us_per_byte for slope, _ in menus.order})
     for price in (-1.0, *prices):
         picks = []
-        for first, steps in zip(menus.first, menus.kinds, strict=True):
-            taken = [s for s in steps if s.us_per_byte <= price]
+        for first, kind in zip(menus.first, menus.kinds, strict=True):
+            taken = [s for s in menus.slopes[kind] if s.us_per_byte <= price]
             picks.append(taken[-1].level if taken else first)
         yield tuple(picks)

@@ -23,7 +23,7 @@ RULES = ("cheap", "all", "none")
 
 @dataclass(frozen=True, order=True)
 class Kept:
-    """What an instance keeps for backward: forward values, and which of them, or of its input,
+    """Values that an instance keeps for backward, and which of them, or of its input,
     wait for it in the host's memory."""
 
     saved: tuple[str, ...]
@@ -82,7 +82,7 @@ def _recomputes(rule: str, op: Op, name: str) -> bool:
 
 
 def check_rule(rule: str, graphs: list[Graph]) -> None:
-    """Raises PlanError when a name in a list of values matches none that could be saved."""
+    """Raise PlanError when a name in a list of values matches none that could be saved."""
     if rule in RULES:
         return
     names = list(dict.fromkeys(name for graph in graphs for name in candidates(graph)))

@@ -7,8 +7,8 @@ p the bytes that a function has alive, a choice fits when for every unit
     (held - 1) K + k_u + a_u + a_before + p_backward <= room
 
 where a_u is what the unit offloads and a_before what those right before it do (stage_memory.py).
-The last unit of a stage offloads nothing, as its backward comes first. Stages of up to EXACT_UNITS
-units, or where units offload of up to EXACT_CHOICES choices, are solved exactly: partial choices
+The last unit of a stage offloads nothing, as its backward comes first. Stages of few
+units, or where units offload of few choices, are solved exactly: partial choices
 are labels (us, K so far, what the last units offload, the fullest moment so far), and one that
 another beats in all of them is dropped. Longer ones, which are repetitions of few kinds, give up
 bytes along the hulls of their menus (options.py), the cheapest first, until they fit, and take back
@@ -22,20 +22,23 @@ from itertools import product
 from math import prod
 from operator import le
 
+from ..budget import BUDGET, SearchBudget
 from ..simulate.step_model import IN_TRANSIT
 from .options import Menu, Slope, fastest, slopes
 
-EXACT_UNITS = 8
-EXACT_CHOICES = 2000
-FEW_CHOICES = 200
 INF = float("inf")
 
 Times = Sequence[Sequence[float]]  # us of a micro-batch, by unit and level
 Picks = tuple[int, ...]
 
 
-def choose(
-    menus: Sequence[Menu], times: Times, held: int, room_bytes: float, stays: bool = False
+def select_options(
+    menus: Sequence[Menu],
+    times: Times,
+    held: int,
+    room_bytes: float,
+    stays: bool = False,
+    budget: SearchBudget = BUDGET,
 ) -> Picks | None:
     """The level of each unit; None where no choice fits (or, of a long stage, none is found).
 
@@ -46,17 +49,17 @@ def choose(
         staying(menu, us) if stays or k == ends else us
         for k, (menu, us) in enumerate(zip(menus, times, strict=True))
     ]
-    if is_exact(menus):
+    if is_exact(menus, budget):
         return _exact(menus, times, held, room_bytes)
-    return _along_hulls(menus, times, held, room_bytes)
+    return _along_hulls(menus, times, held, room_bytes, budget)
 
 
-def is_exact(menus: Sequence[Menu]) -> bool:
-    """Whether a stage of these units is solved exactly. Where units offload, few choices beat
-    others in all that labels say."""
+def is_exact(menus: Sequence[Menu], budget: SearchBudget = BUDGET) -> bool:
+    """Return whether a stage of these units is solved exactly. Where units offload, few choices
+    beat others in all that labels say."""
     if any(unit.work.away_bytes for menu in set(menus) for unit in menu):
-        return prod(map(len, menus)) <= EXACT_CHOICES
-    return len(menus) <= EXACT_UNITS
+        return prod(map(len, menus)) <= budget.exact_choices
+    return len(menus) <= budget.exact_units
 
 
 def staying(menu: Menu, us: Sequence[float]) -> list[float]:
@@ -122,23 +125,31 @@ def _undominated(labels: list[_Label]) -> list[_Label]:
     return found
 
 
-def _along_hulls(menus: Sequence[Menu], times: Times, held: int, room: float) -> Picks | None:
+def _along_hulls(
+    menus: Sequence[Menu],
+    times: Times,
+    held: int,
+    room: float,
+    budget: SearchBudget = BUDGET,
+) -> Picks | None:
     points = [
         [(t, u.work.kept_bytes if t < INF else INF) for t, u in zip(us, menu, strict=True)]
         for us, menu in zip(times, menus, strict=True)
     ]
-    return choose_along(points, lambda picks: peak_bytes(menus, picks, held) <= room)
+    return select_along(points, lambda picks: peak_bytes(menus, picks, held) <= room, budget)
 
 
-def choose_along(
-    points: Sequence[Sequence[tuple[float, float]]], fits: Callable[[Picks], bool]
+def select_along(
+    points: Sequence[Sequence[tuple[float, float]]],
+    fits: Callable[[Picks], bool],
+    budget: SearchBudget = BUDGET,
 ) -> Picks | None:
     """The level of each unit, bytes given up where they cost least until they fit.
 
-    points: of each unit by level its us, and the bytes that it holds at the fullest moment. Up to
-    FEW_CHOICES are all tried: what functions have alive moves as much there as what units hold.
+    points: of each unit by level its us, and the bytes that it holds at the fullest moment. Few
+    combinations are all tried: what functions have alive moves as much there as what units hold.
     """
-    if prod(map(len, points)) <= FEW_CHOICES:
+    if prod(map(len, points)) <= budget.few_choices:
         us = [[t for t, _ in levels] for levels in points]
         every = product(*(range(len(levels)) for levels in points))
         timed = [(sum(t[k] for t, k in zip(us, p, strict=True)), p) for p in every]

@@ -101,7 +101,8 @@ def _moved(plan: Plan, piece: Piece, op: Op) -> int:
 
 
 def explain_value(plan: Plan, name: str) -> str:
-    """Where a value lies, whether it is kept, who makes and reads it, per piece that has it."""
+    """Return where a value lies, whether it is kept, who makes and reads it, per piece that has
+    it."""
     name = name.removeprefix("%")
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:

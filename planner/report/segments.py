@@ -8,7 +8,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 
-from ..cost.op_cost import Costs, number
+from ..cost.op_cost import Costs
 from ..cost.phase_work import PhaseWork, functions_of
 from ..cost.piece_cost import op_us
 from ..hardware.cluster import Cluster
@@ -61,7 +61,7 @@ def _op_line(op: Op, work: PhaseWork, piece: Piece, costs: Costs, again: bool) -
     if definition(op).free:
         return []
     us = op_us(op, work, piece.placements, costs)
-    flops = number(work.of[op.output.name].flops, costs.sizes)
+    flops = costs.number(work.of[op.output.name].flops)
     if definition(op).collective:
         what, bound = f"{op.attr('kind')} %{op.inputs[0]}", "link"
     else:

@@ -20,17 +20,15 @@ from meshwright.ir.mesh import (
 )
 from meshwright.ir.traced import Traced
 
+from ..budget import BUDGET, SearchBudget
 from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
+from ..pipeline.schedule_table import Listing
 from ..pipeline.schedules import GENERATORS, chunks_of, runs
 from ..remat.options import CHOSEN
 from ..sharding.sub_axes import inner_ranks
 from .pins import Pins
-
-MAX_MICRO_BATCH = 32
-# Stages of fewer units on average are too uneven: a layer is two, of different times.
-MIN_UNITS_A_STAGE = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -55,6 +53,11 @@ class Candidate:
     @property
     def num_stages(self) -> int:
         return self.pp * self.chunks
+
+    @cached_property
+    def listing(self) -> Listing:
+        """Return name and sizes of its schedule."""
+        return Listing(self.schedule, self.pp, self.num_microbatches, self.chunks)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -83,19 +86,24 @@ class Candidate:
         return str(replace(self, outer=OUTER[0]).mesh)
 
     def reordered(self) -> "Candidate | None":
-        """With the other one of pipeline and data outermost; None where one has one rank."""
+        """Return it with the other one of pipeline and data outermost; None where one has one
+        rank."""
         if 1 in (self.pp, self.rep * self.dp):
             return None
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
 
 
 def candidates_of(
-    traced: Traced, cluster: Cluster, global_batch: int, pins: Pins
+    traced: Traced,
+    cluster: Cluster,
+    global_batch: int,
+    pins: Pins,
+    budget: SearchBudget = BUDGET,
 ) -> list[Candidate]:
-    """All combinations for a model, whose segments and KV heads bound them."""
+    """Return all combinations for a model, whose segments and KV heads bound them."""
     inner_of = cache(lambda tp: inner_ranks(traced.joints.values(), tp))
     count = len(traced.segmented.instances)
-    return list(candidates(cluster, global_batch, pins, count, inner_of))
+    return list(candidates(cluster, global_batch, pins, count, budget, inner_of))
 
 
 def candidates(
@@ -103,6 +111,7 @@ def candidates(
     global_batch: int,
     pins: Pins,
     num_instances: int,
+    budget: SearchBudget = BUDGET,
     inner_of: Callable[[int], int] = lambda tp: 1,
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters.
@@ -111,10 +120,10 @@ def candidates(
     """
     for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // (rep * dp)
-        for micro_batch in _micro_batches(rows, pins):
+        for micro_batch in _micro_batches(rows, pins, budget):
             for zero in _zeros(rep, dp * cp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
-                for schedule, chunks in _schedules(pp, m, pins, num_instances):
+                for schedule, chunks in _schedules(pp, m, pins, num_instances, budget):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
                     yield Candidate(*given, pins.outer or OUTER[0], rep, cp, inner_of(tp))
 
@@ -161,10 +170,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _micro_batches(rows: int, pins: Pins) -> list[int]:
+def _micro_batches(rows: int, pins: Pins, budget: SearchBudget) -> list[int]:
     if pins.micro_batch is not None:
         return [pins.micro_batch] if rows % pins.micro_batch == 0 else []
-    return [n for n in divisors(rows) if n <= MAX_MICRO_BATCH]
+    return [n for n in divisors(rows) if n <= budget.max_micro_batch]
 
 
 def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:
@@ -175,15 +184,21 @@ def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:
 
 
 def may_offload(cluster: Cluster, pins: Pins) -> bool:
-    """Whether values may wait in the host's memory: where the search chooses what is kept, and
-    devices have a memory of their own. A pin decides otherwise."""
+    """Return whether values may wait in the host's memory: where the search decides what is kept,
+    and devices have a memory of their own. A pin decides otherwise."""
     if pins.offload is not None:
         return pins.offload == "on"
     return pins.recompute is None and cluster.device.name != CPU.device.name
 
 
-def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[str, int]]:
-    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts."""
+def _schedules(
+    pp: int, m: int, pins: Pins, num_instances: int, budget: SearchBudget
+) -> list[tuple[str, int]]:
+    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts.
+
+    Several stages a rank are left out where they have few units: a layer is two, of different
+    times, so that such stages are uneven.
+    """
     names = GENERATORS if pp > 1 else GENERATORS[:1]
     if pins.schedule is not None:
         names = (pins.schedule,)
@@ -193,7 +208,7 @@ def _schedules(pp: int, m: int, pins: Pins, num_instances: int) -> list[tuple[st
         if not runs(name, pp, m):
             continue
         for chunks in _chunks(name, pp, pins, wanted):
-            few = chunks * pp * MIN_UNITS_A_STAGE > num_instances
+            few = chunks * pp * budget.min_units > num_instances
             if chunks > 1 and few and not (pins.schedule or pins.chunks or wanted):
                 continue
             if pp * chunks <= num_instances and wanted in (None, pp * chunks):

@@ -26,7 +26,7 @@ from .pins import Pins
 def check_pins(
     cluster: Cluster, global_batch: int, dtype: str, pins: Pins, *, search: bool = True
 ) -> None:
-    """Raises PlanError naming the demands that collide.
+    """Raise PlanError naming the demands that collide.
 
     search: whether decisions without a pin are free, or take their defaults.
     """

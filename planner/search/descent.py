@@ -12,25 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.critical_path import LAST, Waits, waits_of
+from ..budget import BUDGET
+from ..pipeline.critical_path import LAST, Waits
 from ..pipeline.schedules import SPLIT, stage_ranks
-from .candidate_costs import Parts
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts
 from .candidates import Candidate
 
 Starts = tuple[int, ...]  # the first unit of every stage
 
-SHIFTS = (-2, -1, 1, 2)
-# Micro-batches that the path is followed through, in terms of ranks.
-FOLLOWED = 3
-MAX_STEPS = 40
 
-
-def descend(parts: Parts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
+def descend(costs: CandidateCosts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
     """The best cuts found from `starts`; picks: the level of every unit."""
-    length = _Length(parts, c, picks)
+    budget, parts = costs.problem.budget, costs.parts_of(c)
+    followed = min(c.num_microbatches, budget.descent_microbatches * c.pp)
+    waits = costs.memo.schedules.waits(c.listing._replace(num_microbatches=followed))
+    length = _Length(parts, c, picks, waits, c.num_microbatches - followed)
     best, us = starts, length.of([starts])[0]
-    for _ in range(MAX_STEPS):
-        options = neighbours(best, len(parts.menus))
+    for _ in range(budget.descent_steps):
+        options = neighbours(best, len(parts.menus), budget.descent_shifts)
         if not options:
             break
         lengths = length.of(options)
@@ -41,13 +41,15 @@ def descend(parts: Parts, c: Candidate, starts: Starts, picks: Sequence[int]) ->
     return best
 
 
-def neighbours(starts: Starts, count: int) -> list[Starts]:
+def neighbours(
+    starts: Starts, count: int, shifts: Sequence[int] = BUDGET.descent_shifts
+) -> list[Starts]:
     """Cuts of `count` units with a run of neighbouring ones moved; no stage is empty."""
     ends = (*starts, count)
     found = []
     for first in range(1, len(starts)):
         for last in range(first, len(starts)):
-            for shift in SHIFTS:
+            for shift in shifts:
                 left = ends[first] + shift - ends[first - 1]
                 right = ends[last + 1] - ends[last] - shift
                 if left > 0 and right > 0:
@@ -57,13 +59,13 @@ def neighbours(starts: Starts, count: int) -> list[Starts]:
 
 
 class _Length:
-    """The step of many cuts at once."""
+    """The step of many cuts at once. more: micro-batches beyond those of the waits."""
 
-    def __init__(self, parts: Parts, c: Candidate, picks: Sequence[int]) -> None:
+    def __init__(
+        self, parts: Parts, c: Candidate, picks: Sequence[int], waits: Waits, more: int
+    ) -> None:
         self.count, self.ranks = len(parts.menus), stage_ranks(c.schedule, c.pp, c.chunks)
-        followed = min(c.num_microbatches, FOLLOWED * c.pp)
-        self.more = c.num_microbatches - followed
-        self.waits: Waits = waits_of(c.schedule, c.pp, followed, c.chunks)
+        self.waits, self.more = waits, more
         self.send_us = parts.sends_us(self.ranks)
         self.sums = {kind: _sums(parts, picks, kind) for kind in _kinds(c)}
 

@@ -20,17 +20,18 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
-from ..bounds.analytic import Pace
-from ..clock import timed
+from ..bounds.analytic import OptionTimes
 from ..pipeline.partition import Room, balanced, stages_of
-from ..pipeline.schedules import PLAIN, SPLIT, listed, stage_ranks, stages_held
+from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, priced_levels
 from ..remat.rules import Kept
-from ..remat.selection import Picks, choose, is_exact
+from ..remat.selection import Picks, is_exact, select_options
 from ..simulate.simulator import Timeline, simulate
-from ..simulate.stage_memory import Filling, host_bytes, model_peaks, usable_host_bytes
+from ..simulate.stage_memory import StageMemory, host_bytes, model_peaks, usable_host_bytes
 from ..simulate.step_model import StepModel
-from .candidate_costs import Evaluator, Parts, held_of, with_levels
+from .candidate_bounds import CandidateBounds, held_of
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts, with_levels
 from .candidates import Candidate
 from .descent import descend
 from .instances import with_stages
@@ -39,11 +40,6 @@ from .pins import Pins
 from .shared_ranks import shared_picks
 
 INF = float("inf")
-# Shares of the memory that cuts are made for, one after another.
-SHARES = (1.0, 0.995, 0.98, 0.95, 0.9)
-DESCENTS = 2
-# Cuts that polishing looks at.
-MAX_POLISHED = 100
 
 
 @dataclass(frozen=True)
@@ -63,34 +59,44 @@ class Fitted:
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of every unit
 
 
-@timed("cuts and levels")
-def fit(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> Fitted | None:
+def fit(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory."""
-    found = [_fitted(evaluator, c, *option) for option in _found(evaluator, c, limit_bytes)]
+    with costs.memo.clock.layer("cuts and levels"):
+        found = [_fitted(costs, c, *option) for option in _found(costs, c, limit_bytes)]
     return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
 
 
 def _fitted(
-    evaluator: Evaluator, c: Candidate, placed: Placed, model: StepModel, peak_bytes: float
+    costs: CandidateCosts, c: Candidate, placed: Placed, model: StepModel, peak_bytes: float
 ) -> Fitted:
-    levels = evaluator.levels(c)
-    pieces = [i.piece for i in evaluator.layout(c).instances]
+    levels = costs.levels(c)
+    pieces = [i.piece for i in costs.layout(c).instances]
     saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
-    return Fitted(c, *placed, saved, model, simulate(model), peak_bytes)
+    return Fitted(c, *placed, saved, model, simulated(costs, model), peak_bytes)
 
 
-@timed("cuts and levels")
-def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
-    """With cuts of a shorter longest path, first at the fastest levels and then at those that fit,
-    where that makes it faster."""
-    c, parts = fitted.candidate, evaluator.parts_of(fitted.candidate)
-    if evaluator.pins.cuts is not None or c.num_stages == 1:
+def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
+    """The timeline of a step."""
+    with costs.memo.clock.layer("simulation"):
+        return simulate(model)
+
+
+def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
+    """Cut again for a shorter critical path, first at the fastest levels and then at those that
+    fit, where that makes it faster."""
+    with costs.memo.clock.layer("cuts and levels"):
+        return _descended(costs, fitted, limit_bytes)
+
+
+def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
+    c, parts = fitted.candidate, costs.parts_of(fitted.candidate)
+    if costs.problem.pins.cuts is not None or c.num_stages == 1:
         return fitted
     starts = fitted.starts
     picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
-    for _ in range(DESCENTS):
-        starts = descend(parts, c, starts, picks)
-        other = _at(evaluator, c, starts, limit_bytes)
+    for _ in range(costs.problem.budget.descents):
+        starts = descend(costs, c, starts, picks)
+        other = _at(costs, c, starts, limit_bytes)
         if other is None:
             break
         picks = other.picks
@@ -98,28 +104,32 @@ def descended(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitte
     return fitted
 
 
-def reordered(evaluator: Evaluator, fitted: Fitted) -> Fitted | None:
+def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:
     """The same cuts and levels with the other axis outermost, which holds the same bytes."""
     other = fitted.candidate.reordered()
     if other is None:
         return None
-    model = step_of(evaluator, other, fitted.starts, fitted.picks)
-    return replace(fitted, candidate=other, model=model, timeline=simulate(model))
+    model = step_of(costs, other, fitted.starts, fitted.picks)
+    return replace(fitted, candidate=other, model=model, timeline=simulated(costs, model))
 
 
-@timed("cuts and levels")
-def polished(evaluator: Evaluator, fitted: Fitted, limit_bytes: float) -> Fitted:
+def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
     """The best reached by moving one cut by one unit again and again, each time to the first that
     is faster."""
+    with costs.memo.clock.layer("cuts and levels"):
+        return _polished(costs, fitted, limit_bytes)
+
+
+def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
     tried = {fitted.starts}
-    moving = evaluator.pins.cuts is None and fitted.candidate.num_stages > 1
+    moving = costs.problem.pins.cuts is None and fitted.candidate.num_stages > 1
     while moving:
         moving = False
         for starts in _neighbours(fitted.starts, len(fitted.picks)):
-            if starts in tried or len(tried) == MAX_POLISHED:
+            if starts in tried or len(tried) == costs.problem.budget.max_polished:
                 continue
             tried.add(starts)
-            other = _at(evaluator, fitted.candidate, starts, limit_bytes)
+            other = _at(costs, fitted.candidate, starts, limit_bytes)
             if other is not None and other.timeline.step_us < fitted.timeline.step_us:
                 fitted, moving = other, True
                 break
@@ -135,104 +145,105 @@ def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]
 
 
 def _at(
-    evaluator: Evaluator, c: Candidate, starts: tuple[int, ...], limit_bytes: float
+    costs: CandidateCosts, c: Candidate, starts: tuple[int, ...], limit_bytes: float
 ) -> Fitted | None:
     """Fitted to these cuts."""
     found = [
-        _fitted(evaluator, c, *fitting)
-        for cutter in _cutters(evaluator, c, limit_bytes)
-        for fitting in _fitting(evaluator, c, limit_bytes, cutter.leveled(starts))
+        _fitted(costs, c, *fitting)
+        for cutter in _cutters(costs, c, limit_bytes)
+        for fitting in _fitting(costs, c, limit_bytes, cutter.leveled(starts))
     ]
     return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
 
 
-def fits(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> bool:
-    """Whether cuts and levels are found that fit."""
-    return next(_found(evaluator, c, limit_bytes), None) is not None
+def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:
+    """Return whether cuts and levels are found that fit."""
+    return next(_found(costs, c, limit_bytes), None) is not None
 
 
-def never_fits(evaluator: Evaluator, c: Candidate) -> bool:
-    """Whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short models."""
-    return c.schedule in PLAIN and is_exact(evaluator.parts_of(c).menus)
+def never_fits(costs: CandidateCosts, c: Candidate) -> bool:
+    """Return whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short
+    models."""
+    return c.schedule in PLAIN and is_exact(costs.parts_of(c).menus, costs.problem.budget)
 
 
 def _found(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float
+    costs: CandidateCosts, c: Candidate, limit_bytes: float
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     """The first that fits of every way to cut; of the last resort where none does."""
-    cutters = _cutters(evaluator, c, limit_bytes)
+    cutters = _cutters(costs, c, limit_bytes)
     seen: set[Placed] = set()
     for options in (way for cutter in cutters for way in cutter.ways()):
-        found = next(_fitting(evaluator, c, limit_bytes, options), None)
+        found = next(_fitting(costs, c, limit_bytes, options), None)
         if found is not None and found[0] not in seen:
             seen.add(found[0])
             yield found
     if not seen:
-        last = next(_fitting(evaluator, c, limit_bytes, cutters[0].last_resort()), None)
+        last = next(_fitting(costs, c, limit_bytes, cutters[0].last_resort()), None)
         yield from () if last is None else (last,)
 
 
 def _fitting(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float, options: Iterator[Placed]
+    costs: CandidateCosts, c: Candidate, limit_bytes: float, options: Iterator[Placed]
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     for placed in options:
-        model = step_of(evaluator, c, *placed)
-        if evaluator.offloads and not _host_holds(evaluator, model):
+        model = step_of(costs, c, *placed)
+        if costs.problem.offloads and not _host_holds(costs, model):
             continue
-        peaks = model_peaks(model, c.mesh, evaluator.precision, evaluator.context_bytes(c))
+        peaks = model_peaks(model, c.mesh, costs.problem.precision, costs.problem.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
         if peak <= limit_bytes:
             yield placed, model, peak
 
 
-def _host_holds(evaluator: Evaluator, model: StepModel) -> bool:
-    most = usable_host_bytes(evaluator.cluster)
+def _host_holds(costs: CandidateCosts, model: StepModel) -> bool:
+    most = usable_host_bytes(costs.problem.cluster)
     return all(host_bytes(model, rank) <= most for rank in range(len(model.schedule)))
 
 
-def step_of(evaluator: Evaluator, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
+def step_of(costs: CandidateCosts, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
     """The step under cuts and levels."""
-    layout = evaluator.layout(c)
+    layout = costs.layout(c)
     picked = with_levels(layout.instances, picks)
     stages = stages_of(starts, len(picked))
     instances, buckets = with_stages(picked, layout.buckets, stages)
     silent = silent_stages(instances, buckets, c.pp * c.chunks)
-    schedule = listed(c.schedule, c.pp, c.num_microbatches, c.chunks, silent)
+    schedule = costs.memo.schedules.schedule(c.listing, silent)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    table = evaluator.parts_of(c).table
+    table = costs.parts_of(c).table
     return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
 
 
-def least_peak_bytes(evaluator: Evaluator, c: Candidate) -> float:
+def least_peak_bytes(costs: CandidateCosts, c: Candidate) -> float:
     """The smallest limit that cuts and levels of the candidate are found for, to 1%."""
     low, high = 0.0, 1e15
     while high > 1.01 * max(low, 1.0):
         middle = (max(low, 1.0) * high) ** 0.5
-        if fits(evaluator, c, middle):
+        if fits(costs, c, middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def _cutters(evaluator: Evaluator, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
+def _cutters(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
     """One; where units may offload, another one whose units do not, as choices count no copies
     that compute waits for."""
-    offloads = (False, True) if evaluator.offloads else (False,)
-    return [_Cutter(evaluator, c, limit_bytes, stays) for stays in offloads]
+    offloads = (False, True) if costs.problem.offloads else (False,)
+    return [_Cutter(costs, c, limit_bytes, stays) for stays in offloads]
 
 
 class _Cutter:
     """Cuts and levels to try for one candidate, the best first."""
 
     def __init__(
-        self, evaluator: Evaluator, c: Candidate, limit_bytes: float, stays: bool = False
+        self, costs: CandidateCosts, c: Candidate, limit_bytes: float, stays: bool = False
     ) -> None:
         """stays: nothing is offloaded."""
-        self.evaluator, self.c, self.limit, self.stays = evaluator, c, limit_bytes, stays
-        self.parts: Parts = evaluator.parts_of(c)
-        self.context = evaluator.context_bytes(c)
-        self.pinned = evaluator.pins.cuts
+        self.costs, self.c, self.limit, self.stays = costs, c, limit_bytes, stays
+        self.parts: Parts = costs.parts_of(c)
+        self.context = costs.problem.context_bytes(c)
+        self.pinned = costs.problem.pins.cuts
 
     def ways(self) -> list[Iterator[Placed]]:
         """Cuts and levels by several rules, none always the best."""
@@ -255,10 +266,10 @@ class _Cutter:
     def _even(self) -> Iterator[Placed]:
         """Stages that hold the same at the leanest levels."""
         c, menus = self.c, self.parts.menus
-        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        held = self.costs.memo.schedules.held(c.listing)
         most = max(kept + waiting for kept, waiting in held)
         kept = [min(unit.work.kept_bytes for unit in menu) for menu in menus]
-        stored = [self.evaluator.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
+        stored = [self.costs.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
         sizes = [s + most * k for s, k in zip(stored, kept, strict=True)]
         yield from self.leveled(self._cut(sizes, None))
 
@@ -266,10 +277,10 @@ class _Cutter:
         """Stages that end with the unit nearest to where those of the linear relaxation end."""
         if self.pinned is not None:
             return
-        relaxed = tightened(self.evaluator, self.c, self.limit)
-        if relaxed.stage_us:
+        bound = tightened(self.costs, self.c, self.limit)
+        if bound.stage_us:
             times = [min(map(sum, levels)) for levels in self.parts.plain]
-            yield from self.leveled(rounded(times, relaxed.stage_us))
+            yield from self.leveled(rounded(times, bound.stage_us))
 
     def leveled(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
         """Cuts with the levels that fit them, if any do."""
@@ -278,16 +289,16 @@ class _Cutter:
         if self.c.schedule in PLAIN:
             picks = self._picks(starts, self.limit)
         else:
-            picks = shared_picks(self.evaluator, self.c, starts, self.limit, self.stays)
+            picks = shared_picks(self.costs, self.c, starts, self.limit, self.stays)
         if picks is not None:
             yield starts, picks
 
     def _chosen(self) -> Iterator[Placed]:
         times = [min(map(sum, levels)) for levels in self.parts.full]
         seen = set()
-        for share in SHARES:
+        for share in self.costs.problem.budget.memory_shares:
             limit = share * self.limit
-            room = self.evaluator.room(self.c, self.parts, self.parts.at_full, limit)
+            room = CandidateBounds(self.costs).room(self.c, self.parts, self.parts.at_full, limit)
             starts = self._cut(times, room)
             picks = self._picks(starts, limit) if starts else None
             if starts and picks and (starts, picks) not in seen:
@@ -323,8 +334,9 @@ class _Cutter:
         times = [[f + b for f, b in levels] for levels in self.parts.full[start:stop]]
         held = sum(menu[0].owned_bytes for menu in menus)
         largest = max(menu[0].bucket_bytes for menu in menus)
-        room = limit - self.context - self.evaluator.storage_bytes(self.c, held, largest)
-        return choose(menus, times, held_of(self.c, stage), room, self.stays)
+        room = limit - self.context - self.costs.storage_bytes(self.c, held, largest)
+        held_by = held_of(self.c, stage)
+        return select_options(menus, times, held_by, room, self.stays, self.costs.problem.budget)
 
     def _exact_room(self) -> Room:
         """Whether some levels fit."""
@@ -356,16 +368,16 @@ class _Cutter:
         """Whether units still fit a stage within its share of a rank."""
         c = self.c
         share = (self.limit - self.context) / c.chunks
-        held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+        held = self.costs.memo.schedules.held(c.listing)
 
         def room(stage: int) -> Callable[[int], float]:
-            filled = Filling(c.schedule in SPLIT)
+            memory = StageMemory(c.schedule in SPLIT)
             counts = held[stage]
 
             def longer(index: int) -> float:
-                filled.add(self.parts.menus[index][picks[index]])
-                stored = filled.bucket_bytes, filled.largest_bytes
-                size = self.evaluator.storage_bytes(c, *stored) + filled.peak(*counts).total_bytes
+                memory.add(self.parts.menus[index][picks[index]])
+                stored = memory.bucket_bytes, memory.largest_bytes
+                size = self.costs.storage_bytes(c, *stored) + memory.peak(*counts).total_bytes
                 return 0.0 if size <= share else INF
 
             return longer
@@ -385,7 +397,7 @@ def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...
     return tuple(starts)
 
 
-def _times(pace: Pace, picks: Picks) -> list[float]:
+def _times(pace: OptionTimes, picks: Picks) -> list[float]:
     return [sum(levels[k]) for levels, k in zip(pace, picks, strict=True)]
 
 

@@ -11,26 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.mesh import Mesh
 
-from ..bounds.lp import THOROUGH
-from .candidate_costs import Evaluator
+from .candidate_bounds import CandidateBounds
+from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import Fitted, descended, fit, never_fits, polished, reordered
 from .lp_bound import tightened
 
 INF = float("inf")
 Progress = Callable[[str], None]
-
-# How much slower than the best a plan may be to be cut anew: what that gained at most on the
-# shapes of benchmarks/search_time.py.
-NEAR = 0.12
-# How much slower than the best one may be, as it is cut, for other cuts to be sought with the other
-# axis outermost.
-REORDERED = 0.02
-# Candidates bounded again in the end at most, and the gap at which no more are.
-MAX_HELD, SMALL_GAP = 12, 0.04
-# Of the default price of a byte, other ones that the best plan's placements are solved at: those
-# that made it faster on some shape of benchmarks/search_time.py, which higher ones never did.
-PRICE_SHARES = (0.0, 0.25)
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,7 @@ class Incumbent:
     with.
     """
 
-    evaluator: Evaluator
+    costs: CandidateCosts
     limit: float
     progress: Progress
     num_unfit: int
@@ -75,7 +63,7 @@ class Incumbent:
     simulated: int = 0
 
     def __post_init__(self) -> None:
-        self.priced_by = self.evaluator
+        self.priced_by = self.costs
 
     @property
     def best_us(self) -> float:
@@ -83,7 +71,7 @@ class Incumbent:
 
     def look(self, c: Candidate, bound: float) -> None:
         """Bound a candidate again, and simulate it unless that is enough."""
-        bound = _tighter(self.evaluator, c, bound, self.best_us, self.limit)
+        bound = _tighter(self.costs, c, bound, self.best_us, self.limit)
         if bound == INF:
             self._unfit(c, bound)
         elif bound >= self.best_us:
@@ -96,8 +84,8 @@ class Incumbent:
         self.losers.append(Loser(c, bound, fits=False))
 
     def _fit(self, c: Candidate, bound: float) -> None:
-        fitted = fit(self.evaluator, c, self.limit)
-        if fitted is not None or not never_fits(self.evaluator, c):
+        fitted = fit(self.costs, c, self.limit)
+        if fitted is not None or not never_fits(self.costs, c):
             self.bounds[c] = bound
         if fitted is None:
             self._unfit(c, bound)
@@ -119,13 +107,14 @@ class Incumbent:
     def _near(self) -> list[Fitted]:
         """What was simulated and is not far from the best, the fastest first."""
         found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
-        return [f for f in found if f.timeline.step_us <= (1 + NEAR) * self.best_us]
+        most_us = (1 + self.costs.problem.budget.near) * self.best_us
+        return [f for f in found if f.timeline.step_us <= most_us]
 
     def _cut_anew(self, fitted: Fitted) -> None:
         c = fitted.candidate
         if c not in self.cut_anew:
             self.cut_anew.add(c)
-            other = descended(self.evaluator, fitted, self.limit)
+            other = descended(self.costs, fitted, self.limit)
             self._note(c, step_us=other.timeline.step_us)
             self._offer(other, f"{c}, cut anew")
 
@@ -145,7 +134,7 @@ class Incumbent:
         self._reorder()
         assert self.best is not None
         c = self.best.candidate
-        for share, other in repriced(self.evaluator, c.compute):
+        for share, other in repriced(self.costs, c.compute):
             if (found := fit(other, c, self.limit)) is not None:
                 found = descended(other, found, self.limit)
                 if self._offer(found, f"a byte of its placements at {share:g} of the price"):
@@ -155,47 +144,48 @@ class Incumbent:
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
-        if not self.evaluator.any_order:
+        if not self.costs.problem.any_order:
             return
+        slower = 1 + self.costs.problem.budget.near_reordered
         for fitted in [f for f in (self.best, *self._near()) if f is not None]:
-            other = reordered(self.evaluator, fitted)
-            if other is None or other.timeline.step_us > (1 + REORDERED) * self.best_us:
+            other = reordered(self.costs, fitted)
+            if other is None or other.timeline.step_us > slower * self.best_us:
                 continue
             c, ways = other.candidate, [other]
             self._offer(other, str(c))
             if c not in self.cut_anew:  # as one cut twice has one fit
                 self.cut_anew.add(c)
-                ways += [found] if (found := fit(self.evaluator, c, self.limit)) else []
+                ways += [found] if (found := fit(self.costs, c, self.limit)) else []
             for found in ways:
-                self._offer(descended(self.evaluator, found, self.limit), f"{c}, cut anew")
+                self._offer(descended(self.costs, found, self.limit), f"{c}, cut anew")
 
     def _hold(self) -> None:
         """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
-        most = self.best_us
-        for count in range(MAX_HELD):
+        most, budget = self.best_us, self.costs.problem.budget
+        for count in range(budget.max_thorough):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
-            if c is None or most <= (1 + SMALL_GAP) * self.bounds[c]:
+            if c is None or most <= (1 + budget.enough_gap) * self.bounds[c]:
                 break
             if count == 0:
                 self.progress("bounds of what may be faster, with more effort")
-            found = tightened(self.evaluator, c, self.limit, most, THOROUGH).step_us
+            found = tightened(self.costs, c, self.limit, most, budget.thorough).step_us
             if found <= self.bounds[c]:
                 break
             self.bounds[c] = found
             self._note(c, bound_us=found)
 
 
-def repriced(evaluator: Evaluator, mesh: Mesh) -> Iterator[tuple[float, Evaluator]]:
-    """Evaluators whose placements differ, with their share of the default price."""
-    pins = evaluator.pins
+def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, CandidateCosts]]:
+    """CandidateCostss whose placements differ, with their share of the default price."""
+    pins = costs.problem.pins
     if mesh.num_devices == 1 or pins.price is not None:
         return
-    base = evaluator.sharding(mesh)
+    base = costs.sharding(mesh)
     seen = [base]
-    for share in PRICE_SHARES:
-        given = replace(pins, price=share * base.price)
-        sizes = evaluator.seq, evaluator.global_batch
-        other = Evaluator(evaluator.traced, evaluator.cluster, *sizes, given)
+    for share in costs.problem.budget.price_shares:
+        price = share * base.price
+        placing = replace(costs.problem.placed_for, price=price)
+        other = costs.under(pins=replace(pins, price=price), placing=placing)
         found = other.sharding(mesh)
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)
@@ -203,10 +193,10 @@ def repriced(evaluator: Evaluator, mesh: Mesh) -> Iterator[tuple[float, Evaluato
 
 
 def _tighter(
-    evaluator: Evaluator, c: Candidate, bound_us: float, most_us: float, limit: float
+    costs: CandidateCosts, c: Candidate, bound_us: float, most_us: float, limit: float
 ) -> float:
     """The best bound known, dearer ones only while they matter."""
-    bound_us = max(bound_us, evaluator.bound_us(c, limit))
+    bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit))
     if bound_us < most_us:
-        bound_us = max(bound_us, tightened(evaluator, c, limit, most_us).step_us)
+        bound_us = max(bound_us, tightened(costs, c, limit, most_us).step_us)
     return bound_us

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.sizes import num_elements
@@ -24,7 +23,7 @@ from ..hardware.cluster_file import parse_cluster
 from ..remat.options import CHOSEN
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib
-from .candidate_costs import Evaluator
+from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .fitting import fits, least_peak_bytes
 from .pins import MESH_PINS, Pins
@@ -34,24 +33,22 @@ MEMORY_PINS = (
     *MESH_PINS, "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
     "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
-SHORTEST_SEQ = 64
-MOST_LARGER = 3  # clusters that hold the model's state, asked for a plan that fits
 
 
 @dataclass
 class Refusal:
-    """What is asked, again and again, of evaluators that differ in their pins or sequence."""
+    """Questions to problems that differ in their pins or sequence."""
 
-    evaluator: Evaluator
+    costs: CandidateCosts
     limit_bytes: float
     known: dict[tuple, bool] = field(default_factory=dict)
 
     def text(self) -> str:
         conflict = self.conflict()
         need, candidate = self.least(conflict)
-        device, pins = self.evaluator.cluster.device, self.evaluator.pins
+        device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
         names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
-        what = names or f"{self.evaluator.traced.model} at seq {self.evaluator.seq}"
+        what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
         verb = "need" if len(conflict) > 1 else "needs"
         text = (
             f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
@@ -61,7 +58,7 @@ class Refusal:
         ways = list(self.changes())
         ways += ["--pin offload=on"] if self.fits_offloading() else []
         short = self.shorter_seq()
-        ways += [f"--seq {short} instead of {self.evaluator.seq}"] if short else []
+        ways += [f"--seq {short} instead of {self.costs.problem.seq}"] if short else []
         ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
         most, _ = self.least(tuple(self.pinned()))
         times = math.ceil(10 * most / self.limit_bytes) / 10
@@ -69,7 +66,7 @@ class Refusal:
         return f"{text}; what would fit: {'; '.join(ways)}"
 
     def pinned(self) -> list[str]:
-        return [n for n in MEMORY_PINS if getattr(self.evaluator.pins, n) is not None]
+        return [n for n in MEMORY_PINS if getattr(self.costs.problem.pins, n) is not None]
 
     def conflict(self) -> tuple[str, ...]:
         """A smallest set of pins under which nothing fits."""
@@ -82,7 +79,8 @@ class Refusal:
         return tuple(names)
 
     def least(self, conflict: tuple[str, ...]) -> tuple[float, Candidate]:
-        """What the most frugal candidates under these pins alone need at least, and which does."""
+        """Return what the most frugal candidates under these pins alone need at least, and which
+        does."""
         freed = self.without([n for n in self.pinned() if n not in conflict])
         return min((least_peak_bytes(freed, c), c) for c in frugal(freed))
 
@@ -100,16 +98,15 @@ class Refusal:
         found = self.fitting(freed)
         if not found:
             return ""
-        old = self.evaluator.pins
+        old = self.costs.problem.pins
         nearest = min(found, key=lambda c: (sum(_far(c, old, n) for n in names), c))
         return " and ".join(_words(nearest, old, n) for n in names)
 
     def shorter_seq(self) -> int | None:
         """The longest of half the sequence, a quarter of it and so on that fits."""
-        seq = self.evaluator.seq // 2
-        while seq >= SHORTEST_SEQ:
-            shorter = replace(self.evaluator, seq=seq, **_emptied())
-            if self.fitting(shorter):
+        seq = self.costs.problem.seq // 2
+        while seq >= self.costs.problem.budget.least_seq:
+            if self.fitting(self.costs.under(seq=seq)):
                 return seq
             seq //= 2
         return None
@@ -117,7 +114,7 @@ class Refusal:
     def more_devices(self) -> str:
         """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
         none of a few does."""
-        e, tried = self.evaluator, 0
+        e, tried = self.costs.problem, 0
         held = e.precision.param + e.precision.grad + e.precision.state
         sizes = (number(num_elements(i.value.shape), {}) for i in e.traced.graph.inputs_of("param"))
         whole = held * sum(sizes)
@@ -125,43 +122,40 @@ class Refusal:
             limit = usable_bytes(cluster)
             if whole > limit * cluster.num_devices:
                 continue
-            other = Evaluator(e.traced, cluster, e.seq, e.global_batch, e.pins)
+            other = self.costs.under(cluster=cluster, placing=None)
             asked = Refusal(other, limit)
-            by_tp = sorted(
-                frugal(other), key=lambda c: c.compute.num_devices
-            )  # the first needs no placements
+            # The first needs no placements.
+            by_tp = sorted(frugal(other), key=lambda c: c.compute.num_devices)
             if any(asked._fits(other, c) for c in by_tp):
                 return cluster.name
             tried += 1
-            if tried == MOST_LARGER:
+            if tried == e.budget.max_clusters:
                 break
         return ""
 
     def fits_offloading(self) -> bool:
-        """Whether something fits with activations in the host's memory."""
-        if self.evaluator.offloads:
+        """Return whether something fits with activations in the host's memory."""
+        if self.costs.problem.offloads:
             return False
-        pins = replace(self.evaluator.pins, offload="on")
-        other = replace(self.evaluator, pins=pins, **_emptied())
+        pins = replace(self.costs.problem.pins, offload="on")
+        other = self.costs.under(pins=pins)
         return bool(Refusal(other, self.limit_bytes).fitting(other))
 
-    def without(self, names: tuple[str, ...] | list[str]) -> Evaluator:
-        """The evaluator with these pins free; the placements stay."""
-        pins = replace(self.evaluator.pins, **dict.fromkeys(names))
-        if not {"precision", "reduce_dtype", "optimizer", "offload"} & set(names):
-            return replace(self.evaluator, pins=pins)
-        return replace(self.evaluator, pins=pins, **_emptied())
+    def without(self, names: tuple[str, ...] | list[str]) -> CandidateCosts:
+        """Return the costs with these pins free; the placements stay."""
+        pins = replace(self.costs.problem.pins, **dict.fromkeys(names))
+        return self.costs.under(pins=pins)
 
-    def fitting(self, evaluator: Evaluator) -> list[Candidate]:
+    def fitting(self, costs: CandidateCosts) -> list[Candidate]:
         """The frugal candidates that fit; none when the pins contradict each other."""
-        return [c for c in frugal(evaluator) if self._fits(evaluator, c)]
+        return [c for c in frugal(costs) if self._fits(costs, c)]
 
-    def _fits(self, evaluator: Evaluator, c: Candidate) -> bool:
-        pins = evaluator.pins
-        key = (c, evaluator.seq, pins.cuts, evaluator.precision, evaluator.offloads)
+    def _fits(self, costs: CandidateCosts, c: Candidate) -> bool:
+        pins = costs.problem.pins
+        key = (c, costs.problem.seq, pins.cuts, costs.problem.precision, costs.problem.offloads)
         if key not in self.known:
-            stores = evaluator.stored_bytes(c) <= self.limit_bytes
-            self.known[key] = stores and fits(evaluator, c, self.limit_bytes)
+            stores = costs.stored_bytes(c) <= self.limit_bytes
+            self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
 
 
@@ -178,17 +172,12 @@ def larger(cluster: Cluster) -> Iterator[Cluster]:
             yield parse_cluster(f"{model.name}:{node}x{count // node}")
 
 
-def _emptied() -> dict[str, Any]:
-    """What an evaluator keeps of units: their levels, sums and bounds."""
-    names = ("tables", "priced", "parts", "pipelines", "relaxed", "longer_tails")
-    return {n: {} for n in names}
-
-
-def frugal(evaluator: Evaluator) -> list[Candidate]:
-    """Of every mesh the candidate that needs least: the thriftiest of each free decision."""
-    cluster, rows = evaluator.cluster, evaluator.global_batch
+def frugal(costs: CandidateCosts) -> list[Candidate]:
+    """Return of every mesh the candidate that needs least: the thriftiest of each free decision."""
+    problem = costs.problem
+    sizes = problem.cluster, problem.global_batch
     try:
-        space = candidates_of(evaluator.traced, cluster, rows, evaluator.pins)
+        space = candidates_of(problem.traced, *sizes, problem.pins, problem.budget)
     except PlanError:
         return []
 

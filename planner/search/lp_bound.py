@@ -1,71 +1,93 @@
-"""The tightest bound of a candidate: its pipeline relaxed to a linear program (bounds/lp.py).
+"""The LP bound of a candidate, the tightest one there is (bounds/lp.py).
 
-It is asked only of candidates that the bounds of evaluate.py leave, as it takes a tenth of a second
-and more.
+It is asked only of candidates that the bounds of candidate_bounds.py leave, as it takes a tenth of
+a second and more.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bounds.analytic import Pace
-from ..bounds.lp import INF, QUICK, Effort, Kind, Pipeline, Relaxed, Times, relax
-from ..clock import timed
+from ..bounds.analytic import OptionTimes
+from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline, paths_of_equal_stages
+from ..budget import Effort
 from ..cost.piece_cost import Phase
-from ..pipeline.critical_path import LAST, waits_of
-from ..pipeline.schedules import SPLIT, listed, stage_ranks
+from ..pipeline.critical_path import LAST, Path
+from ..pipeline.schedules import SPLIT, stage_ranks
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
-from .candidate_costs import Evaluator, Parts
+from .candidate_bounds import CandidateBounds
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts
 from .candidates import Candidate
-
-# Longer schedules are not relaxed: with so many micro-batches their bubbles are small.
-MAX_ACTIONS = 40000
 
 
 def tightened(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     limit_bytes: float | None,
     enough_us: float = INF,
-    effort: Effort = QUICK,
-) -> Relaxed:
+    effort: Effort | None = None,
+) -> LpBound:
     """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
-    tightened beyond `enough_us`."""
-    key = (c, limit_bytes, effort)
-    if key not in evaluator.relaxed:
-        evaluator.relaxed[key] = _tightened(evaluator, c, limit_bytes, enough_us, effort)
-    return evaluator.relaxed[key]
+    tightened beyond `enough_us`, with quick effort unless another one is given."""
+    effort = effort or costs.problem.budget.quick
+    known, key = costs.lp_bounds, (c, limit_bytes, effort)
+    whole = known.get((*key, INF))
+    if whole is not None and (whole.step_us < enough_us or whole.step_us == INF):
+        return whole
+    if (*key, enough_us) not in known:
+        with costs.memo.clock.layer("bounds"):
+            found = _tightened(costs, *key, enough_us)
+        # What is below enough, or proves that nothing fits, is the same whatever is enough.
+        stopped = enough_us <= found.step_us < INF
+        known[*key, enough_us if stopped else INF] = found
+        return found
+    return known[*key, enough_us]
 
 
-@timed("bounds")
 def _tightened(
-    evaluator: Evaluator, c: Candidate, limit_bytes: float | None, enough_us: float, effort: Effort
-) -> Relaxed:
-    if 2 * c.num_stages * c.num_microbatches > MAX_ACTIONS or c.pp == 1:
-        return Relaxed(0.0)
-    sync_us = evaluator.parts_of(c).table.links.world_us()
-    waits = (c.schedule, c.pp, c.num_microbatches, c.chunks)
-    paths = evaluator.paths.setdefault(waits, [])
-    found = relax(pipeline_of(evaluator, c, limit_bytes), enough_us - sync_us, effort, paths)
+    costs: CandidateCosts, c: Candidate, limit_bytes: float | None, effort: Effort, enough_us: float
+) -> LpBound:
+    # With very many micro-batches the bubbles of a schedule are small.
+    if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:
+        return LpBound(0.0)
+    sync_us = costs.parts_of(c).table.links.world_us()
+    quick = costs.problem.budget.quick
+    paths = tightened(costs, c, limit_bytes).paths if effort != quick else _first_paths(costs, c)
+    pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
+    found = bound_pipeline(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 
-def pipeline_of(evaluator: Evaluator, c: Candidate, limit_bytes: float | None) -> Pipeline:
-    """What the relaxation asks of a candidate."""
-    parts = evaluator.parts_of(c)
+def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
+    """Paths that an LP begins with, the same for all candidates of a schedule."""
+    budget, schedules = costs.problem.budget, costs.memo.schedules
+    known = costs.memo.table("paths of equal stages", budget.quick, budget.lp_step)
+    if c.listing not in known:
+        given = schedules.schedule(c.listing), schedules.waits(c.listing), c.listing.stage_ranks
+        known[c.listing] = paths_of_equal_stages(*given, budget.quick, budget.lp_step)
+    return known[c.listing]
+
+
+def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
+    """Return what the LP bound asks of a candidate."""
+    parts = costs.parts_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    kinds, spared = _Kinds(evaluator, c, parts).found()
+    kinds, spared = _Kinds(costs, c, parts).found()
+    passing = _passing(parts.menus[-1:], c), _passing(parts.menus, c)
+    schedules = costs.memo.schedules
     return Pipeline(
         kinds,
-        listed(c.schedule, c.pp, c.num_microbatches, c.chunks),
-        waits_of(c.schedule, c.pp, c.num_microbatches, c.chunks),
+        schedules.schedule(c.listing),
+        schedules.waits(c.listing),
         ranks,
         spared,
-        evaluator.bound_sends_us(c, ranks),
+        CandidateBounds(costs).bound_sends_us(c, ranks),
         OVERLAP_PRICE,
         limit_bytes,
-        _fixed_bytes(evaluator, c, parts, ranks),
-        (_passing(parts.menus[-1:], c), _passing(parts.menus, c)),
+        _fixed_bytes(costs, c, parts, ranks),
+        passing,
+        schedules.peaks(c.listing, passing[0] >= passing[1]),
     )
 
 
@@ -80,25 +102,25 @@ def _start(unit: Unit, c: Candidate) -> Phase:
 
 
 def _fixed_bytes(
-    evaluator: Evaluator, c: Candidate, parts: Parts, ranks: tuple[int, ...]
+    costs: CandidateCosts, c: Candidate, parts: Parts, ranks: tuple[int, ...]
 ) -> tuple[float, ...]:
     """Of each rank: data and context, and the buffers of its largest bucket at least."""
     sizes = [menu[0].bucket_bytes for menu in parts.menus]
     largest = [min(sizes)] * c.pp
     for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
         largest[rank] = max(largest[rank], size)
-    context = evaluator.context_bytes(c)
-    return tuple(context + evaluator.storage_bytes(c, 0.0, size) for size in largest)
+    context = costs.problem.context_bytes(c)
+    return tuple(context + costs.storage_bytes(c, 0.0, size) for size in largest)
 
 
 class _Kinds:
     """Equal units counted together."""
 
-    def __init__(self, evaluator: Evaluator, c: Candidate, parts: Parts) -> None:
+    def __init__(self, costs: CandidateCosts, c: Candidate, parts: Parts) -> None:
         self.c, self.parts, self.reduces = c, parts, c.zero >= 2
         self.split = c.schedule in SPLIT
-        self.per_byte = evaluator.storage_bytes(c, 1.0, 0.0)
-        self.tails = _tails(evaluator, c, parts)
+        self.per_byte = costs.storage_bytes(c, 1.0, 0.0)
+        self.tails = _tails(costs, c, parts)
         self.gathers = any(menu[0].gather_us for menu in parts.menus)
         alone = not (self.reduces and self.gathers)  # no gathers among the reductions
         reduce = [menu[0].reduce_us if alone else 0.0 for menu in parts.menus]
@@ -111,7 +133,7 @@ class _Kinds:
         last = len(self.parts.menus) - 1
         for index in (0, last, *range(1, last)):
             ends = {0: "first", last: LAST}.get(index, "")
-            key = (ends, id(self.parts.menus[index]), self.slowed[index], self.tails[index],
+            key = (ends, self.parts.kinds[index], self.slowed[index], self.tails[index],
                    tuple(self.parts.full[index]))  # fmt: skip
             found, count = counts.get(key, (index, 0))
             counts[key] = found, count + 1
@@ -201,7 +223,7 @@ def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[l
     return found, max(one + more for one, more in zip(found, ahead, strict=False))
 
 
-def _most(plain: Pace, full: Pace, way: int) -> float:
+def _most(plain: OptionTimes, full: OptionTimes, way: int) -> float:
     """The most that collectives add to a unit in one direction."""
     return max(
         beside[way] - alone[way]
@@ -210,8 +232,8 @@ def _most(plain: Pace, full: Pace, way: int) -> float:
     )
 
 
-def _tails(evaluator: Evaluator, c: Candidate, parts: Parts) -> list[float]:
+def _tails(costs: CandidateCosts, c: Candidate, parts: Parts) -> list[float]:
     """By unit, the update and refresh of the buckets that it is the first to hold, in us."""
-    layout, table = evaluator.layout(c), parts.table
+    layout, table = costs.layout(c), parts.table
     us = {b.name: table.optimizer_us(b) + table.refresh_us(b) for b in layout.buckets}
     return [sum(us.pop(name, 0.0) for name in item.buckets) for item in layout.instances]

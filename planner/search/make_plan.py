@@ -232,7 +232,8 @@ def choose_precision(dtype: str, pins: Pins) -> str:
 
 
 def choose_reduce_dtype(dtype: str, pins: Pins) -> str:
-    """That of the gradients as a rank sums them, unless pinned. Float64 keeps all its digits."""
+    """Return the dtype of gradients as a rank sums them, unless pinned. Float64 keeps all its
+    digits."""
     if pins.reduce_dtype is not None and dtype == "f64":
         raise PlanError(
             f"reduce_dtype={pins.reduce_dtype} with dtype f64: a program in f64 reduces its "

@@ -24,29 +24,25 @@ from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
-from ..clock import CLOCK, timed
+from ..budget import BUDGET, SearchBudget
+from ..clock import Clock
 from ..hardware.cluster import Cluster
 from ..pipeline.partition import cut_stages
 from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
 from ..simulate.stage_memory import usable_bytes
-from .candidate_costs import Evaluator
+from .candidate_bounds import CandidateBounds
+from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .demands import check_defaults
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
 from .make_plan import choose_schedule, make_plan
+from .memo import Memo
 from .pins import Pins
-
-# Candidates simulated at most; those beyond leave their bounds to the gap.
-MAX_SIMULATED = 200
-
-
-# Plans without a pipeline to look at before all others, by floor: they take no time to fit, and
-# with a best step known, bounds need not be tightened beyond it.
-NUM_FIRST = 4
+from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Found:
     byte, at which placements were solved for all combinations."""
 
     best: Fitted
-    evaluator: Evaluator
+    costs: CandidateCosts
     bound_us: float
     losers: tuple[Loser, ...]
     num_prices: int
@@ -78,14 +74,21 @@ def search_plan(
     global_batch: int,
     pins: Pins,
     progress: Progress = lambda _: None,
+    budget: SearchBudget = BUDGET,
+    clock: Clock | None = None,
 ) -> tuple[Plan, Found, Prediction]:
     """The fastest plan under the pins that fits every device, with what was predicted and why.
+
+    clock: to count the search's time by, beside what it has counted.
 
     Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
     nearest changes that fit when nothing does.
     """
-    evaluator = Evaluator(traced, cluster, seq, global_batch, pins)
-    found = search(evaluator, progress)
+    clock = clock or Clock()
+    problem = Problem(traced, cluster, seq, global_batch, pins, budget)
+    costs = CandidateCosts(problem, Memo(clock))
+    with clock.layer("the rest"):
+        found = search(costs, progress)
     best = found.best
     plan = make_plan(
         traced,
@@ -93,27 +96,26 @@ def search_plan(
         seq=seq,
         global_batch=global_batch,
         pins=fixed_pins(best, pins),
-        sharded=found.evaluator.sharding(best.candidate.compute),
-        saved=best.saved if best.candidate.recompute == CHOSEN or evaluator.offloads else None,
+        sharded=found.costs.sharding(best.candidate.compute),
+        saved=best.saved if best.candidate.recompute == CHOSEN or costs.problem.offloads else None,
     )
     prediction = predict(plan, cluster)
-    progress(f"time by layer: {CLOCK.text()}")
+    progress(f"time by layer: {clock.text()}")
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
     return with_costs(plan, prediction, cluster, *limits), found, prediction
 
 
-@timed("the rest")
-def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
+def search(costs: CandidateCosts, progress: Progress = lambda _: None) -> Found:
     """Compare every candidate that the pins leave; again with the placements of the best, where
     they are of another price of a byte."""
-    _check(evaluator)
-    limit = usable_bytes(evaluator.cluster)
-    passes = [_explored(evaluator, limit, progress)]
+    _check(costs)
+    limit = usable_bytes(costs.problem.cluster)
+    passes = [_explored(costs, limit, progress)]
     first = passes[0].looking
     if first.best is None:
-        raise InfeasibleError(Refusal(evaluator, limit).text())
+        raise InfeasibleError(Refusal(costs, limit).text())
     first.finish()
-    if first.priced_by is not evaluator:
+    if first.priced_by is not costs:
         progress("all combinations again, with the placements of the best")
         passes.append(_explored(first.priced_by, limit, progress, first.best))
         passes[-1].looking.finish()
@@ -135,8 +137,8 @@ def search(evaluator: Evaluator, progress: Progress = lambda _: None) -> Found:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Every candidate under one evaluator. left_us: a bound on those never looked at. known: the
-    best bound of each that can store the model."""
+    """Every candidate under one kind of placements. left_us: a bound on those never looked at.
+    known: the best bound of each that can store the model."""
 
     looking: Incumbent
     left_us: float
@@ -149,25 +151,27 @@ class _Pass:
 
 
 def _explored(
-    evaluator: Evaluator, limit: float, progress: Progress, best: Fitted | None = None
+    costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None = None
 ) -> _Pass:
     """Look at candidates, the lowest bound first, until none can be faster than the best."""
-    ranked, num_unfit = _ranked(evaluator, limit, progress)
-    looking = Incumbent(evaluator, limit, progress, num_unfit, best)
+    ranked, num_unfit = _ranked(costs, limit, progress)
+    looking = Incumbent(costs, limit, progress, num_unfit, best)
     left, known = INF, {candidate: floor for floor, candidate in ranked}
-    first = [(floor, c) for floor, c in ranked if c.pp == 1][:NUM_FIRST]
+    first = [(floor, c) for floor, c in ranked if c.pp == 1]
+    # They take no time to fit, and with a best step known, bounds need not be tightened beyond it.
+    first = first[: costs.problem.budget.first_candidates]
     for floor, candidate in first:
         looking.look(candidate, floor)
     waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
-        if looking.simulated == MAX_SIMULATED or bound >= looking.best_us:
+        if looking.simulated == costs.problem.budget.max_simulated or bound >= looking.best_us:
             left = bound
             break
         if bounded:
             looking.look(candidate, bound)
         else:
-            known[candidate] = max(bound, evaluator.bound_us(candidate))
+            known[candidate] = max(bound, CandidateBounds(costs).bound_us(candidate))
             heappush(waiting, (known[candidate], True, candidate))
     return _Pass(looking, left, known, len(ranked) + num_unfit)
 
@@ -197,42 +201,43 @@ def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ..
     return tuple(found.values())
 
 
-def _check(evaluator: Evaluator) -> None:
+def _check(costs: CandidateCosts) -> None:
     """The pins against each other and the sizes, before anything is solved."""
-    pins = evaluator.pins
+    pins = costs.problem.pins
     _, chunks = choose_schedule(pins)
     if pins.cuts is not None:
-        count = len(evaluator.traced.segmented.instances)
+        count = len(costs.problem.traced.segmented.instances)
         stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
         cut_stages([1.0] * count, stages, pins.cuts)
     if pins.recompute is not None:
-        check_rule(pins.recompute, list(evaluator.traced.joints.values()))
+        check_rule(pins.recompute, list(costs.problem.traced.joints.values()))
 
 
-def _space(evaluator: Evaluator) -> list[Candidate]:
-    pins, traced = evaluator.pins, evaluator.traced
+def _space(costs: CandidateCosts) -> list[Candidate]:
+    pins, traced = costs.problem.pins, costs.problem.traced
     count = len(traced.segmented.instances)
-    found = candidates_of(traced, evaluator.cluster, evaluator.global_batch, pins)
+    sizes = costs.problem.cluster, costs.problem.global_batch
+    found = candidates_of(traced, *sizes, pins, costs.problem.budget)
     if not found:  # the messages of the fixed path say which demands collide
-        stages = check_defaults(evaluator.cluster, evaluator.global_batch, pins)
+        stages = check_defaults(costs.problem.cluster, costs.problem.global_batch, pins)
         cut_stages([1.0] * count, stages, pins.cuts)
         raise PlanError(
-            f"no mesh of {evaluator.cluster.num_devices} devices divides a global batch of "
-            f"{evaluator.global_batch} rows over {count} segments under these pins; drop one"
+            f"no mesh of {costs.problem.cluster.num_devices} devices divides a global batch of "
+            f"{costs.problem.global_batch} rows over {count} segments under these pins; drop one"
         )
     return found
 
 
-@timed("bounds")
 def _ranked(
-    evaluator: Evaluator, limit: float, progress: Progress
+    costs: CandidateCosts, limit: float, progress: Progress
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
-    space = _space(evaluator)
+    space = _space(costs)
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
         progress(f"placements for {str(mesh) or 'one device'}")
-        evaluator.sharding(mesh)
-    fitting = [c for c in space if evaluator.stored_bytes(c) <= limit]
-    progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
-    ranked = sorted((evaluator.floor_us(c), c) for c in fitting)
+        costs.sharding(mesh)
+    with costs.memo.clock.layer("bounds"):
+        fitting = [c for c in space if costs.stored_bytes(c) <= limit]
+        progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+        ranked = sorted((CandidateBounds(costs).floor_us(c), c) for c in fitting)
     return ranked, len(space) - len(fitting)

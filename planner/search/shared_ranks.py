@@ -6,16 +6,16 @@ bytes where they cost least by that count, until the fullest moment of its sched
 
 from collections.abc import Sequence
 
-from ..pipeline.schedules import SPLIT, listed, stage_ranks, stages_held
-from ..remat.selection import INF, Picks, choose_along
-from ..simulate.stage_memory import Filling, filled, walk
+from ..pipeline.schedules import SPLIT, stage_ranks
+from ..remat.selection import INF, Picks, select_along
+from ..simulate.stage_memory import StageMemory, memory_of_units, walk
 from ..simulate.step_model import Unit
-from .candidate_costs import Evaluator
+from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 
 
 def shared_picks(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     starts: Sequence[int],
     limit_bytes: float,
@@ -25,13 +25,13 @@ def shared_picks(
 
     stays: nothing is offloaded.
     """
-    stops = (*starts[1:], len(evaluator.parts_of(c).menus))
+    stops = (*starts[1:], len(costs.parts_of(c).menus))
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
     for rank in range(c.pp):
         mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
-        found = _rank_picks(evaluator, c, rank, mine, limit_bytes, stays)
+        found = _rank_picks(costs, c, rank, mine, limit_bytes, stays)
         if found is None:
             return None
         picks |= found
@@ -39,21 +39,21 @@ def shared_picks(
 
 
 def _rank_picks(
-    evaluator: Evaluator,
+    costs: CandidateCosts,
     c: Candidate,
     rank: int,
     stages: dict[int, range],
     limit_bytes: float,
     stays: bool,
 ) -> dict[int, int] | None:
-    parts, split = evaluator.parts_of(c), c.schedule in SPLIT
-    actions = listed(c.schedule, c.pp, c.num_microbatches, c.chunks)[rank]
+    parts, split = costs.parts_of(c), c.schedule in SPLIT
+    actions = costs.memo.schedules.schedule(c.listing)[rank]
     indices = [index for units in stages.values() for index in units]
     stored = sum(parts.menus[i][0].owned_bytes for i in indices)
     largest = max(parts.menus[i][0].bucket_bytes for i in indices)
-    room = limit_bytes - evaluator.context_bytes(c)
-    room -= evaluator.storage_bytes(c, stored, largest)
-    held = stages_held(c.schedule, c.pp, c.num_microbatches, c.chunks)
+    room = limit_bytes - costs.problem.context_bytes(c)
+    room -= costs.storage_bytes(c, stored, largest)
+    held = costs.memo.schedules.held(c.listing)
     counts = {i: held[s] for s, units in stages.items() for i in units}
     staying = set(indices) if stays else {units[-1] for units in stages.values()}
     points = [
@@ -66,22 +66,24 @@ def _rank_picks(
         for i in indices
     ]
 
-    known: dict[tuple[int, Picks], Filling] = {}
+    known: dict[tuple[int, Picks], StageMemory] = {}
 
-    def filling(stage: int, picks: Picks) -> Filling:
+    def memory(stage: int, picks: Picks) -> StageMemory:
         if (stage, picks) not in known:
             units = zip(stages[stage], picks, strict=True)
-            known[stage, picks] = filled((parts.menus[i][level] for i, level in units), split)
+            known[stage, picks] = memory_of_units(
+                (parts.menus[i][level] for i, level in units), split
+            )
         return known[stage, picks]
 
     def fits(picks: Picks) -> bool:
-        fillings, end = {}, 0
+        memories, end = {}, 0
         for stage, units in stages.items():  # in the order of `indices`
             start, end = end, end + len(units)
-            fillings[stage] = filling(stage, picks[start:end])
-        return walk(actions, fillings).total_bytes <= room
+            memories[stage] = memory(stage, picks[start:end])
+        return walk(actions, memories).total_bytes <= room
 
-    found = choose_along(points, fits)
+    found = select_along(points, fits, costs.problem.budget)
     return None if found is None else dict(zip(indices, found, strict=True))
 
 

@@ -22,8 +22,9 @@ from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.segment import Segmented
 
-from ..clock import timed
-from ..cost.op_cost import Costs, GraphWork, number
+from ..cost.counts import number
+from ..cost.graph_work import GraphWork
+from ..cost.op_cost import Costs
 from ..hardware.cluster import Cluster
 from .ilp import Sharding, shard
 from .lower import lower
@@ -72,7 +73,7 @@ class ShardedModel:
     price: float = 0.0
 
     def same_placements(self, other: "ShardedModel") -> bool:
-        """Whether every instance runs the same graph with the same placements."""
+        """Return whether every instance runs the same graph with the same placements."""
         pairs = zip(self.instances, other.instances, strict=True)
         both = [(self.lowered[a], other.lowered[b]) for a, b in set(pairs)]
         return all((a.graph.ops, a.placements) == (b.graph.ops, b.placements) for a, b in both)
@@ -81,7 +82,7 @@ class ShardedModel:
 def default_price(
     joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, sizes: dict[str, int]
 ) -> float:
-    """What a resident byte is worth, in us: matmul time of one micro-batch on one device / memory.
+    """Return what a resident byte is worth, in us: a micro-batch's matmuls on one device / memory.
 
     To free a share of every rank's memory is worth that same share of the time the micro-batch
     takes a device alone: memory is what larger micro-batches, less recompute and a smaller tp are
@@ -104,7 +105,6 @@ def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
     )
 
 
-@timed("placements")
 def shard_model(
     segmented: Segmented,
     joints: dict[str, Graph],

@@ -37,7 +37,8 @@ from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement
 
 from .. import solver
-from ..cost.op_cost import Costs, GraphWork
+from ..cost.graph_work import GraphWork
+from ..cost.op_cost import Costs
 from ..cost.redistribution import Move, held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, nodes_of

@@ -17,7 +17,8 @@ from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, format_placement, replicated, with_partial
 from meshwright.ir.sizes import evaluate
 
-from ..cost.op_cost import Costs, GraphWork
+from ..cost.graph_work import GraphWork
+from ..cost.op_cost import Costs
 from .strategies import Strategy, alone_of, axes_of, strategies_of, strides_of
 
 LAYOUTS = ("replicated", "sequence")

@@ -12,7 +12,8 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement
 
-from ..cost.op_cost import Costs, GraphWork
+from ..cost.graph_work import GraphWork
+from ..cost.op_cost import Costs
 from ..cost.redistribution import held_copy
 from .nodes import grad_us, param_bytes
 

@@ -17,7 +17,6 @@ A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
 
@@ -29,7 +28,9 @@ from meshwright.ir.ops.call import replicated_note
 from meshwright.ir.ops.definition import Dims, Rule
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.placement import Placement, Shard, replicated, with_partial
-from meshwright.ir.sizes import B, S, Size, evaluate, simplify_size
+from meshwright.ir.sizes import B, S, Size, simplify_size
+
+from ..cost.counts import number
 
 Strides = dict[tuple[int, str], set[int]]  # (op index, factor) -> blocks the factor is cut in first
 
@@ -56,10 +57,11 @@ class Axis:
         return ROLES[self.name] == CONTEXT
 
     def divides(self, size: Size, blocks: int = 1) -> bool:
-        """Whether a factor splits evenly, `blocks` times; rows of the batch are never split."""
+        """Return whether a factor splits evenly, `blocks` times; rows of the batch are never
+        split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
-        return _evaluated(size, tuple(self.sizes.items())) % (self.size * blocks) == 0
+        return number(size, self.sizes) % (self.size * blocks) == 0
 
 
 def axes_of(mesh: Mesh, sizes: dict[str, int]) -> tuple[Axis, ...]:
@@ -87,15 +89,6 @@ class Way:
         return f"shard {self.factor}" + (f"/{self.blocks}" if self.blocks > 1 else "")
 
 
-@lru_cache(maxsize=65536)
-def _evaluated(size: Size, sizes: tuple[tuple[str, int], ...]) -> float:
-    """The size as a number; a broken one, which nothing divides, for a split that is uneven."""
-    try:
-        return evaluate(size, dict(sizes))
-    except ValueError:
-        return 0.5
-
-
 def strategies_of(
     op: Op,
     graph: Graph,
@@ -112,9 +105,7 @@ def strategies_of(
     if rule is None:
         return (_replicated(op, graph),), replicated_note(op, graph.name)
     each = [_ways(rule, axis, strides.get(axis.name, ())) for axis in axes]
-    found = (
-        _strategy(op, graph, rule, ways) for ways in product(*each) if _agree(rule, ways, alone)
-    )
+    found = (_strategy(rule, ways) for ways in product(*each) if _agree(rule, ways, alone))
     return _distinct([s for s in found if s is not None]), ""
 
 
@@ -122,7 +113,7 @@ def _ways(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[Wa
     """The ways along one axis, whole first."""
     offered = _offered(rule, axis, strides)
     found = [Way(axis, f, b) for f, b in offered if axis.divides(rule.sizes[f], b)]
-    if axis.is_context and any(_holds_sequence(rule, way) for way in found):
+    if axis.is_context and any(_holds_sequence(rule, way.factor) for way in found):
         return found
     partial = [Way(axis, reads_partial=True)] if rule.linear else []
     return [Way(axis), *found, *partial]
@@ -133,13 +124,13 @@ def _offered(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list
     free = [f for f in rule.sizes if f not in rule.fixed]
     if not axis.is_context:
         return [(f, 1) for f in free] + [(f, b) for f, b in sorted(strides) if f in free]
-    along = [f for f in (*free, *sorted(rule.ordered)) if _holds_sequence(rule, Way(axis, f))]
+    along = [f for f in (*free, *sorted(rule.ordered)) if _holds_sequence(rule, f)]
     heads = [f for f in free if rule.ordered and f not in along]
     return [(f, 1) for f in (*along, *heads)]
 
 
-def _holds_sequence(rule: Rule, way: Way) -> bool:
-    size = rule.sizes.get(way.factor)
+def _holds_sequence(rule: Rule, factor: str) -> bool:
+    size = rule.sizes.get(factor)
     return size is not None and not isinstance(size, int) and S in size.free_symbols
 
 
@@ -148,7 +139,7 @@ def _replicated(op: Op, graph: Graph) -> Strategy:
     return Strategy("replicated", ins, tuple(replicated(len(v.shape)) for v in op.outputs))
 
 
-def _strategy(op: Op, graph: Graph, rule: Rule, ways: tuple[Way, ...]) -> Strategy | None:
+def _strategy(rule: Rule, ways: tuple[Way, ...]) -> Strategy | None:
     """The ways along all axes at once; None where an output lacks a sharded factor and cannot
     reduce, or where two axes do not divide a factor together."""
     ways = _in_order(rule, ways)
@@ -200,7 +191,7 @@ def _what(way: Way) -> tuple[str, int, bool]:
 def _in_order(rule: Rule, ways: tuple[Way, ...]) -> tuple[Way, ...]:
     """Ways in the order in which they cut a factor that they share: the sequence by context first,
     anything else by it last."""
-    first = [w for w in ways if w.axis.is_context and _holds_sequence(rule, w)]
+    first = [w for w in ways if w.axis.is_context and _holds_sequence(rule, w.factor)]
     rest = [w for w in ways if w not in first]
     return (
         *first,
@@ -216,7 +207,7 @@ def _divide(rule: Rule, ways: tuple[Way, ...]) -> bool:
         return True
     first, *others = shared
     total = math.prod(w.axis.size for w in shared) * first.blocks
-    size = _evaluated(rule.sizes[first.factor], tuple(first.axis.sizes.items()))
+    size = number(rule.sizes[first.factor], first.axis.sizes)
     return size % total == 0 and all(w.blocks == first.blocks for w in others)
 
 
@@ -306,7 +297,7 @@ def _asked_for(op: Op, rule: Rule, asked: dict) -> set[str]:
 
 
 def strides_of(graph: Graph, axis: Axis) -> Strides:
-    """Per op and factor the blocks that some neighbour's shard would cut it in first."""
+    """Return per op and factor the blocks that some neighbour's shard would cut it in first."""
     rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
     asked: dict[tuple[str, int], set[Size]] = {}  # (value, dim) -> outers of its shards
     found: Strides = {}

@@ -30,7 +30,7 @@ class Prediction:
 
     @property
     def host_bytes(self) -> float:
-        """What a device offloads at most."""
+        """Return what a device offloads at most."""
         return max(host_bytes(self.model, rank) for rank in range(len(self.peaks)))
 
     @property

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
-from ..clock import timed
 from ..pipeline.validation import grid
 from .step_model import IN_TRANSIT, StepModel, Unit
 
@@ -175,7 +174,6 @@ class _Rank:
             self.fetch(stage, index - before, microbatch)
 
 
-@timed("simulation")
 def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
     """Run the schedule once. Raises PlanError when it deadlocks.
 

@@ -121,8 +121,8 @@ class Moment:
 
 
 @dataclass
-class Filling:
-    """What a stage holds of micro-batches, as units are added to it in order.
+class StageMemory:
+    """Bytes that a stage holds of micro-batches, as units are added to it in order.
 
     Of one micro-batch: kept_bytes from F to B or I, away_bytes in the host's memory meanwhile,
     handed_bytes from I to W. Beside a unit in forward is what the IN_TRANSIT before it offload,
@@ -186,15 +186,15 @@ class Filling:
 _WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
 
 
-def filled(units: Iterable[Unit], split: bool) -> Filling:
-    found = Filling(split)
+def memory_of_units(units: Iterable[Unit], split: bool) -> StageMemory:
+    found = StageMemory(split)
     for unit in units:
         found.add(unit)
     return found
 
 
 def moments(
-    actions: tuple[Action, ...], stages: dict[int, Filling]
+    actions: tuple[Action, ...], stages: dict[int, StageMemory]
 ) -> Iterator[tuple[Action, Moment, float]]:
     """Every compute action of a rank's schedule, its fullest moment, and what is live after it;
     stages: those the rank holds."""
@@ -210,9 +210,9 @@ def moments(
         yield action, fullest, others
 
 
-def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
+def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
     """The fullest moment of a rank's schedule, the first of equals."""
-    changes = {s: _changes(filling) for s, filling in stages.items()}
+    changes = {s: _changes(memory) for s, memory in stages.items()}
     found, most, others = (0.0, actions[0]), -1.0, 0.0
     for action in actions:
         if action.kind not in COMPUTE:
@@ -227,28 +227,28 @@ def walk(actions: tuple[Action, ...], stages: dict[int, Filling]) -> Moment:
     return replace(moment, live_bytes=beside + moment.live_bytes)
 
 
-def _changes(filling: Filling) -> dict[str, tuple[float, float, float]]:
+def _changes(memory: StageMemory) -> dict[str, tuple[float, float, float]]:
     """By kind of action: what other micro-batches hold less before it, the action's own fullest
     moment, and what they hold more after it."""
-    kept, handed = filling.kept_bytes, filling.handed_bytes
+    kept, handed = memory.kept_bytes, memory.handed_bytes
     before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
     after = {"F": kept, "I": handed}
     return {
         kind: (before[kind], moment.total_bytes, after.get(kind, 0.0))
-        for kind, moment in filling.moments.items()
+        for kind, moment in memory.moments.items()
     }
 
 
-def stages_filled(model: StepModel, rank: int) -> dict[int, Filling]:
+def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
     """The stages that a rank holds."""
     split = any(a.kind == "W" for a in model.schedule[rank])
     pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
-    return {s: filled(units, split) for s, (units, home) in pairs if home == rank}
+    return {s: memory_of_units(units, split) for s, (units, home) in pairs if home == rank}
 
 
 def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
     """The peak of a rank; context: bytes given to all."""
-    moment = walk(model.schedule[rank], stages_filled(model, rank))
+    moment = walk(model.schedule[rank], stage_memories(model, rank))
     kinds = storage.by_kind() | {
         "activations": moment.live_bytes,
         "temporaries": moment.passing_bytes,
@@ -258,7 +258,7 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
 
 
 def host_bytes(model: StepModel, rank: int) -> float:
-    """What a rank offloads at most, if its stages are fullest at once."""
+    """Return what a rank offloads at most, if its stages are fullest at once."""
     homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
     away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
     actions = model.schedule[rank]

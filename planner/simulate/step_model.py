@@ -57,12 +57,12 @@ class Precision:
 
     @property
     def wide_grads(self) -> bool:
-        """Whether gradients are summed in another type than parameters have."""
+        """Return whether gradients are summed in another type than parameters have."""
         return self.grad != self.param
 
     @property
     def copies(self) -> bool:
-        """Whether gradients are copied to travel."""
+        """Return whether gradients are copied to travel."""
         return self.carried != self.grad
 
 
@@ -116,7 +116,7 @@ class Unit:
         return phase.us + (self.accumulate_us if self.completes_in(kind) else 0.0)
 
     def completes_in(self, kind: str) -> bool:
-        """Whether an action of a kind adds its gradients."""
+        """Return whether an action of a kind adds its gradients."""
         late = self.work.split is not None and self.work.split.adds_late
         return kind == "B" or (kind == "W" and late) or (kind == "I" and not late)
 
@@ -228,22 +228,22 @@ class UnitTable:
         buckets: tuple[Bucket, ...],
         stored: set[str],
     ) -> tuple[Unit, ...]:
-        """The units of one stage. stored: see holdings."""
-        found = holdings(instances, buckets, self.zero, stored)
+        """The units of one stage. stored: see unit_buckets."""
+        found = unit_buckets(instances, buckets, self.zero, stored)
         return tuple(
-            replace(self.unit(item.piece, holding), name=item.name)
-            for item, holding in zip(instances, found, strict=True)
+            replace(self.unit(item.piece, held), name=item.name)
+            for item, held in zip(instances, found, strict=True)
         )
 
-    def unit(self, piece: str, holding: "Holding") -> Unit:
+    def unit(self, piece: str, held: "UnitBuckets") -> Unit:
         """A unit without a name; equal ones are one object."""
-        key = (piece, holding.key)
+        key = (piece, held.key)
         if key not in self.known:
-            self.known[key] = self._unit(self.works[piece], holding)
+            self.known[key] = self._unit(self.works[piece], held)
         return self.known[key]
 
-    def _unit(self, work: PieceWork, holding: "Holding") -> Unit:
-        mine, fresh, owned = holding.mine, holding.fresh, holding.owned
+    def _unit(self, work: PieceWork, held: "UnitBuckets") -> Unit:
+        mine, fresh, owned = held.mine, held.fresh, held.owned
         links, cuts = self.links, self.links.mesh.count(*STORAGE)
         hbm = links.cluster.device.hbm_bytes_per_s / 1e6
         whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
@@ -317,7 +317,7 @@ class UnitTable:
 
 
 @dataclass(frozen=True)
-class Holding:
+class UnitBuckets:
     """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes
     (a frozen one has none); owned: that count as stored with it. key: equal for instances that cost
     the same."""
@@ -328,9 +328,9 @@ class Holding:
     key: tuple
 
 
-def holdings(
+def unit_buckets(
     instances: Sequence[InstancePlan], buckets: tuple[Bucket, ...], zero: int, stored: set[str]
-) -> list[Holding]:
+) -> list[UnitBuckets]:
     """The buckets of a stage's instances; one that several share is completed by the first.
 
     stored: names of buckets that earlier stages of the rank hold; this stage's are added.
@@ -345,12 +345,12 @@ def holdings(
         seen.update(item.buckets)
         stored.update(item.buckets)
         key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned, b.trainable) for b in mine)
-        found.append(Holding(mine, fresh, owned, key))
+        found.append(UnitBuckets(mine, fresh, owned, key))
     return found
 
 
 def frozen_share(mesh: Mesh, zero: int, precision: Precision) -> float:
-    """What a rank stores of a frozen parameter, as a share of what it stores of a trained one."""
+    """Return what a rank stores of a frozen parameter, as a share of a trained one's."""
     cuts = [1 if zero < level else mesh.count(*STORAGE) for level in (3, 2, 1)]
     sizes = (precision.param, precision.grad, precision.state)
     weight, *others = (size / cut for size, cut in zip(sizes, cuts, strict=True))

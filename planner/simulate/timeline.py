@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .predict import Prediction
 from .simulator import Event, Timeline, simulate
-from .stage_memory import moments, stages_filled
+from .stage_memory import moments, stage_memories
 
 # What changes during a step; all else is there throughout.
 MOVING = ("activations", "temporaries")
@@ -48,7 +48,7 @@ def memory_of(prediction: Prediction, rank: int) -> RankMemory:
     fixed = tuple((kind, size) for kind, size in peak.items() if kind not in MOVING and size)
     events = (e for e in prediction.timeline.events if e.rank == rank)
     model, samples, at, live = prediction.model, [], 0.0, 0.0
-    walked = moments(model.schedule[rank], stages_filled(model, rank))
+    walked = moments(model.schedule[rank], stage_memories(model, rank))
     for event, (_, moment, after) in zip(events, walked, strict=True):
         if event.start_us > at:
             samples.append(Sample(at, event.start_us, live, 0.0))

@@ -25,7 +25,7 @@ def wide() -> Traced:
 
 
 def nodes(times: float) -> Cluster:
-    """Four nodes of eight H100s, the network between them so many times as fast."""
+    """Four nodes of eight H100s; times: of the bandwidth between nodes, as a factor."""
     cluster = parse_cluster("h100:8x4")
     inner, outer = cluster.levels
     return replace(cluster, levels=(inner, replace(outer, bytes_per_s=outer.bytes_per_s * times)))

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.bounds.partition_bound import Passes, shortest_pipeline
+from meshwright.planner.bounds.partition_bound import LeastTimes, pipeline_bound
 from meshwright.planner.pipeline.partition import balanced, cut_stages, stages_of
 
 COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
@@ -85,10 +85,10 @@ def test_pipeline_bounds_hold_for_every_cut(longest_path, stages, num_stages, m)
     if num_stages > len(stages):
         return
     times = [f + b for f, b in stages]
-    units = Passes.of([[both] for both in stages], [0.0] * len(stages))
+    units = LeastTimes.of([[both] for both in stages], [0.0] * len(stages))
     bounds = {
-        "1f1b": shortest_pipeline(units, num_stages, m, lambda s: min(m, num_stages - s)),
-        "gpipe": shortest_pipeline(units, num_stages, m, lambda s: 1),
+        "1f1b": pipeline_bound(units, num_stages, m, lambda s: min(m, num_stages - s)),
+        "gpipe": pipeline_bound(units, num_stages, m, lambda s: 1),
     }
     for name, bound in bounds.items():
         for starts in all_cuts(len(times), num_stages):

@@ -18,23 +18,24 @@ from meshwright.planner.pipeline.schedules import (
     listed,
     make_schedule,
 )
-from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate
 from meshwright.planner.search.descent import descend, neighbours
 from meshwright.planner.search.fitting import descended, fit, step_of
 from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import filled, moments, walk
+from meshwright.planner.simulate.stage_memory import memory_of_units, moments, walk
 
 MEMORY = 2**34
 CHUNKED = [name for name in GENERATORS if name not in ("1f1b", "gpipe")]
 
 
 @pytest.fixture(scope="module")
-def evaluator() -> Evaluator:
+def costs() -> CandidateCosts:
     source = load_model("tiny")
     model: Traced = trace(source.build, source.name, "bf16", source.vocab_size)
-    return Evaluator(model, machine(2, MEMORY, 1e11, 1e9, 3.0), 64, 8, Pins())
+    return CandidateCosts(Problem(model, machine(2, MEMORY, 1e11, 1e9, 3.0), 64, 8, Pins()))
 
 
 def _candidate(name: str) -> Candidate:
@@ -44,7 +45,7 @@ def _candidate(name: str) -> Candidate:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_many_lengths_at_once_are_the_longest_paths(name: str) -> None:
     rng = np.random.default_rng(0)
-    waits = waits_of(name, 2, 4, chunks_of(name, None))
+    waits = waits_of(make_schedule(name, 2, 4))
     many = {node: rng.uniform(1, 9, 5) for node in sorted(set(waits.nodes))}
     sends = [1.5] * (2 * chunks_of(name, None) - 1)
     lengths = waits.lengths(many, sends)
@@ -63,34 +64,34 @@ def test_neighbours_are_cuts_without_empty_stages() -> None:
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-def test_it_comes_near_the_best_of_all_cuts(evaluator: Evaluator, name: str) -> None:
+def test_it_comes_near_the_best_of_all_cuts(costs: CandidateCosts, name: str) -> None:
     """Simulated without collectives, which it does not see; from the worst start."""
     c = _candidate(name)
-    parts, count = evaluator.parts_of(c), len(evaluator.parts_of(c).menus)
+    count = len(costs.parts_of(c).menus)
     picks = (0,) * count
     every = [(0, *cuts) for cuts in combinations(range(1, count), c.num_stages - 1)]
-    us = {s: simulate(step_of(evaluator, c, s, picks)).step_us for s in every}
+    us = {s: simulate(step_of(costs, c, s, picks)).step_us for s in every}
     first, best = max(us.values()), min(us.values())
     start = next(s for s in every if us[s] == first)
-    assert us[descend(parts, c, start, picks)] <= best + 0.1 * (first - best)
+    assert us[descend(costs, c, start, picks)] <= best + 0.1 * (first - best)
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-def test_descending_never_loses(evaluator: Evaluator, name: str) -> None:
-    fitted = fit(evaluator, _candidate(name), MEMORY)
+def test_descending_never_loses(costs: CandidateCosts, name: str) -> None:
+    fitted = fit(costs, _candidate(name), MEMORY)
     assert fitted is not None
-    other = descended(evaluator, fitted, MEMORY)
+    other = descended(costs, fitted, MEMORY)
     assert other.timeline.step_us <= fitted.timeline.step_us and other.peak_bytes <= MEMORY
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_walk_finds_the_fullest_moment(evaluator: Evaluator, name: str) -> None:
+def test_a_walk_finds_the_fullest_moment(costs: CandidateCosts, name: str) -> None:
     rng = random.Random(name)
     c = _candidate(name)
-    menus = evaluator.parts_of(c).menus
+    menus = costs.parts_of(c).menus
     for actions in listed(name, c.pp, c.num_microbatches, c.chunks):
         stages = {
-            stage: filled((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
+            stage: memory_of_units((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
             for stage in range(c.num_stages)
         }
         fullest = max(moment.total_bytes for _, moment, _ in moments(actions, stages))

@@ -19,14 +19,15 @@ from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.remat.options import offloads
 from meshwright.planner.report.explain import explain_value
 from meshwright.planner.report.report import search_report
-from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, filled
+from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, memory_of_units
 from meshwright.planner.simulate.step_model import StepModel, Unit
 
 SIZES = {"seq": 256, "global_batch": 4}
@@ -78,11 +79,11 @@ def test_a_stage_holds_what_is_on_its_way() -> None:
     """Beside a unit: those of the two before it, and in backward its own."""
     sizes = (1.0, 2.0, 4.0, 8.0, 0.0)
     units = [moving(1, 1, 1.0, kept_bytes=100.0, away_bytes=size) for size in sizes]
-    filling = filled(units, split=False)
-    assert filling.kept_bytes == 500.0
-    assert filling.away_bytes == 15.0
-    assert filling.moments["B"].live_bytes == 500.0 + 8.0 + 4.0  # the last unit's own is 0
-    assert filling.moments["F"].live_bytes == 400.0 + 8.0 + 4.0
+    memory = memory_of_units(units, split=False)
+    assert memory.kept_bytes == 500.0
+    assert memory.away_bytes == 15.0
+    assert memory.moments["B"].live_bytes == 500.0 + 8.0 + 4.0  # the last unit's own is 0
+    assert memory.moments["F"].live_bytes == 400.0 + 8.0 + 4.0
 
 
 def tight(share: float, link: float = 1e11) -> tuple[Cluster, Cluster]:
@@ -155,12 +156,12 @@ def test_offload_without_a_search_is_refused() -> None:
 
 def test_levels_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() -> None:
     roomy, _ = tight(1.0, link=2e9)
-    evaluator = Evaluator(deep(), roomy, 256, 4, Pins())
-    costs: Costs = evaluator.costs(1, 4)
+    candidate_costs = CandidateCosts(Problem(deep(), roomy, 256, 4, Pins()))
+    costs: Costs = candidate_costs.op_costs(1, 4)
     c = Candidate(1, 1, 1, 4, 1, 0, "none", "1f1b")
     counted = 0
-    for name, found in evaluator.levels(c).items():
-        low = evaluator.sharding(compute_mesh(1)).lowered[name]
+    for name, found in candidate_costs.levels(c).items():
+        low = candidate_costs.sharding(compute_mesh(1)).lowered[name]
         for level in found:
             pairs = offloadable(low.graph, low.placements, level[0].saved, costs)
             given = low.graph, low.placements, level[0].saved

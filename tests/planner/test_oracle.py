@@ -11,7 +11,8 @@ from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import format_graph, parse_graph, parse_placed_graph
-from meshwright.planner.cost.op_cost import Costs, GraphWork
+from meshwright.planner.cost.graph_work import GraphWork
+from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.ilp import shard
 from meshwright.planner.sharding.lower import lower

@@ -79,5 +79,6 @@ def test_values_are_explained_by_what_becomes_of_them() -> None:
         assert said in explain_value(plan, name), name
 
 
+@pytest.mark.long
 def test_the_same_search_gives_the_same_bytes() -> None:
     assert report_on("h200:4") == report_on("h200:4")

@@ -11,17 +11,19 @@ from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
-from meshwright.planner.bounds.lp import relax
+from meshwright.planner.bounds.lp import bound_pipeline
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
-from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidate_bounds import CandidateBounds
+from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
 from meshwright.planner.search.fitting import fit, polished
 from meshwright.planner.search.incumbent import repriced
 from meshwright.planner.search.infeasible import larger
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search, search_plan
 from meshwright.planner.simulate.predict import predict
 
@@ -66,30 +68,30 @@ def test_the_same_question_gives_the_same_bytes(model) -> None:
 
 def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
     cluster = machine(4, 1_000_000, 1e12, 1e9, 0.0)
-    evaluator = Evaluator(model, cluster, SEQ, 8, Pins())
-    search(evaluator)
+    costs = CandidateCosts(Problem(model, cluster, SEQ, 8, Pins()))
+    search(costs)
     pins = Pins(pp=1, tp=1, zero=0, micro_batch=2, recompute="none")
     with pytest.raises(InfeasibleError) as refused:
-        search(replace(evaluator, pins=pins))
+        search(costs.under(pins=pins))
     message = str(refused.value)
     assert "MiB too much" in message
-    _check_conflict(evaluator, pins, message)
-    _check_changes(evaluator, pins, message)
+    _check_conflict(costs, pins, message)
+    _check_changes(costs, pins, message)
 
 
-def _check_conflict(evaluator: Evaluator, pins: Pins, message: str) -> None:
+def _check_conflict(costs: CandidateCosts, pins: Pins, message: str) -> None:
     """Nothing fits under the pins named, and something under all but any one of them."""
     named = message.split("no plan fits: ")[1].split(" need")[0].split(" and ")
     alone = {name: getattr(pins, name) for name in (pair.split("=")[0] for pair in named)}
     assert [f"{name}={value}" for name, value in alone.items()] == named
     with pytest.raises(InfeasibleError):
-        search(replace(evaluator, pins=Pins(**alone)))
+        search(costs.under(pins=Pins(**alone)))
     for name in alone:
         fewer = {other: value for other, value in alone.items() if other != name}
-        search(replace(evaluator, pins=Pins(**fewer)))
+        search(costs.under(pins=Pins(**fewer)))
 
 
-def _check_changes(evaluator: Evaluator, pins: Pins, message: str) -> None:
+def _check_changes(costs: CandidateCosts, pins: Pins, message: str) -> None:
     """Every change offered is one that fits."""
     ways = message.split("what would fit: ")[1].split("; ")
     changes = [way for way in ways if "instead of" in way and "--seq" not in way]
@@ -99,14 +101,14 @@ def _check_changes(evaluator: Evaluator, pins: Pins, message: str) -> None:
         for change in way.split(" and "):
             name, _, rest = change.split(" instead of ")[0].partition("=")
             given[name.split(" ")[0]] = int(rest) if rest else None
-        search(replace(evaluator, pins=replace(pins, **given)))
+        search(costs.under(pins=replace(pins, **given)))
     seq = [int(way.split()[1]) for way in ways if "--seq" in way]
     assert all(shorter < SEQ for shorter in seq)
     assert "about" in ways[-1]
-    times, device = float(ways[-1].split()[1]), evaluator.cluster.device
+    times, device = float(ways[-1].split()[1]), costs.problem.cluster.device
     larger = replace(device, memory_bytes=int(times * device.memory_bytes))
-    cluster = replace(evaluator.cluster, device=larger)
-    search(Evaluator(evaluator.traced, cluster, SEQ, 8, pins))
+    cluster = replace(costs.problem.cluster, device=larger)
+    search(CandidateCosts(Problem(costs.problem.traced, cluster, SEQ, 8, pins)))
 
 
 def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
@@ -119,12 +121,12 @@ def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
     names = [c.name for c in itertools.islice(larger(cluster), 4)]
     assert names == ["h200:2", "h200:4", "h200:8", "h200:8x2"]
     with pytest.raises(InfeasibleError) as refused:
-        search(Evaluator(model, cluster, SEQ, 16, Pins()))
+        search(CandidateCosts(Problem(model, cluster, SEQ, 16, Pins())))
     (name,) = re.findall(r"--cluster (\S+);", str(refused.value))
-    search(Evaluator(model, parse_cluster(name), SEQ, 16, Pins()))
+    search(CandidateCosts(Problem(model, parse_cluster(name), SEQ, 16, Pins())))
     smaller = parse_cluster("h200:1" if name == names[0] else names[names.index(name) - 1])
     with pytest.raises(InfeasibleError):
-        search(Evaluator(model, smaller, SEQ, 16, Pins()))
+        search(CandidateCosts(Problem(model, smaller, SEQ, 16, Pins())))
 
 
 def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> None:
@@ -136,49 +138,51 @@ def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> No
 
 @pytest.mark.parametrize("schedule", GENERATORS)
 def test_the_bound_of_every_combination_holds(model, schedule) -> None:
-    evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
+    costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
     count = len(model.segmented.instances)
-    for candidate in candidates(evaluator.cluster, 8, Pins(schedule=schedule), count):
-        fitted = fit(evaluator, candidate, 1e15)
+    for candidate in candidates(costs.problem.cluster, 8, Pins(schedule=schedule), count):
+        fitted = fit(costs, candidate, 1e15)
         assert fitted is not None
-        bound = evaluator.bound_us(candidate)
+        bound = CandidateBounds(costs).bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
-        assert evaluator.floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
-        relaxed = tightened(evaluator, candidate, 1e15).step_us
+        assert CandidateBounds(costs).floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
+        relaxed = tightened(costs, candidate, 1e15).step_us
         assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
 
 def test_a_relaxation_ends_where_it_is_enough(model) -> None:
-    evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
-    space = candidates(evaluator.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
-    pipeline = pipeline_of(evaluator, next(space), None)
-    whole = relax(pipeline).step_us
-    assert 0 < relax(pipeline, enough_us=1.0).step_us <= whole
+    costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
+    space = candidates(costs.problem.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
+    pipeline = pipeline_of(costs, next(space), None)
+    whole = bound_pipeline(pipeline).step_us
+    assert 0 < bound_pipeline(pipeline, enough_us=1.0).step_us <= whole
 
 
 def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> None:
     """On devices whose memory is worth something next to their compute."""
     cluster = machine(4, 2**24, 1e9, 1e9, 0.0)
-    evaluator = Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2))
-    base = evaluator.sharding(compute_mesh(2))
-    others = [other.sharding(compute_mesh(2)) for _, other in repriced(evaluator, compute_mesh(2))]
+    costs = CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2)))
+    base = costs.sharding(compute_mesh(2))
+    others = [other.sharding(compute_mesh(2)) for _, other in repriced(costs, compute_mesh(2))]
     assert others and not any(base.same_placements(other) for other in others)
     assert base.same_placements(
-        Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2)).sharding(compute_mesh(2))
+        CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2))).sharding(compute_mesh(2))
     )
-    fixed = search(Evaluator(model, cluster, SEQ, 8, Pins(tp=2, dp=2, price=base.price)))
-    free = search(evaluator)
+    fixed = search(
+        CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2, price=base.price)))
+    )
+    free = search(costs)
     assert free.best.timeline.step_us <= fixed.best.timeline.step_us
 
 
 def test_polishing_never_loses_and_stays_within_memory(model) -> None:
-    evaluator = Evaluator(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins())
-    for candidate in candidates(evaluator.cluster, 8, Pins(pp=2, dp=2), 6):
-        loose = fit(evaluator, candidate, 1e15)
+    costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
+    for candidate in candidates(costs.problem.cluster, 8, Pins(pp=2, dp=2), 6):
+        loose = fit(costs, candidate, 1e15)
         limit = 0.8 * loose.peak_bytes
-        fitted = fit(evaluator, candidate, limit)
+        fitted = fit(costs, candidate, limit)
         if fitted is not None:
-            better = polished(evaluator, fitted, limit)
+            better = polished(costs, fitted, limit)
             assert better.timeline.step_us <= fitted.timeline.step_us
             assert better.peak_bytes <= limit
 
@@ -209,12 +213,14 @@ def test_a_pin_of_chunks_leaves_stages_of_few_units() -> None:
 def test_the_bound_is_over_the_placements_of_the_plan(model) -> None:
     """Where a lower price of a byte made the best plan faster, every combination is looked at with
     those placements, too: no other one may be faster than the bound."""
-    evaluator = Evaluator(model, machine(4, 2_000_000, 1e10, 2e9, 0.0), SEQ, 8, Pins(tp=2))
-    found = search(evaluator)
-    assert found.num_prices == 2 and found.evaluator.pins.price is not None
-    assert not found.evaluator.sharding(compute_mesh(2)).same_placements(
-        evaluator.sharding(compute_mesh(2))
+    costs = CandidateCosts(
+        Problem(model, machine(4, 2_000_000, 1e10, 2e9, 0.0), SEQ, 8, Pins(tp=2))
     )
-    again = search(found.evaluator)
+    found = search(costs)
+    assert found.num_prices == 2 and found.costs.problem.pins.price is not None
+    assert not found.costs.sharding(compute_mesh(2)).same_placements(
+        costs.sharding(compute_mesh(2))
+    )
+    again = search(found.costs)
     assert found.bound_us <= again.bound_us * (1 + 1e-9)
     assert found.best.timeline.step_us <= again.best.timeline.step_us * (1 + 1e-9)

@@ -18,10 +18,11 @@ from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.traced import Traced
 from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.remat.options import proposals
-from meshwright.planner.search.candidate_costs import Evaluator
+from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate, candidates
 from meshwright.planner.search.fitting import step_of
 from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
 from meshwright.planner.simulate.simulator import simulate
 from meshwright.planner.simulate.stage_memory import RESERVED_SHARE, model_peaks
@@ -70,43 +71,43 @@ def model() -> Traced:
 
 
 @cache
-def evaluator_of(number: int) -> Evaluator:
+def costs_of(number: int) -> CandidateCosts:
     """With at most three sets of values to keep a piece, so that all choices can be simulated."""
     devices, rows, flops, link, launch = MACHINES[number]
     cluster = machine(devices, 2**40, flops, link, launch)
     if number in TWO_NODES:
         cluster = in_nodes(cluster, 2, 10.0)
-    evaluator = Evaluator(model(), cluster, SEQ, rows, free_pins(number))
+    costs = CandidateCosts(Problem(model(), cluster, SEQ, rows, free_pins(number)))
     for mesh in {c.compute for c in candidates(cluster, rows, Pins(), 4)}:
-        for name, low in evaluator.sharding(mesh).lowered.items():
-            found = proposals(low.graph, low.placements, evaluator.costs(mesh, 1))
+        for name, low in costs.sharding(mesh).lowered.items():
+            found = proposals(low.graph, low.placements, costs.op_costs(mesh, 1))
             some = found[1 % len(found)], found[len(found) // 2], found[-1]
             chosen = dict.fromkeys(some[:1] if number in OFFLOADING else some)
-            evaluator.proposed[mesh, name] = tuple(chosen)
-    return evaluator
+            costs.proposed[mesh, name] = tuple(chosen)
+    return costs
 
 
 @cache
 def plans_of(number: int, candidate: Candidate) -> tuple[Simulated, ...]:
-    return tuple(_plans(evaluator_of(number), candidate, len(model().segmented.instances)))
+    return tuple(_plans(costs_of(number), candidate, len(model().segmented.instances)))
 
 
 def every_plan(number: int, pins: Pins) -> list[Simulated]:
-    evaluator = evaluator_of(number)
+    costs = costs_of(number)
     count = len(model().segmented.instances)
-    space = list(candidates(evaluator.cluster, evaluator.global_batch, pins, count))
-    if evaluator.cluster.nodes > 1 and pins.outer is None:
+    space = list(candidates(costs.problem.cluster, costs.problem.global_batch, pins, count))
+    if costs.problem.cluster.nodes > 1 and pins.outer is None:
         space += [other for c in space if (other := c.reordered())]
     return [plan for candidate in space for plan in plans_of(number, candidate)]
 
 
-def _plans(evaluator: Evaluator, c: Candidate, count: int) -> Iterator[Simulated]:
-    menus = evaluator.parts_of(c).menus
-    context = evaluator.context_bytes(c)
+def _plans(costs: CandidateCosts, c: Candidate, count: int) -> Iterator[Simulated]:
+    menus = costs.parts_of(c).menus
+    context = costs.problem.context_bytes(c)
     for inner in combinations(range(1, count), c.num_stages - 1):
         for picks in product(*(range(len(menu)) for menu in menus)):
-            step = step_of(evaluator, c, (0, *inner), picks)
-            peaks = model_peaks(step, c.mesh, evaluator.precision, context)
+            step = step_of(costs, c, (0, *inner), picks)
+            peaks = model_peaks(step, c.mesh, costs.problem.precision, context)
             peak = max(p.total_bytes for p in peaks)
             yield Simulated(c, inner, simulate(step).step_us, peak)
 
@@ -139,13 +140,13 @@ def draw(rng: random.Random) -> Case:
 
 def check(case: Case) -> str | None:
     """What is wrong with a search that is not wrong: None where it found the best."""
-    base = evaluator_of(case.number)
+    base = costs_of(case.number)
     memory = case.limit_bytes / (1 - RESERVED_SHARE)
-    device = replace(base.cluster.device, memory_bytes=memory)
-    evaluator = replace(base, cluster=replace(base.cluster, device=device), pins=case.pins)
+    device = replace(base.problem.cluster.device, memory_bytes=memory)
+    costs = base.under(cluster=replace(base.problem.cluster, device=device), pins=case.pins)
     best = min(case.plans(), key=lambda plan: plan.step_us)
     try:
-        found = search(evaluator)
+        found = search(costs)
     except InfeasibleError:
         return f"{case}: found nothing, there is {best}"
     returned = found.best.timeline.step_us

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.remat.options import Menu, Menus, Stage
-from meshwright.planner.remat.selection import _along_hulls, choose, peak_bytes
+from meshwright.planner.remat.selection import _along_hulls, peak_bytes, select_options
 from meshwright.planner.simulate.step_model import Unit
 
 SIZES = st.integers(0, 9).map(float)
@@ -58,7 +58,7 @@ def total(stage: list[Menu], picks: tuple[int, ...]) -> float:
 @given(STAGES, st.integers(1, 4), st.integers(0, 400))
 @settings(max_examples=200, deadline=None)
 def test_a_choice_is_the_fastest_that_fits(stage, held, room) -> None:
-    found, expected = choose(stage, times_of(stage), held, room), best(stage, held, room)
+    found, expected = select_options(stage, times_of(stage), held, room), best(stage, held, room)
     assert (found is None) == (expected is None)
     if found is not None:
         assert peak_bytes(stage, found, held) <= room

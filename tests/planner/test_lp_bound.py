@@ -6,8 +6,10 @@ from itertools import pairwise
 import pytest
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
-from meshwright.planner.bounds.lp import INF, QUICK, THOROUGH, Kind, Pipeline, relax
-from meshwright.planner.pipeline.critical_path import LAST, Path, waits_of
+from meshwright.planner.bounds.lp import INF, Kind, Pipeline, bound_pipeline
+from meshwright.planner.budget import BUDGET
+from meshwright.planner.pipeline.critical_path import LAST, waits_of
+from meshwright.planner.pipeline.peak_moments import peak_moments
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
 SHAPES = [(2, 4), (4, 8)]
@@ -27,7 +29,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
     return Pipeline(
         kinds,
         make_schedule(name, p, m, chunks),
-        waits_of(name, p, m, chunks),
+        waits_of(make_schedule(name, p, m, chunks)),
         stage_ranks(name, p, chunks),
         {"F": 0.0, "B": 0.0, LAST: 0.0},
         (0.0,) * (stages - 1),
@@ -35,6 +37,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
         limit,
         (0.0,) * p,
         (0.0, 0.0),
+        peak_moments(make_schedule(name, p, m, chunks), stages, most_at_last=True),
     )
 
 
@@ -43,7 +46,7 @@ def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline
 def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
     """Against stages of any sizes, bettered at random from equal ones, by their longest path."""
     chunks = chunks_of(name, None)
-    waits, rng = waits_of(name, p, m, chunks), random.Random(f"{name}/{p}/{m}")
+    waits, rng = waits_of(make_schedule(name, p, m, chunks)), random.Random(f"{name}/{p}/{m}")
     passes = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0, LAST: 2.0}
 
     def end(sizes: list[float]) -> float:
@@ -60,30 +63,29 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
         tried[other] += moved
         if (step := end(tried)) <= best:
             sizes, best = tried, step
-    found = relax(_pipeline(name, p, m)).step_us
+    found = bound_pipeline(_pipeline(name, p, m)).step_us
     assert 0.95 * best <= found <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_memory_shortens_what_a_stage_takes(name: str) -> None:
     """Limits are met or nothing fits; a tighter one is never faster, beyond what is not sought."""
-    steps = [relax(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)]
-    assert all(b >= a * (1 - QUICK.close) for a, b in pairwise(steps))
+    steps = [
+        bound_pipeline(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)
+    ]
+    assert all(b >= a * (1 - BUDGET.quick.close) for a, b in pairwise(steps))
     assert steps[0] < float("inf") and steps[-1] == float("inf")
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_paths_of_other_pipelines_bring_the_same_bound_in_fewer_rounds(name: str) -> None:
     """The paths of one memory limit for another one, all of them waits of both."""
-    paths: list[Path] = []
-    relax(_pipeline(name, 4, 8, 60.0), INF, THOROUGH, paths)
-    alone: list[Path] = []
-    other = relax(_pipeline(name, 4, 8, 40.0), INF, THOROUGH, alone).step_us
-    before = len(paths)
-    found = relax(_pipeline(name, 4, 8, 40.0), INF, THOROUGH, paths).step_us
-    assert found == pytest.approx(other, rel=2 * THOROUGH.close)
-    assert len(paths) - before <= len(alone)
-    assert len(set(map(str, paths))) == len(paths)
+    paths = bound_pipeline(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
+    alone = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
+    found = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
+    assert found.step_us == pytest.approx(alone.step_us, rel=2 * BUDGET.thorough.close)
+    assert len(found.paths) - len(paths) <= len(alone.paths)
+    assert len(set(map(str, found.paths))) == len(found.paths)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -91,7 +93,8 @@ def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
     """Against times by hand: every action after its rank's last and after what it receives."""
     rng = random.Random(name)
     p, m, chunks = 4, 8, chunks_of(name, None)
-    waits, schedule = waits_of(name, p, m, chunks), make_schedule(name, p, m, chunks)
+    schedule = make_schedule(name, p, m, chunks)
+    waits = waits_of(schedule)
     us = {node: rng.uniform(1, 9) for node in set(waits.nodes)}
     send_us = [rng.uniform(0, 3) for _ in range(p * chunks - 1)]
     longest, path = waits.longest(us, send_us)

@@ -1,0 +1,83 @@
+"""What a search may spend, and the constants it is tuned with; no other file holds one.
+
+None of them is a time: the same problem gives the same plan however fast the machine is. Shares
+are of 1. Where a constant was read off shapes, they are those of benchmarks/search_time.py.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Effort of one LP bound.
+
+    rounds, close: LPs are solved until the critical path of a solution is no more than the share
+    `close` longer than the bound, or the bound grows by less than that share in so many LPs.
+    """
+
+    rounds: int
+    close: float
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """Limits of a search, by what they limit.
+
+    Candidates
+        max_micro_batch: rows of a data-parallel rank in the largest micro-batch.
+        min_units: of a stage on average, for several stages a rank (a layer is two units).
+        max_simulated: candidates; those beyond leave their bounds to the gap.
+        first_candidates: plans without a pipeline that are simulated before all others, by bound.
+    LP bound
+        max_actions: forwards and backwards of a schedule; a longer one has no LP bound.
+        quick, thorough: effort for every candidate, and for those that limit the gap.
+        lp_step: where between the best point so far and a solution the second critical path of a
+            round is taken, as a share of the way.
+        max_thorough: candidates bounded with thorough effort; enough_gap: at which no more are.
+    Cuts
+        memory_shares: of a device, that cuts are made for one after another.
+        descents: of one candidate; descent_steps: of one of them.
+        descent_shifts: units that a run of cuts moves by in one step.
+        descent_microbatches: that a descent follows one by one, in multiples of the ranks.
+        near: how much slower than the best plan one may be to be cut again, as a share.
+        near_reordered: the same with the other axis outermost, for other cuts to be looked for.
+        max_polished: cuts that are tried when one cut is moved at a time.
+    Placements
+        price_shares: of the default price of a byte, that the best plan is placed at again.
+    Rematerialisation options
+        offload_shares: of the values that the host link carries in time, that are offloaded.
+        exact_units: of a stage whose options are chosen exactly; exact_choices: combinations of
+            options, where units offload; few_choices: combinations that are all tried.
+    Where nothing fits
+        least_seq: tokens of the shortest sequence that is proposed.
+        max_clusters: larger clusters that are searched for a plan that fits.
+    """
+
+    max_micro_batch: int = 32
+    min_units: int = 4
+    max_simulated: int = 200
+    first_candidates: int = 4
+    max_actions: int = 40000
+    quick: Effort = Effort(4, 2e-3)
+    thorough: Effort = Effort(20, 3e-4)
+    lp_step: float = 0.3
+    max_thorough: int = 12
+    enough_gap: float = 0.04
+    memory_shares: tuple[float, ...] = (1.0, 0.995, 0.98, 0.95, 0.9)
+    descents: int = 2
+    descent_steps: int = 40
+    descent_shifts: tuple[int, ...] = (-2, -1, 1, 2)
+    descent_microbatches: int = 3
+    near: float = 0.12
+    near_reordered: float = 0.02
+    max_polished: int = 100
+    price_shares: tuple[float, ...] = (0.0, 0.25)
+    offload_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
+    exact_units: int = 8
+    exact_choices: int = 2000
+    few_choices: int = 200
+    least_seq: int = 64
+    max_clusters: int = 3
+
+
+BUDGET = SearchBudget()

@@ -1,0 +1,72 @@
+"""The schedules of one search and what is asked of them again and again, each made once."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from meshwright.ir.schedule import Schedule
+
+from .critical_path import Waits, waits_of
+from .peak_moments import Moment, peak_moments
+from .schedules import fullest_moments, listed, stage_ranks, stages_held
+
+Made = TypeVar("Made")
+
+
+class Listing(NamedTuple):
+    """Name and sizes of a schedule. chunks: stages of a rank."""
+
+    name: str
+    pp: int
+    num_microbatches: int
+    chunks: int
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Return the pp rank of every stage."""
+        return stage_ranks(self.name, self.pp, self.chunks)
+
+
+@dataclass
+class ScheduleTable:
+    """Schedules by listing. known: by what was asked and of what."""
+
+    known: dict[tuple, Any] = field(default_factory=dict)
+
+    def _once(self, make: Callable[..., Made], *asked: Hashable) -> Made:
+        key = make.__name__, *asked
+        if key not in self.known:
+            self.known[key] = make(*asked)
+        return self.known[key]
+
+    def schedule(self, of: Listing, silent: int = 0) -> Schedule:
+        """Return the actions of every rank; silent: as for `make_schedule`."""
+        return self._once(listed, *of, silent)
+
+    def waits(self, of: Listing) -> Waits:
+        """Return what its compute actions wait for."""
+        return self._once(self._waits, of)
+
+    def _waits(self, of: Listing) -> Waits:
+        return waits_of(self.schedule(of))
+
+    def held(self, of: Listing) -> list[tuple[int, int]]:
+        """Return `schedules.most_held` of every stage."""
+        return self._once(self._held, of)
+
+    def _held(self, of: Listing) -> list[tuple[int, int]]:
+        return stages_held(self.schedule(of), of.stage_ranks)
+
+    def fullest(self, of: Listing) -> tuple[tuple[int, int], ...]:
+        """Return `schedules.fullest_moments`."""
+        return self._once(self._fullest, of)
+
+    def _fullest(self, of: Listing) -> tuple[tuple[int, int], ...]:
+        return fullest_moments(self.schedule(of), of.stage_ranks)
+
+    def peaks(self, of: Listing, most_at_last: bool) -> tuple[tuple[Moment, ...], ...]:
+        """Return `peak_moments` by rank."""
+        return self._once(self._peaks, of, most_at_last)
+
+    def _peaks(self, of: Listing, most_at_last: bool) -> tuple[tuple[Moment, ...], ...]:
+        return peak_moments(self.schedule(of), len(of.stage_ranks), most_at_last)

@@ -1,0 +1,222 @@
+"""Lower bounds of a candidate that need no simulation and no linear program.
+
+The bound of a candidate, in us, holds for all cuts and all options of its units:
+
+    pace       from the start of one unit to that of the next pass at least its compute at its
+               fastest level, slowed by the gather and reduction beside it, and at least these
+    memory     and at least what freeing the bytes that are too many takes (remat/options.py)
+    pipeline   no contiguous cuts that have room beat pipeline_bound of that
+    traffic    the collective stream of some stage carries at least the mean over stages
+    tail       norm, update and refreshed parameters of some stage: at least the mean over stages
+
+It follows from the problem and the candidate alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..bounds.analytic import OptionTimes
+from ..bounds.partition_bound import LeastTimes, pipeline_bound, warmup_bound
+from ..hardware.topology import Links
+from ..pipeline.partition import Room
+from ..pipeline.schedules import PLAIN, SPLIT
+from ..remat.options import Menus, Stage
+from ..simulate.simulator import OVERLAP_PRICE
+from ..simulate.step_model import UnitTable
+from .candidate_costs import CandidateCosts
+from .candidate_units import Parts
+from .candidates import Candidate
+
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class CandidateBounds:
+    """Bounds by the costs of a problem."""
+
+    costs: CandidateCosts
+
+    def bound_sends_us(self, c: Candidate, ranks: Sequence[int]) -> tuple[float, ...]:
+        """Return what a bound may count for the sends between stages; ranks: of the stages.
+
+        Reductions over dp take no longer with pp outermost. Sends may, so that the shorter ones
+        are counted, unless the longer refresh makes up for all of them: no path has more sends
+        than a rank's actions and the stages on the way there and back, and where refreshing makes
+        every bucket's part of the tail longer by a share, it does so with any rank's tail.
+        """
+        parts = self.costs.parts_of(c)
+        own = parts.sends_us(ranks)
+        if not self.costs.problem.any_order or (other := c.reordered()) is None:
+            return own
+        least = parts.sends_us(ranks, any_order=True)
+        passes = 3 if c.schedule in SPLIT else 2
+        sends = passes * c.chunks * c.num_microbatches + 4 * c.num_stages
+        spared = sends * max(a - b for a, b in zip(own, least, strict=True))
+        return own if self._longer_tail_us(c, other) >= spared else least
+
+    def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
+        """By how much the tail is longer at least with the other outer axis."""
+        key = (c.mesh, c.zero)
+        if key not in self.costs.tails:
+            here, there = (
+                UnitTable(
+                    {},
+                    c.zero,
+                    Links(self.costs.problem.rates, x.mesh),
+                    self.costs.problem.precision,
+                )
+                for x in (c, other)
+            )
+            buckets = self.costs.layout(c).buckets
+            tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
+            share = min((there.refresh_us(b) - here.refresh_us(b)) / us for us, b in tails)
+            self.costs.tails[key] = share * sum(us for us, _ in tails) / c.pp
+        return self.costs.tails[key]
+
+    def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
+        """A lower bound on the simulated step, for any cuts and levels that fit the limit (see
+        above); inf where none do."""
+        with self.costs.memo.clock.layer("bounds"):
+            return self._bound_us(c, limit_bytes)
+
+    def _bound_us(self, c: Candidate, limit_bytes: float | None) -> float:
+        parts = self.costs.parts_of(c)
+        traffic = self._traffic_us(c, parts) / c.pp
+        run = self._pipeline if c.pp > 1 else self._alone
+        return max(run(c, parts, limit_bytes), traffic) + self._tail_us(c, parts)
+
+    def floor_us(self, c: Candidate) -> float:
+        """A lower bound that costs next to nothing, whatever the schedule, cuts and levels.
+
+        Some rank is busy for the mean over ranks at least. A backward in two reads what both parts
+        need twice and writes what the one hands to the other, so it is no faster than in one.
+        """
+        parts = self.costs.parts_of(c)
+        busy = c.num_microbatches * parts.least_us / c.pp
+        return max(busy, self._traffic_us(c, parts) / c.pp) + self._tail_us(c, parts)
+
+    def _tail_us(self, c: Candidate, parts: Parts) -> float:
+        """After the last backward, of the rank that has most to do."""
+        buckets, table = self.costs.layout(c).buckets, parts.table
+        tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
+        return tail + table.links.world_us()
+
+    def _traffic_us(self, c: Candidate, parts: Parts) -> float:
+        """Of the collective streams of all stages in a step."""
+        reduce = sum(menu[0].reduce_us for menu in parts.menus)
+        gather = sum(menu[0].gather_us for menu in parts.menus)
+        passes = c.num_microbatches if c.zero >= 2 else 1
+        return passes * reduce + c.num_microbatches * 2 * gather
+
+    def _alone(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
+        """Of a rank that runs all units."""
+        m, sharded = c.num_microbatches, c.zero >= 2
+        late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
+        slowed = late * sum(menu[0].reduce_us for menu in parts.menus[1:])
+        one = sum(min(map(sum, levels)) for levels in parts.full)
+        one += parts.menus[0][0].gather_us + parts.menus[-1][0].gather_us  # beside no compute
+        if limit_bytes is not None:
+            last = min(u.work.backward.peak_bytes for u in parts.menus[-1])
+            take = self.room(c, parts, parts.at_full, limit_bytes, last)(0)
+            one += [take(index) for index in range(len(parts.menus))][-1]
+        return m * one + slowed + parts.menus[0][0].reduce_us
+
+    def _pipeline(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
+        if c.schedule not in PLAIN:
+            if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
+                return INF
+            limit_bytes = None  # beyond that its bound knows no memory
+        key = (c.mesh, c.micro_batch, c.num_microbatches, c.zero, c.recompute, c.schedule)
+        if limit_bytes is not None:
+            return self._shortest(c, parts, limit_bytes)
+        if key not in self.costs.pipelines:
+            shortest = self._shortest if c.schedule in PLAIN else _busiest
+            self.costs.pipelines[key] = shortest(c, parts, None)
+        return self.costs.pipelines[key]
+
+    def _shortest(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
+        length = self._length(c, parts, parts.plain, parts.at_plain, limit_bytes)
+        if parts.full != parts.plain:
+            spared = (c.num_microbatches + c.pp) * parts.slack_us
+            full = self._length(c, parts, parts.full, parts.at_full, limit_bytes)
+            length = max(length, full - spared)
+        return length
+
+    def _length(
+        self, c: Candidate, parts: Parts, pace: OptionTimes, menus: Menus, limit_bytes: float | None
+    ) -> float:
+        """The pipeline bound at a pace."""
+        reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
+        room = None if limit_bytes is None else self.room(c, parts, menus, limit_bytes)
+
+        send_us = min(self.bound_sends_us(c, range(c.pp)))
+
+        def warmup(stage: int) -> int:
+            return 1 if c.schedule == "gpipe" else held_of(c, stage)
+
+        return pipeline_bound(
+            LeastTimes.of(pace, reduces, OVERLAP_PRICE),
+            c.pp,
+            c.num_microbatches,
+            warmup,
+            room,
+            send_us,
+        )
+
+    def room(
+        self,
+        c: Candidate,
+        parts: Parts,
+        menus: Menus,
+        limit_bytes: float,
+        least_passing: float | None = None,
+    ) -> Room:
+        """Return by how much units are slower that fit a stage of 1F1B or GPipe, at least."""
+        rest = limit_bytes - self.costs.problem.context_bytes(c)
+        if least_passing is None:
+            least_passing = parts.least_passing_bytes
+
+        def stored(bucket: float, largest: float) -> float:
+            return self.costs.storage_bytes(c, bucket, largest)
+
+        def longer(stage: int) -> Callable[[int], float]:
+            return Stage(menus, stored, held_of(c, stage), rest, least_passing).add
+
+        return longer
+
+    def _least_bytes(self, c: Candidate) -> float:
+        """What the fullest rank holds at least under any cuts: the mean over ranks, each at one
+        moment of its schedule, every unit counted as on the stage where it weighs least."""
+        moments = set(self.costs.memo.schedules.fullest(c.listing))
+        held = 0.0
+        for menu in self.costs.parts_of(c).menus:
+            works = [(u.work.kept_bytes, u.work.split) for u in menu]
+            held += min(
+                k * kept + w * (split.handed_bytes if split else 0.0)
+                for k, w in moments
+                for kept, split in works
+            )
+        return self.costs.stored_bytes(c) + held / c.pp + self.costs.problem.context_bytes(c)
+
+
+def held_of(c: Candidate, stage: int) -> int:
+    """Micro-batches in flight on a stage of 1F1B or GPipe."""
+    m = c.num_microbatches
+    return m if c.schedule == "gpipe" else min(m, c.pp - stage)
+
+
+def _busiest(c: Candidate, parts: Parts, limit_bytes: None) -> float:
+    """What no cuts of an interleaved or zero-bubble pipeline beat, collectives aside.
+
+    A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
+    before its first; unless W fills the end, one more goes back through them. These stages have a
+    unit each at least, and where a rank has one stage, all that the ranks before it have.
+    """
+    m, split = c.num_microbatches, c.schedule in SPLIT
+    forward = [min(f for f, _ in levels) for levels in parts.plain]
+    both = [min(map(sum, levels)) for levels in parts.plain]
+    if c.chunks == 1:
+        return warmup_bound(forward, both, c.pp, m)
+    edge = forward if split else both
+    before = sum(sum(edge[:rank]) for rank in range(c.pp))
+    return max(sum(forward), (m * sum(both) + before) / c.pp)

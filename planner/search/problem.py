@@ -1,0 +1,111 @@
+"""What a search is asked, immutable: a model, a cluster, a batch and pins."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.mesh import Mesh
+from meshwright.ir.sizes import evaluate, num_elements
+from meshwright.ir.traced import Traced
+
+from ..budget import BUDGET, SearchBudget
+from ..hardware.cluster import Cluster
+from ..simulate.step_model import Precision, precision_of
+from .candidates import Candidate, may_offload
+from .make_plan import choose_optimizer, choose_precision, choose_reduce_dtype
+from .pins import Pins
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Inputs of placements. price: of a resident byte, None for the default."""
+
+    cluster: Cluster
+    seq: int
+    global_batch: int
+    micro_batch: int
+    price: float | None
+    shard_weights: bool
+
+    def num_microbatches(self, mesh: Mesh) -> int:
+        """Return those of a step where the mesh is all that cuts a value."""
+        rows = max(1, self.global_batch * mesh.num_devices // self.cluster.num_devices)
+        return rows // self.micro_batch or 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question to the search.
+
+    seq: tokens of a row. global_batch: rows of a step. placing: what placements are solved for,
+    where they are another problem's; None: for this one.
+    """
+
+    traced: Traced
+    cluster: Cluster
+    seq: int
+    global_batch: int
+    pins: Pins
+    budget: SearchBudget = BUDGET
+    placing: Placing | None = None
+
+    @cached_property
+    def placed_for(self) -> Placing:
+        """Return what its placements are solved for."""
+        pins = self.pins
+        sizes = self.seq, self.global_batch, pins.micro_batch or 1
+        own = Placing(self.cluster, *sizes, pins.price, bool(pins.shard_weights))
+        return self.placing or own
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Bytes of an element under the pins."""
+        dtype, pins = self.traced.dtype, self.pins
+        precision, reduced = choose_precision(dtype, pins), choose_reduce_dtype(dtype, pins)
+        return precision_of(dtype, precision, reduced, choose_optimizer(pins))
+
+    @cached_property
+    def offloads(self) -> bool:
+        """Return whether values may wait in the host's memory."""
+        return may_offload(self.cluster, self.pins)
+
+    @property
+    def any_order(self) -> bool:
+        """Return whether either outer axis may be taken: bounds with pp outermost hold for both
+        then."""
+        return self.pins.outer is None and self.cluster.nodes > 1
+
+    @cached_property
+    def rates(self) -> Cluster:
+        """The cluster as costs read it: without a name and sizes of memory."""
+        device = replace(self.cluster.device, name="", memory_bytes=0)
+        return replace(self.cluster, name="", device=device, host_memory_bytes=0)
+
+    @cached_property
+    def read_by_options(self) -> Hashable:
+        """Return what the rematerialisation options of a piece follow from, at given sizes."""
+        offloads = self.budget.offload_shares if self.offloads else ()
+        wide = self.precision.wide_grads
+        return self.placed_for, self.rates, self.seq, wide, offloads
+
+    @cached_property
+    def read_by_units(self) -> Hashable:
+        """Return what the units of a candidate follow from."""
+        return self.read_by_options, self.precision
+
+    @cached_property
+    def read_by_bounds(self) -> Hashable:
+        """Return what a bound without memory follows from."""
+        return self.read_by_units, self.any_order
+
+    def context_bytes(self, c: Candidate) -> float:
+        """Return bytes of a rank that every unit is given: tables, and a step's data."""
+        context = self.traced.segmented.context
+        sizes = {"B": c.micro_batch, "S": self.seq}
+        given = sum(
+            evaluate(num_elements(context.values[n].shape), sizes)
+            * ITEM_BYTES[context.values[n].dtype]
+            for n in context.outputs
+        )
+        return given + 2 * 8 * c.micro_batch * c.num_microbatches * self.seq
