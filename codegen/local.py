@@ -1,5 +1,6 @@
 """Local shapes and their text: what one rank holds of a value."""
 
+import builtins
 import keyword
 
 from meshwright.ir.graph import Graph, Value
@@ -19,10 +20,12 @@ def rank_name(axis: str) -> str:
     return f"{axis.upper()}_RANK"
 
 
-# Names that emitted functions use and values must not hide.
-_RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "DEVICE"}
+# Names that a stage's file gives meaning to and values must not hide.
+_RESERVED = {"torch", "F", "kernels", "collectives", "mesh", "Instance", "Piece", "B", "S"}
+_RESERVED |= {"DEVICE", "PIECES", "INSTANCES", "ENTRY", "EXIT", "constants"}
 _RESERVED |= {text for name in ROLES for text in (group_name(name), rank_name(name))}
 _RESERVED |= {"params", "saved", "grads", "handed"}
+_RESERVED |= set(dir(builtins))
 
 
 def identifier(name: str) -> str:

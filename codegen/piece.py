@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from meshwright.ir.graph import Input, Op
+from meshwright.ir.graph import Graph, Input, Op
 from meshwright.ir.mesh import CONTEXT, TENSOR
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
@@ -52,7 +53,7 @@ class PieceText:
             writer.line(f'"""{self._signature(y.name)}"""')
             self._unpack(writer, self.params, "params")
             last = ""
-            for op in self.phases.forward.ops:
+            for op in self._ops(self.phases.forward):
                 last = self._op(writer, op, last)
             if self.piece.saved:
                 writer.line(f"# saved for backward, a micro-batch: {self._saved_text()}")
@@ -85,6 +86,21 @@ class PieceText:
         if names:
             writer.wrapped("(", names, f",) = {source}")
 
+    def _ops(self, function: Graph) -> list[Op]:
+        """Ops of a phase, less those whose text is an operand's name: readers take the operand."""
+        same: dict[str, str] = {}
+        kept = []
+        for op in function.ops:
+            op = replace(op, inputs=tuple(same.get(n, n) for n in op.inputs))
+            alone = (
+                len(op.outputs) == len(op.inputs) == 1 and op.output.name not in function.outputs
+            )
+            if alone and op_text(op, self.local) == identifier(op.inputs[0]):
+                same[op.output.name] = op.inputs[0]
+            else:
+                kept.append(op)
+        return kept
+
     def _op(
         self,
         writer: Writer,
@@ -99,8 +115,7 @@ class PieceText:
         grad: where its output `added` is added.
         """
         again = backward and op.output.name in self.phases.recomputed
-        source = op.source or ("gradients" if backward else "")
-        note = f"recompute: {source}" if again else source
+        note = f"recompute: {op.source}" if again else op.source
         if note and note != last:
             writer.line(f"# {note}")
         made = [v.name for v in op.outputs if v.name != added]
@@ -117,7 +132,7 @@ class PieceText:
             writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
             self._unpack_saved(writer)
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.phases.backward.ops, pending)
+            self._gradient_ops(writer, self._ops(self.phases.backward), pending)
             writer.line(f"return {self._dx}")
 
     def _input_grad(self, writer: Writer) -> None:
@@ -125,7 +140,7 @@ class PieceText:
         with writer.block(f"def {self.piece.name}_input_grad(params, saved, dy):"):
             writer.line(f'"""{self._given}Returns {self._dx_text}, handed."""')
             self._unpack_saved(writer)
-            self._gradient_ops(writer, self.split.input_grad.ops, {})
+            self._gradient_ops(writer, self._ops(self.split.input_grad), {})
             writer.line("# handed to weight_grad")
             names = [identifier(n) for n in self.split.handed]
             writer.wrapped("handed = (", names, ",)")
@@ -137,7 +152,7 @@ class PieceText:
             writer.line('"""Adds to grads."""')
             writer.wrapped("(", [identifier(n) for n in self.split.handed], ",) = handed")
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.split.weight_grad.ops, pending)
+            self._gradient_ops(writer, self._ops(self.split.weight_grad), pending)
 
     @property
     def _given(self) -> str:

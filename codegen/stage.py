@@ -128,7 +128,8 @@ def _head(
         f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
         "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets "
         "hold.",
-        "Shapes are local. A name `d_v` is the gradient of `v`.",
+        "Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,",
+        "`d_v_mul` a step towards it.",
         '"""',
         "",
         *imports,

@@ -33,9 +33,13 @@ class Writer:
         self.line(tail.removeprefix(","))
 
     def call(self, text: str) -> None:
-        """One assignment of a call, its arguments on lines of their own where it is too long."""
-        if len(text) + 4 * self._indent <= 100 or not text.endswith(")"):
+        """One assignment; where it is too long, its arguments or operands on lines of their own."""
+        if len(text) + 4 * self._indent <= 100:
             self.line(text)
+            return
+        if not text.endswith(")"):
+            target, _, made = text.partition(" = ")
+            self.lines(f"{target} = (", f"    {made}", ")")
             return
         head, _, rest = text.partition("(")
         self.wrapped(f"{head}(", _split_arguments(rest[:-1]), ")")
