@@ -32,7 +32,41 @@ def context(constants):
     return {"rope.cos": rope_cos, "rope.sin": rope_sin}
 
 
-# embed: used 1 times on this stage
+def norm_with_parts(x, w):
+    # models/norms.py:49
+    add = w + 1.0
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add_2 = mean + 1e-06
+    rsqrt = torch.rsqrt(add_2)
+    mul = x * rsqrt
+    mul_2 = mul * add
+    return mul_2, add, rsqrt, mul
+
+
+def rope(x, cos, sin):
+    # models/attention.py:85
+    chunk = x.narrow(3, 0, 2)
+    chunk_2 = x.narrow(3, 2, 2)
+    mul = x * cos
+    neg = -chunk_2
+    cat = torch.cat((neg, chunk), dim=-1)
+    mul_2 = cat * sin
+    return mul + mul_2
+
+
+def loss_with_valid(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    result = sum_ / denominator
+    return result, valid
+
+
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """mul [B, S, 16], saved."""
@@ -56,7 +90,7 @@ def embed_backward(params, saved, dy, grads):
     return None
 
 
-# attention: used 1 times on this stage
+# attention: used once on this stage
 
 def attention_forward(params, x, rope_cos, rope_sin):
     """x [B, S, 16] -> add [B, S, 16], saved."""
@@ -65,56 +99,31 @@ def attention_forward(params, x, rope_cos, rope_sin):
         attention_post_norm_w,
     ) = params
     # models/norms.py:49
-    attention_norm_add = attention_norm_w + 1.0
-    # models/norms.py:50
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add_2 = attention_norm_mean + 1e-06
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add_2)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_mul * attention_norm_add
+    (
+        attention_norm_mul_2, attention_norm_add, attention_norm_rsqrt, attention_norm_mul,
+    ) = norm_with_parts(x, attention_norm_w)
     # models/attention.py:81
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # models/attention.py:85
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_mul = attention_transpose * rope_cos
-    attention_neg = -attention_chunk_2
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_neg_2 = -attention_chunk_2_3
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # models/attention.py:86
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.3535533905932738,
         causal=True, window=4, softcap=50.0,
     )
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
     # models/norms.py:49
-    attention_post_norm_add = attention_post_norm_w + 1.0
-    # models/norms.py:50
-    attention_post_norm_pow = torch.pow(attention_o_linear, 2)
-    attention_post_norm_mean = attention_post_norm_pow.mean([-1], keepdim=True)
-    attention_post_norm_add_2 = attention_post_norm_mean + 1e-06
-    attention_post_norm_rsqrt = torch.rsqrt(attention_post_norm_add_2)
-    attention_post_norm_mul = attention_o_linear * attention_post_norm_rsqrt
-    attention_post_norm_mul_2 = attention_post_norm_mul * attention_post_norm_add
+    (
+        attention_post_norm_mul_2, attention_post_norm_add, attention_post_norm_rsqrt,
+        attention_post_norm_mul,
+    ) = norm_with_parts(attention_o_linear, attention_post_norm_w)
     # models/decoder.py:35
     add = x + attention_post_norm_mul_2
     # saved for backward, a micro-batch: 16.9 KiB in 14 values
@@ -169,8 +178,7 @@ def attention_backward(params, saved, dy, grads):
     # models/attention.py:86
     d_attention_flatten = kernels.linear_input_grad(d_attention_o_linear, attention_o_w)
     kernels.add_linear_weight_grad(grad_attention_o_w, d_attention_o_linear, attention_flatten)
-    d_attention_transpose_4 = d_attention_flatten.reshape(B, S, 4, 4)
-    d_attention_core_attention_o = d_attention_transpose_4.transpose(1, 2)
+    d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
     d_attention_add, d_attention_add_2, d_attention_transpose_3 = kernels.attention_backward(
         d_attention_core_attention_o, attention_add, attention_add_2, attention_transpose_3,
         attention_core_attention_o, attention_core_attention_lse, scale=0.3535533905932738,
@@ -206,14 +214,12 @@ def attention_backward(params, saved, dy, grads):
     )
     d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
     # models/attention.py:81
-    d_attention_view_3 = d_attention_transpose_3.transpose(1, 2)
-    d_attention_v_linear = d_attention_view_3.reshape(B, S, 8)
+    d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
         d_attention_v_linear, attention_v_w,
     )
     kernels.add_linear_weight_grad(grad_attention_v_w, d_attention_v_linear, attention_norm_mul_2)
-    d_attention_view_2 = d_attention_transpose_2.transpose(1, 2)
-    d_attention_k_linear = d_attention_view_2.reshape(B, S, 8)
+    d_attention_k_linear = d_attention_transpose_2.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_k_linear = kernels.linear_input_grad(
         d_attention_k_linear, attention_k_w,
     )
@@ -221,8 +227,7 @@ def attention_backward(params, saved, dy, grads):
     d_attention_norm_mul_2_sum = (
         d_attention_norm_mul_2_from_v_linear + d_attention_norm_mul_2_from_k_linear
     )
-    d_attention_view = d_attention_transpose.transpose(1, 2)
-    d_attention_q_linear = d_attention_view.reshape(B, S, 16)
+    d_attention_q_linear = d_attention_transpose.transpose(1, 2).reshape(B, S, 16)
     d_attention_norm_mul_2_from_q_linear = kernels.linear_input_grad(
         d_attention_q_linear, attention_q_w,
     )
@@ -249,20 +254,13 @@ def attention_backward(params, saved, dy, grads):
     return d_x
 
 
-# ffn: used 1 times on this stage
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w, ffn_post_norm_w,) = params
     # models/norms.py:49
-    ffn_norm_add = ffn_norm_w + 1.0
-    # models/norms.py:50
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add_2 = ffn_norm_mean + 1e-06
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add_2)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_mul * ffn_norm_add
+    ffn_norm_mul_2, ffn_norm_add, ffn_norm_rsqrt, ffn_norm_mul = norm_with_parts(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_gelu = F.gelu(ffn_gate_linear, approximate="tanh")
@@ -270,14 +268,9 @@ def ffn_forward(params, x):
     ffn_mul = ffn_gelu * ffn_up_linear
     ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
     # models/norms.py:49
-    ffn_post_norm_add = ffn_post_norm_w + 1.0
-    # models/norms.py:50
-    ffn_post_norm_pow = torch.pow(ffn_down_linear, 2)
-    ffn_post_norm_mean = ffn_post_norm_pow.mean([-1], keepdim=True)
-    ffn_post_norm_add_2 = ffn_post_norm_mean + 1e-06
-    ffn_post_norm_rsqrt = torch.rsqrt(ffn_post_norm_add_2)
-    ffn_post_norm_mul = ffn_down_linear * ffn_post_norm_rsqrt
-    ffn_post_norm_mul_2 = ffn_post_norm_mul * ffn_post_norm_add
+    (
+        ffn_post_norm_mul_2, ffn_post_norm_add, ffn_post_norm_rsqrt, ffn_post_norm_mul,
+    ) = norm_with_parts(ffn_down_linear, ffn_post_norm_w)
     # models/decoder.py:36
     add_2 = x + ffn_post_norm_mul_2
     # saved for backward, a micro-batch: 24.4 KiB in 12 values
@@ -353,30 +346,18 @@ def ffn_backward(params, saved, dy, grads):
     return d_x
 
 
-# head: used 1 times on this stage
+# head: used once on this stage
 
 def head_forward(params, x, labels, denominator):
     """x [B, S, 16] -> loss_2 [], saved."""
     (norm_w, embed_w,) = params
     # models/norms.py:49
-    norm_add = norm_w + 1.0
-    # models/norms.py:50
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add_2 = norm_mean + 1e-06
-    norm_rsqrt = torch.rsqrt(norm_add_2)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_mul * norm_add
+    norm_mul_2, norm_add, norm_rsqrt, norm_mul = norm_with_parts(x, norm_w)
     # models/decoder.py:68
     loss_lse, loss_picked, loss_logits = kernels.linear_cross_entropy_keeping(
         norm_mul_2, embed_w, labels, softcap=30.0, start=0,
     )
-    loss_nll = loss_lse - loss_picked
-    loss_valid = labels != -100
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
+    loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
     # saved for backward, a micro-batch: 12.3 KiB in 8 values
     saved = (
         x, labels, denominator, norm_add, norm_rsqrt, norm_mul, norm_mul_2, loss_lse, loss_logits,

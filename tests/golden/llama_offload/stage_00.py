@@ -32,7 +32,39 @@ def context(constants):
     return {"rope.cos": rope_cos, "rope.sin": rope_sin}
 
 
-# embed: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def rope(x, cos, sin):
+    # models/attention.py:85
+    chunk = x.narrow(3, 0, 2)
+    chunk_2 = x.narrow(3, 2, 2)
+    mul = x * cos
+    neg = -chunk_2
+    cat = torch.cat((neg, chunk), dim=-1)
+    mul_2 = cat * sin
+    return mul + mul_2
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
@@ -54,55 +86,35 @@ def embed_backward(params, saved, dy, grads):
     return None
 
 
-# attention: used 1 times on this stage
+# attention: used once on this stage
 
 def attention_forward(params, x, rope_cos, rope_sin):
     """x [B, S, 16] -> add [B, S, 16], saved."""
     (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
     # models/norms.py:35
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add = attention_norm_mean + 1e-05
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    attention_norm_mul_2 = norm(x, attention_norm_w)
     # models/attention.py:81
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # models/attention.py:85
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_mul = attention_transpose * rope_cos
-    attention_neg = -attention_chunk_2
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_neg_2 = -attention_chunk_2_3
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # models/attention.py:86
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.5, causal=True, window=0,
         softcap=0.0,
     )
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
     # models/decoder.py:35
     add = x + attention_o_linear
     # saved for backward, a micro-batch: 1.6 KiB in 5 values
-    # in the host's memory meanwhile: 1.6 KiB in x, attention_k_linear, attention_v_linear, attention_core_attention_o, attention_core_attention_lse
+    # in the host's memory meanwhile: 1.6 KiB in x, attention_k_linear, attention_v_linear,
+    # attention_core_attention_o, attention_core_attention_lse
     saved = (
         x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
         attention_core_attention_o, attention_core_attention_lse,
@@ -124,37 +136,20 @@ def attention_backward(params, saved, dy, grads):
     # models/attention.py:86
     d_attention_flatten = kernels.linear_input_grad(dy, attention_o_w)
     # recompute: models/attention.py:86
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     # models/attention.py:86
     kernels.add_linear_weight_grad(grad_attention_o_w, dy, attention_flatten)
-    d_attention_transpose_4 = d_attention_flatten.reshape(B, S, 4, 4)
-    d_attention_core_attention_o = d_attention_transpose_4.transpose(1, 2)
+    d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
     # recompute: models/attention.py:81
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     # recompute: models/attention.py:85
-    attention_mul = attention_transpose * rope_cos
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_neg = -attention_chunk_2
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
     # recompute: models/attention.py:81
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # recompute: models/attention.py:85
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_neg_2 = -attention_chunk_2_3
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # recompute: models/attention.py:81
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # models/attention.py:86
     d_attention_add, d_attention_add_2, d_attention_transpose_3 = kernels.attention_backward(
         d_attention_core_attention_o, attention_add, attention_add_2, attention_transpose_3,
@@ -191,22 +186,17 @@ def attention_backward(params, saved, dy, grads):
     )
     d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
     # models/attention.py:81
-    d_attention_view_3 = d_attention_transpose_3.transpose(1, 2)
-    d_attention_v_linear = d_attention_view_3.reshape(B, S, 8)
+    d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
         d_attention_v_linear, attention_v_w,
     )
     # recompute: models/norms.py:35
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add = attention_norm_mean + 1e-05
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    attention_norm_mul_2, attention_norm_rsqrt, attention_norm_mul = norm_with_rsqrt_mul(
+        x, attention_norm_w,
+    )
     # models/attention.py:81
     kernels.add_linear_weight_grad(grad_attention_v_w, d_attention_v_linear, attention_norm_mul_2)
-    d_attention_view_2 = d_attention_transpose_2.transpose(1, 2)
-    d_attention_k_linear = d_attention_view_2.reshape(B, S, 8)
+    d_attention_k_linear = d_attention_transpose_2.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_k_linear = kernels.linear_input_grad(
         d_attention_k_linear, attention_k_w,
     )
@@ -214,8 +204,7 @@ def attention_backward(params, saved, dy, grads):
     d_attention_norm_mul_2_sum = (
         d_attention_norm_mul_2_from_v_linear + d_attention_norm_mul_2_from_k_linear
     )
-    d_attention_view = d_attention_transpose.transpose(1, 2)
-    d_attention_q_linear = d_attention_view.reshape(B, S, 16)
+    d_attention_q_linear = d_attention_transpose.transpose(1, 2).reshape(B, S, 16)
     d_attention_norm_mul_2_from_q_linear = kernels.linear_input_grad(
         d_attention_q_linear, attention_q_w,
     )
@@ -242,18 +231,13 @@ def attention_backward(params, saved, dy, grads):
     return d_x
 
 
-# ffn: used 1 times on this stage
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     # models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2 = norm(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_silu = F.silu(ffn_gate_linear)
@@ -284,12 +268,7 @@ def ffn_backward(params, saved, dy, grads):
     d_ffn_silu = d_ffn_mul * ffn_up_linear
     d_ffn_norm_mul_2_from_up_linear = kernels.linear_input_grad(d_ffn_up_linear, ffn_up_w)
     # recompute: models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2, ffn_norm_rsqrt, ffn_norm_mul = norm_with_rsqrt_mul(x, ffn_norm_w)
     # models/ffn.py:27
     kernels.add_linear_weight_grad(grad_ffn_up_w, d_ffn_up_linear, ffn_norm_mul_2)
     d_ffn_gate_linear = torch.ops.aten.silu_backward(d_ffn_silu, ffn_gate_linear)

@@ -24,28 +24,60 @@ def context(constants):
     return {}
 
 
-# head: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def loss(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    return sum_ / denominator
+
+
+def loss_with_valid(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    result = sum_ / denominator
+    return result, valid
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# head: used once on this stage
 
 def head_forward(params, x, labels, denominator):
     """x [B, S, 16] -> loss_2 [], saved."""
     (norm_w, lm_head_w,) = params
     # models/norms.py:35
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add = norm_mean + 1e-05
-    norm_rsqrt = torch.rsqrt(norm_add)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_w * norm_mul
+    norm_mul_2 = norm(x, norm_w)
     # models/decoder.py:68
     loss_lse, loss_picked = kernels.linear_cross_entropy(
         norm_mul_2, lm_head_w, labels, softcap=0.0, start=0,
     )
-    loss_nll = loss_lse - loss_picked
-    loss_valid = labels != -100
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
+    loss_2 = loss(loss_lse, loss_picked, labels, denominator)
     # saved for backward, a micro-batch: 0.1 KiB in 2 values
     # in the host's memory meanwhile: 0.5 KiB in x, loss_picked
     saved = (x, labels, denominator, loss_lse, loss_picked,)
@@ -58,12 +90,7 @@ def head_backward(params, saved, dy, grads):
     (x, labels, denominator, loss_lse, loss_picked,) = saved
     (grad_norm_w, grad_lm_head_w,) = grads
     # recompute: models/decoder.py:68
-    loss_valid = labels != -100
-    loss_nll = loss_lse - loss_picked
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
+    loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
     # models/decoder.py:68
     d_loss_2 = torch.ones_like(loss_2)
     d_loss_sum = d_loss_2 / denominator
@@ -72,12 +99,7 @@ def head_backward(params, saved, dy, grads):
     d_loss_nll = torch.where(loss_valid, d_loss_masked_2, d_loss_nll_scalar_tensor)
     d_loss_picked = -d_loss_nll
     # recompute: models/norms.py:35
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add = norm_mean + 1e-05
-    norm_rsqrt = torch.rsqrt(norm_add)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_w * norm_mul
+    norm_mul_2, norm_rsqrt, norm_mul = norm_with_rsqrt_mul(x, norm_w)
     # models/decoder.py:68
     d_norm_mul_2 = kernels.add_linear_cross_entropy_backward(
         grad_lm_head_w, d_loss_nll, d_loss_picked, norm_mul_2, lm_head_w, labels, loss_lse,

@@ -24,7 +24,7 @@ def context(constants):
     return {}
 
 
-# embed: used 1 times on this stage
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""

@@ -24,18 +24,34 @@ def context(constants):
     return {}
 
 
-# ffn: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     # models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2 = norm(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_silu = F.silu(ffn_gate_linear)
@@ -63,12 +79,7 @@ def ffn_input_grad(params, saved, dy):
     d_ffn_silu = d_ffn_mul * ffn_up_linear
     d_ffn_norm_mul_2_from_up_linear = kernels.linear_input_grad(d_ffn_up_linear, ffn_up_w)
     # recompute: models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2, ffn_norm_rsqrt, ffn_norm_mul = norm_with_rsqrt_mul(x, ffn_norm_w)
     # models/ffn.py:27
     d_ffn_gate_linear = torch.ops.aten.silu_backward(d_ffn_silu, ffn_gate_linear)
     d_ffn_norm_mul_2_from_gate_linear = kernels.linear_input_grad(d_ffn_gate_linear, ffn_gate_w)
