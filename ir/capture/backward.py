@@ -21,11 +21,11 @@ Point: TypeAlias = tuple[Any, int]
 
 
 def traced_name(tensor: Tensor) -> str:
-    """The name of the traced node that makes a tensor."""
+    """The name of the traced node that makes a tensor; "" where none does."""
     mode = get_proxy_mode()
     assert mode is not None
-    slot: Any = get_proxy_slot(tensor, mode.tracer)
-    return slot.proxy.node.name
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    return slot.proxy.node.name if slot is not None else ""
 
 
 def traced_names() -> list[str]:
@@ -97,7 +97,7 @@ class Backward:
         def hook(inputs: tuple[Tensor | None, ...], _: object) -> None:
             self._collect(maker, set())
             self._last = maker
-            for gradient, point in zip(inputs, step.next_functions, strict=True):
+            for gradient, point in zip(inputs, step.next_functions, strict=False):
                 target = self._target(point)
                 if gradient is not None and target:
                     self.parts.setdefault(traced_name(gradient), (target, maker))
@@ -146,10 +146,12 @@ def gradient_names(
     made -= {value for node, value in values.items() if node not in backward.made_by}
     roots = dict(results)
     for node, source in backward.whole.items():
-        roots.setdefault(values.get(node, ""), f"d_{values[source]}")
+        if node in values and source in values:
+            roots.setdefault(values[node], f"d_{values[source]}")
     for node, (source, user) in backward.parts.items():
-        part = f"d_{values[source]}_from_{_apart(values.get(user, user), values[source])}"
-        roots.setdefault(values.get(node, ""), part)
+        if node in values and source in values:
+            part = f"{values[source]}_from_{_apart(values.get(user, user), values[source])}"
+            roots.setdefault(values[node], f"d_{part}")
     sums = {values[n] for n in backward.between if n in values}
     return _numbered(graph, made, _between(graph, made, roots, sums), results)
 
