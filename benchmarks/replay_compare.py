@@ -85,7 +85,15 @@ def normalise(problem: str, text: str, rewrites: tuple[Rewrite, ...] = ()) -> st
     """Return the text without what is no decision, old words replaced."""
     for rewrite in (*NORMALISATIONS, *RENAMED, *rewrites):
         text = rewrite.apply(problem, text)
-    return text
+    head, *pieces = text.split("\n[piece ")
+    return "\n[piece ".join([head, *map(_numbered, pieces)])
+
+
+def _numbered(piece: str) -> str:
+    """Return a piece with its values numbered in order: what they are called is no decision."""
+    names = dict.fromkeys(re.findall(r"%([\w.]+) : ", piece))
+    numbers = {name: str(number) for number, name in enumerate(names)}
+    return re.sub(r"%([\w.]+)", lambda found: f"%{numbers.get(found[1], found[1])}", piece)
 
 
 def plan_difference(base: str, head: str) -> tuple[str, ...]:

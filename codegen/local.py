@@ -1,5 +1,6 @@
 """Local shapes and their text: what one rank holds of a value."""
 
+import builtins
 import keyword
 import math
 
@@ -20,11 +21,13 @@ def rank_name(axis: str) -> str:
     return f"{group_name(axis)}_RANK"
 
 
-# Names that emitted functions use and values must not hide.
-_RESERVED = {"torch", "F", "kernels", "collectives", "B", "S", "DEVICE"}
+# Names that a stage's file gives meaning to and values must not hide.
+_RESERVED = {"torch", "F", "kernels", "collectives", "mesh", "Instance", "Piece", "B", "S"}
+_RESERVED |= {"DEVICE", "PIECES", "INSTANCES", "ENTRY", "EXIT", "constants"}
 _AXES = (*ROLES, ".".join(name for name, role in ROLES.items() if role == TENSOR))
 _RESERVED |= {text for name in _AXES for text in (group_name(name), rank_name(name))}
 _RESERVED |= {"params", "saved", "grads", "handed"}
+_RESERVED |= set(dir(builtins))
 
 
 def identifier(name: str) -> str:

@@ -1,15 +1,16 @@
 """The functions of a unique segment as text: forward, and backward whole or in two."""
 
 import math
-from collections.abc import Sequence
 
-from meshwright.ir.graph import Input, Op
+from meshwright.ir.graph import Graph, Input, Op
 from meshwright.ir.mesh import CONTEXT
 from meshwright.ir.phases import Phases, phases_of
 from meshwright.ir.plan import Piece, Plan
 
-from .emitters import op_text
+from .functions import Functions
+from .lines import Lines
 from .local import Locals, identifier
+from .units import Unit, grouped
 from .writer import Writer
 
 
@@ -21,8 +22,8 @@ def operand_inputs(piece: Piece) -> tuple[Input, ...]:
 class PieceText:
     """The text of one piece's functions under a plan."""
 
-    def __init__(self, piece: Piece, plan: Plan) -> None:
-        self.piece, self.plan = piece, plan
+    def __init__(self, piece: Piece, plan: Plan, local_functions: Functions) -> None:
+        self.piece, self.plan, self.local_functions = piece, plan, local_functions
         self.phases = phases_of(piece.graph, piece.saved)
         self.joint, self.graph = self.phases.joint, self.phases.joint.graph
         self.local = Locals.of(piece, plan)
@@ -52,12 +53,13 @@ class PieceText:
             writer.line(f'"""{self._signature(y.name)}"""')
             self._unpack(writer, self.params, "params")
             last = ""
-            for op in self.phases.forward.ops:
-                last = self._op(writer, op, last)
+            lines = self._lines(self.phases.forward)
+            for item in lines.items:
+                last = self._line(writer, lines, item, last)
             if self.piece.saved:
                 writer.line(f"# saved for backward, a micro-batch: {self._saved_text()}")
             if self.offloads:
-                writer.line(f"# in the host's memory meanwhile: {self._offloaded_text()}")
+                writer.comment(f"in the host's memory meanwhile: {self._offloaded_text()}")
             saved = [identifier(n) for n in self.saved]
             writer.wrapped("saved = (", saved, ",)" if saved else ")")
             writer.line(f"return {identifier(y.name)}, saved")
@@ -85,28 +87,43 @@ class PieceText:
         if names:
             writer.wrapped("(", names, f",) = {source}")
 
-    def _op(
+    def _lines(self, function: Graph) -> Lines:
+        """The lines of a phase; units are of forward ops, wherever they run."""
+        forward = function is self.phases.forward
+        again = () if forward else self.phases.recomputed
+        joining = {op.output.name for op in function.ops} if forward else again
+        items = grouped(self.graph, function.ops, function.outputs, joining)
+        return Lines(items, function.outputs, self.local, again=again)
+
+    def _line(
         self,
         writer: Writer,
-        op: Op,
+        lines: Lines,
+        item: Op | Unit,
         last: str,
-        backward: bool = False,
         grad: str = "",
         added: str = "",
     ) -> str:
-        """One op, after a comment where its origin differs from `last`; returns the origin.
+        """One op or unit, after a comment where its origin differs from `last`; returns the origin.
 
         grad: where its output `added` is added.
         """
-        again = backward and op.output.name in self.phases.recomputed
-        source = op.source or ("gradients" if backward else "")
-        note = f"recompute: {source}" if again else source
+        first = item.ops[0] if isinstance(item, Unit) else item
+        note = f"recompute: {first.source}" if first.output.name in lines.again else first.source
         if note and note != last:
             writer.line(f"# {note}")
-        made = [v.name for v in op.outputs if v.name != added]
+        if isinstance(item, Unit):
+            made, text = list(item.results), self._call(lines, item)
+        else:
+            made = [v.name for v in item.outputs if v.name != added]
+            text = lines.text(item, grad)
         targets = ", ".join(identifier(n) if n in self.read else "_" for n in made)
-        writer.call(f"{targets} = " * bool(made) + op_text(op, self.local, grad))
+        writer.call(f"{targets} = " * bool(made) + text)
         return note or last
+
+    def _call(self, lines: Lines, unit: Unit) -> str:
+        operands = ", ".join(map(lines.name, unit.operands))
+        return f"{self.local_functions.name(unit, self.local)}({operands})"
 
     def _backward(self, writer: Writer) -> None:
         with writer.block(f"def {self.piece.name}_backward(params, saved, dy, grads):"):
@@ -117,7 +134,7 @@ class PieceText:
             writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
             self._unpack_saved(writer)
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.phases.backward.ops, pending)
+            self._gradient_lines(writer, self.phases.backward, pending)
             writer.line(f"return {self._dx}")
 
     def _input_grad(self, writer: Writer) -> None:
@@ -125,7 +142,7 @@ class PieceText:
         with writer.block(f"def {self.piece.name}_input_grad(params, saved, dy):"):
             writer.line(f'"""{self._given}Returns {self._dx_text}, handed."""')
             self._unpack_saved(writer)
-            self._gradient_ops(writer, self.split.input_grad.ops, {})
+            self._gradient_lines(writer, self.split.input_grad, {})
             writer.line("# handed to weight_grad")
             names = [identifier(n) for n in self.split.handed]
             writer.wrapped("handed = (", names, ",)")
@@ -137,7 +154,7 @@ class PieceText:
             writer.line('"""Adds to grads."""')
             writer.wrapped("(", [identifier(n) for n in self.split.handed], ",) = handed")
             pending = self._unpack_grads(writer)
-            self._gradient_ops(writer, self.split.weight_grad.ops, pending)
+            self._gradient_lines(writer, self.split.weight_grad, pending)
 
     @property
     def _given(self) -> str:
@@ -165,19 +182,20 @@ class PieceText:
             writer.wrapped("(", list(names.values()), ",) = grads")
         return {grad: names[p] for p, grad in self.joint.grads.items() if p in names}
 
-    def _gradient_ops(self, writer: Writer, ops: Sequence[Op], pending: dict[str, str]) -> None:
-        """Ops, each parameter gradient added to its bucket as soon as it is there."""
-        made = {v.name for op in ops for v in op.outputs}
+    def _gradient_lines(self, writer: Writer, function: Graph, pending: dict[str, str]) -> None:
+        """A phase, each parameter gradient added to its bucket as soon as it is there."""
+        made = {v.name for op in function.ops for v in op.outputs}
         for name in [n for n in pending if n and n not in made]:
             writer.line(self._accumulate(name, pending.pop(name)))
-        last = ""
-        for op in ops:
-            added = next((v.name for v in op.outputs if self._adds(v.name, pending)), "")
+        last, lines = "", self._lines(function)
+        for item in lines.items:
+            results = item.results if isinstance(item, Unit) else [v.name for v in item.outputs]
+            added = next((n for n in results if self._adds(n, pending)), "")
             grad = pending.pop(added) if added else ""
-            last = self._op(writer, op, last, backward=True, grad=grad, added=added)
-            for value in op.outputs:
-                if value.name in pending:
-                    writer.line(self._accumulate(value.name, pending.pop(value.name)))
+            last = self._line(writer, lines, item, last, grad, added)
+            for name in results:
+                if name in pending:
+                    writer.line(self._accumulate(name, pending.pop(name)))
         assert not [n for n in pending if n], pending
 
     def _adds(self, name: str, pending: dict[str, str]) -> bool:

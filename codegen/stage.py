@@ -8,6 +8,7 @@ from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
 from .emitters import op_text
+from .functions import Functions
 from .local import Locals, group_name, identifier, rank_name
 from .piece import PieceText, operand_inputs
 from .writer import Writer
@@ -75,15 +76,19 @@ def stage_source(plan: Plan, stage: int) -> str:
     instances = [i for i in plan.instances if i.stage == stage]
     names = dict.fromkeys(i.piece for i in instances)
     pieces = [plan.piece(name) for name in names]
-    texts = {piece.name: PieceText(piece, plan) for piece in pieces}
+    functions, bodies = Functions(_taken(plan, pieces)), Writer()
+    texts = {piece.name: PieceText(piece, plan, functions) for piece in pieces}
+    for piece in pieces:
+        uses = sum(i.piece == piece.name for i in instances)
+        times = "once" if uses == 1 else f"{uses} times"
+        bodies.lines("", "", f"# {piece.name}: used {times} on this stage")
+        bodies.line("")
+        texts[piece.name].write(bodies)
     writer = Writer()
     _head(writer, plan, stage, instances, _imports(plan, pieces))
     _context(writer, plan, pieces)
-    for piece in pieces:
-        uses = sum(i.piece == piece.name for i in instances)
-        writer.lines("", "", f"# {piece.name}: used {uses} times on this stage")
-        writer.line("")
-        texts[piece.name].write(writer)
+    functions.write(writer)
+    writer.lines(*bodies.text().splitlines())
     _tables(writer, plan, texts, instances, stage)
     flow = "tokens in" if stage == 0 else f"from stage {stage - 1}"
     out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
@@ -95,6 +100,14 @@ def stage_source(plan: Plan, stage: int) -> str:
     for loop in (_FORWARD_LOOP, backward):
         writer.lines("", *loop.format(**filled).rstrip("\n").split("\n"))
     return writer.text()
+
+
+def _taken(plan: Plan, pieces: list[Piece]) -> set[str]:
+    """What the functions of units must not be called: values, and the stage's other functions."""
+    graphs = (plan.context, *(piece.graph for piece in pieces))
+    values = {identifier(name) for graph in graphs for name in graph.values}
+    loops = {"context", "forward", "backward", "input_grad", "weight_grad"}
+    return values | loops | {f"{piece.name}_{loop}" for piece in pieces for loop in loops}
 
 
 def _backward_span(plan: Plan, instances: list[InstancePlan]) -> dict[str, str]:
@@ -128,7 +141,8 @@ def _head(
         f"data-parallel rank; ZeRO {plan.zero}; recompute {plan.recompute}; {plan.schedule_name}.",
         "All ranks of this stage run this text; they differ in TP_RANK and in what their buckets "
         "hold.",
-        "Shapes are local. A name `d_v` is the gradient of `v`.",
+        "Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,",
+        "`d_v_mul` a step towards it.",
         '"""',
         "",
         *imports,

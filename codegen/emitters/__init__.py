@@ -1,5 +1,7 @@
 """One line of Python per op: an emitter for each definition of the registry."""
 
+from collections.abc import Callable
+
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.registry import DEFINITIONS, definition
 
@@ -17,12 +19,13 @@ EMITTERS: dict[str, Emit] = {
 }
 
 
-def op_text(op: Op, local: Locals, grad: str = "") -> str:
+def op_text(op: Op, local: Locals, grad: str = "", name: Callable[[str], str] = identifier) -> str:
     """The right-hand side for an op; one that nobody registered calls torch.ops by its full name.
 
-    grad: the gradient that an op adds its output to, where its definition says that it can.
+    grad: the gradient that an op adds its output to, where its definition says that it can. name:
+    what stands for a value.
     """
-    names = [identifier(n) if n else "None" for n in op.inputs]
+    names = [name(n) if n else "None" for n in op.inputs]
     emit = EMITTERS.get(op.target, torch_call)
     if not grad:
         return emit(op, names, local)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..graph import Graph, Input, Op, Value, prune, verify
@@ -24,6 +24,7 @@ from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
 from ..segment import Segment
 from ..sizes import B, S, Size
+from .backward import Backward, gradient_names, traced_names
 from .composites import EXPANSIONS
 from .fx import FxReader, torch_dtype
 
@@ -42,19 +43,23 @@ def joint(segment: Segment) -> Graph:
         arguments.append(fake.tensor(graph.values[graph.outputs[0]], False))
     made: dict[str, Op] = {}  # traced node name -> the forward op it came from
     positions = [n for n, i in enumerate(graph.inputs) if i.value.name in wanted]
+    backward = Backward()
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         inputs = list(tensors[: len(graph.inputs)])
-        (y,) = evaluate(graph, inputs, made)
+        leaves = [inputs[n] for n in positions]
+        with backward.forward(leaves):
+            (y,) = evaluate(graph, inputs, made)
         if not positions:
             return (y,)
-        dy = tensors[-1] if not is_loss else torch.ones_like(y)
-        grads = torch.autograd.grad(y, [inputs[n] for n in positions], dy, allow_unused=True)
+        with backward.steps(y):
+            dy = tensors[-1] if not is_loss else torch.ones_like(y)
+            grads = torch.autograd.grad(y, leaves, dy, allow_unused=True)
         return (y, *grads)
 
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
-    return _read(segment, traced, fake.symbols, made, is_loss)
+    return _read(segment, traced, _JointReader(symbols=fake.symbols, names=made), backward)
 
 
 class _FakeInputs:
@@ -88,18 +93,13 @@ def evaluate(
     env = dict(zip((i.value.name for i in graph.inputs), inputs, strict=True))
     sizes = _size_values(graph, env)
     for op in graph.ops:
-        before = _node_names()
+        before = traced_names()
         result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
         results = result if isinstance(result, tuple | list) else (result,)
         env.update((v.name, r) for v, r in zip(op.outputs, results, strict=True))
         if made is not None:
-            made.update(dict.fromkeys(_node_names()[len(before) :], op))
+            made.update(dict.fromkeys(traced_names()[len(before) :], op))
     return tuple(env[name] for name in graph.outputs)
-
-
-def _node_names() -> list[str]:
-    mode = get_proxy_mode()
-    return [n.name for n in mode.tracer.graph.nodes] if mode is not None else []
 
 
 def _size_values(graph: Graph, env: dict[str, Tensor]) -> dict:
@@ -199,17 +199,15 @@ class _JointReader(FxReader):
         return op.output.name if op else node.target._schema.name.partition("::")[2].strip("_")  # type: ignore[union-attr]
 
 
-def _read(
-    segment: Segment, traced: GraphModule, symbols: dict, made: dict[str, Op], is_loss: bool
-) -> Graph:
+def _read(segment: Segment, traced: GraphModule, reader: _JointReader, backward: Backward) -> Graph:
     graph = segment.graph
-    reader = _JointReader(symbols=symbols, names=made)
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
-    if not is_loss:
+    holders = [n for n in nodes if n.op == "placeholder"]
+    if len(holders) > len(items):
         y = graph.values[graph.outputs[0]]
-        items.append(Input(Value("dy", y.dtype, y.shape), "grad", "dy"))
-    for node, item in zip((n for n in nodes if n.op == "placeholder"), items, strict=True):
+        items.append(Input(Value(_DY, y.dtype, y.shape), "grad", _DY))
+    for node, item in zip(holders, items, strict=True):
         reader.inputs.append(item)
         reader.taken.add(item.value.name)
         reader.values[node] = item.value.name
@@ -218,30 +216,35 @@ def _read(
         if node.op == "call_function":
             before = len(reader.ops)
             reader.call(node)
+            made = reader.names.get(backward.made_by.get(node.name, node.name))
             for op in reader.ops[before:]:
-                sources[op.output.name] = made[node.name].source if node.name in made else ""
+                sources[op.output.name] = made.source if made else ""
     ops = tuple(replace(op, source=sources[op.output.name]) for op in reader.ops)
     (result,) = (n for n in nodes if n.op == "output")
     outputs = tuple("" if n is None else str(reader.values[n]) for n in result.args[0])
     joint = prune(Graph(graph.name, tuple(items), ops, outputs))
-    return verify(_name_gradients(joint, segment))
+    values = {n.name: v for n, v in reader.values.items() if isinstance(v, str)}
+    return verify(_name_gradients(joint, segment, backward, values))
 
 
-def _name_gradients(joint: Graph, segment: Segment) -> Graph:
-    """Outputs under the names of what they are: the segment's output, `d_x`, `d_<param>`.
+def _name_gradients(
+    joint: Graph, segment: Segment, backward: Backward, values: dict[str, str]
+) -> Graph:
+    """Outputs in their order, and backward values under the names of what they are.
 
-    Those that have no gradient get an empty name in their place.
+    Outputs are the segment's own, `d_x`, `d_<param>`; those that have no gradient get an empty
+    name in their place. values: names by traced node.
     """
     wanted = [i.value.name for i in segment.wanted]
     found = dict(zip(wanted, joint.outputs[1:], strict=True))
-    names: dict[str, str] = {}
+    results: dict[str, str] = {}
     for source, output in found.items():
-        if output in joint.producer and output not in names:
-            names[output] = f"d_{source}"
+        if output in joint.producer and output not in results:
+            results[output] = f"d_{source}"
     entry = [i.value.name for i in segment.graph.inputs_of("activation")] or [""]
     params = [i.value.name for i in segment.graph.inputs_of("param")]
     outputs = (joint.outputs[0], *(found.get(name, "") for name in (*entry, *params)))
-    return rename(replace(joint, outputs=outputs), names)
+    return rename(replace(joint, outputs=outputs), gradient_names(joint, backward, values, results))
 
 
 def rename(graph: Graph, names: dict[str, str]) -> Graph:

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan c8a9aaa92f05c5ff."""
+"""What every rank of golden-gemma2 shares; plan 9ac20a584c0ac8b1."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -3,7 +3,8 @@
 Mesh pp=1 dp=1 tp=1; micro-batches: 1 of 4 rows a
 data-parallel rank; ZeRO 0; recompute none; 1f1b.
 All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
-Shapes are local. A name `d_v` is the gradient of `v`.
+Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,
+`d_v_mul` a step towards it.
 """
 
 import torch
@@ -31,7 +32,41 @@ def context(constants):
     return {"rope.cos": rope_cos, "rope.sin": rope_sin}
 
 
-# embed: used 1 times on this stage
+def norm_with_parts(x, w):
+    # models/norms.py:49
+    add = w + 1.0
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add_2 = mean + 1e-06
+    rsqrt = torch.rsqrt(add_2)
+    mul = x * rsqrt
+    mul_2 = mul * add
+    return mul_2, add, rsqrt, mul
+
+
+def rope(x, cos, sin):
+    # models/attention.py:85
+    chunk = x.narrow(3, 0, 2)
+    chunk_2 = x.narrow(3, 2, 2)
+    mul = x * cos
+    neg = -chunk_2
+    cat = torch.cat((neg, chunk), dim=-1)
+    mul_2 = cat * sin
+    return mul + mul_2
+
+
+def loss_with_valid(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    result = sum_ / denominator
+    return result, valid
+
+
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """mul [B, S, 16], saved."""
@@ -48,14 +83,14 @@ def embed_backward(params, saved, dy, grads):
     (embed_w,) = params
     (tokens,) = saved
     (grad_embed_w,) = grads
-    # gradients
-    mul_2 = dy * 4.0
-    d_embed_w = kernels.embedding_weight_grad(mul_2, tokens, start=0, rows=64)
+    # models/decoder.py:64
+    d_embed_embedding = dy * 4.0
+    d_embed_w = kernels.embedding_weight_grad(d_embed_embedding, tokens, start=0, rows=64)
     grad_embed_w.add_(d_embed_w)
     return None
 
 
-# attention: used 1 times on this stage
+# attention: used once on this stage
 
 def attention_forward(params, x, rope_cos, rope_sin):
     """x [B, S, 16] -> add [B, S, 16], saved."""
@@ -64,56 +99,31 @@ def attention_forward(params, x, rope_cos, rope_sin):
         attention_post_norm_w,
     ) = params
     # models/norms.py:49
-    attention_norm_add = attention_norm_w + 1.0
-    # models/norms.py:50
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add_2 = attention_norm_mean + 1e-06
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add_2)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_mul * attention_norm_add
+    (
+        attention_norm_mul_2, attention_norm_add, attention_norm_rsqrt, attention_norm_mul,
+    ) = norm_with_parts(x, attention_norm_w)
     # models/attention.py:81
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # models/attention.py:85
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_mul = attention_transpose * rope_cos
-    attention_neg = -attention_chunk_2
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_neg_2 = -attention_chunk_2_3
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # models/attention.py:86
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.3535533905932738,
         causal=True, window=4, softcap=50.0,
     )
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
     # models/norms.py:49
-    attention_post_norm_add = attention_post_norm_w + 1.0
-    # models/norms.py:50
-    attention_post_norm_pow = torch.pow(attention_o_linear, 2)
-    attention_post_norm_mean = attention_post_norm_pow.mean([-1], keepdim=True)
-    attention_post_norm_add_2 = attention_post_norm_mean + 1e-06
-    attention_post_norm_rsqrt = torch.rsqrt(attention_post_norm_add_2)
-    attention_post_norm_mul = attention_o_linear * attention_post_norm_rsqrt
-    attention_post_norm_mul_2 = attention_post_norm_mul * attention_post_norm_add
+    (
+        attention_post_norm_mul_2, attention_post_norm_add, attention_post_norm_rsqrt,
+        attention_post_norm_mul,
+    ) = norm_with_parts(attention_o_linear, attention_post_norm_w)
     # models/decoder.py:35
     add = x + attention_post_norm_mul_2
     # saved for backward, a micro-batch: 16.9 KiB in 14 values
@@ -144,100 +154,113 @@ def attention_backward(params, saved, dy, grads):
         grad_attention_norm_w, grad_attention_q_w, grad_attention_k_w, grad_attention_v_w,
         grad_attention_o_w, grad_attention_post_norm_w,
     ) = grads
-    # gradients
-    mul = dy * attention_post_norm_mul
-    mul_2 = dy * attention_post_norm_add
-    sum = mul.sum([0, 1], keepdim=True)
-    d_attention_post_norm_w = sum.reshape(16)
+    # models/norms.py:50
+    d_attention_post_norm_w_mul = dy * attention_post_norm_mul
+    d_attention_post_norm_mul = dy * attention_post_norm_add
+    d_attention_post_norm_w_sum = d_attention_post_norm_w_mul.sum([0, 1], keepdim=True)
+    d_attention_post_norm_w = d_attention_post_norm_w_sum.reshape(16)
     grad_attention_post_norm_w.add_(d_attention_post_norm_w)
-    mul_3 = mul_2 * attention_o_linear
-    mul_4 = mul_2 * attention_post_norm_rsqrt
-    sum_2 = mul_3.sum([2], keepdim=True)
-    pow = torch.pow(attention_post_norm_rsqrt, 3)
-    mul_5 = sum_2 * -0.5
-    mul_6 = mul_5 * pow
-    expand = mul_6.expand(B, S, 16)
-    div = expand / 16
-    pow_2 = attention_o_linear
-    mul_7 = pow_2 * 2.0
-    mul_8 = div * mul_7
-    add_2 = mul_4 + mul_8
-    linear_input_grad = kernels.linear_input_grad(add_2, attention_o_w)
-    kernels.add_linear_weight_grad(grad_attention_o_w, add_2, attention_flatten)
-    view_2 = linear_input_grad.reshape(B, S, 4, 4)
-    transpose = view_2.transpose(1, 2)
-    attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
-        transpose, attention_add, attention_add_2, attention_transpose_3,
+    d_attention_post_norm_rsqrt_mul = d_attention_post_norm_mul * attention_o_linear
+    d_attention_o_linear_from_post_norm_mul = d_attention_post_norm_mul * attention_post_norm_rsqrt
+    d_attention_post_norm_rsqrt = d_attention_post_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_attention_post_norm_add_2_pow = torch.pow(attention_post_norm_rsqrt, 3)
+    d_attention_post_norm_add_2_mul = d_attention_post_norm_rsqrt * -0.5
+    d_attention_post_norm_add_2 = d_attention_post_norm_add_2_mul * d_attention_post_norm_add_2_pow
+    d_attention_post_norm_pow_expand = d_attention_post_norm_add_2.expand(B, S, 16)
+    d_attention_post_norm_pow = d_attention_post_norm_pow_expand / 16
+    d_attention_o_linear_from_post_norm_pow_mul = attention_o_linear * 2.0
+    d_attention_o_linear_from_post_norm_pow = (
+        d_attention_post_norm_pow * d_attention_o_linear_from_post_norm_pow_mul
+    )
+    d_attention_o_linear = (
+        d_attention_o_linear_from_post_norm_mul + d_attention_o_linear_from_post_norm_pow
+    )
+    # models/attention.py:86
+    d_attention_flatten = kernels.linear_input_grad(d_attention_o_linear, attention_o_w)
+    kernels.add_linear_weight_grad(grad_attention_o_w, d_attention_o_linear, attention_flatten)
+    d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
+    d_attention_add, d_attention_add_2, d_attention_transpose_3 = kernels.attention_backward(
+        d_attention_core_attention_o, attention_add, attention_add_2, attention_transpose_3,
         attention_core_attention_o, attention_core_attention_lse, scale=0.3535533905932738,
         causal=True, window=4, softcap=50.0,
     )
-    mul_9 = attention_backward_dk * rope_sin
-    slice = mul_9.narrow(3, 0, 2)
-    slice_2 = mul_9.narrow(3, 2, 2)
-    neg = -slice
-    mul_10 = attention_backward_dk * rope_cos
-    slice_backward = torch.ops.aten.slice_backward(neg, (B, 2, S, 4), 3, 2, 4, 1)
-    add_3 = mul_10 + slice_backward
-    slice_backward_2 = torch.ops.aten.slice_backward(slice_2, (B, 2, S, 4), 3, 0, 2, 1)
-    add_4 = add_3 + slice_backward_2
-    mul_11 = attention_backward_dq * rope_sin
-    slice_3 = mul_11.narrow(3, 0, 2)
-    slice_4 = mul_11.narrow(3, 2, 2)
-    neg_2 = -slice_3
-    mul_12 = attention_backward_dq * rope_cos
-    slice_backward_3 = torch.ops.aten.slice_backward(neg_2, (B, 4, S, 4), 3, 2, 4, 1)
-    add_5 = mul_12 + slice_backward_3
-    slice_backward_4 = torch.ops.aten.slice_backward(slice_4, (B, 4, S, 4), 3, 0, 2, 1)
-    add_6 = add_5 + slice_backward_4
-    transpose_2 = attention_backward_dv.transpose(1, 2)
-    view_3 = transpose_2.reshape(B, S, 8)
-    linear_input_grad_2 = kernels.linear_input_grad(view_3, attention_v_w)
-    kernels.add_linear_weight_grad(grad_attention_v_w, view_3, attention_norm_mul_2)
-    transpose_3 = add_4.transpose(1, 2)
-    view_4 = transpose_3.reshape(B, S, 8)
-    linear_input_grad_3 = kernels.linear_input_grad(view_4, attention_k_w)
-    kernels.add_linear_weight_grad(grad_attention_k_w, view_4, attention_norm_mul_2)
-    add_7 = linear_input_grad_2 + linear_input_grad_3
-    transpose_4 = add_6.transpose(1, 2)
-    view_5 = transpose_4.reshape(B, S, 16)
-    linear_input_grad_4 = kernels.linear_input_grad(view_5, attention_q_w)
-    kernels.add_linear_weight_grad(grad_attention_q_w, view_5, attention_norm_mul_2)
-    add_8 = add_7 + linear_input_grad_4
-    mul_13 = add_8 * attention_norm_mul
-    mul_14 = add_8 * attention_norm_add
-    sum_3 = mul_13.sum([0, 1], keepdim=True)
-    d_attention_norm_w = sum_3.reshape(16)
+    # models/attention.py:85
+    d_attention_cat_2 = d_attention_add_2 * rope_sin
+    d_attention_neg_2 = d_attention_cat_2.narrow(3, 0, 2)
+    d_attention_chunk_2_2 = d_attention_cat_2.narrow(3, 2, 2)
+    d_attention_chunk_2_3 = -d_attention_neg_2
+    d_attention_transpose_2_from_mul_3 = d_attention_add_2 * rope_cos
+    d_attention_transpose_2_from_chunk_2_3 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2_3, (B, 2, S, 4), 3, 2, 4, 1,
+    )
+    d_attention_transpose_2_sum = (
+        d_attention_transpose_2_from_mul_3 + d_attention_transpose_2_from_chunk_2_3
+    )
+    d_attention_transpose_2_from_chunk_2_2 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2_2, (B, 2, S, 4), 3, 0, 2, 1,
+    )
+    d_attention_transpose_2 = d_attention_transpose_2_sum + d_attention_transpose_2_from_chunk_2_2
+    d_attention_cat = d_attention_add * rope_sin
+    d_attention_neg = d_attention_cat.narrow(3, 0, 2)
+    d_attention_chunk = d_attention_cat.narrow(3, 2, 2)
+    d_attention_chunk_2 = -d_attention_neg
+    d_attention_transpose_from_mul = d_attention_add * rope_cos
+    d_attention_transpose_from_chunk_2 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2, (B, 4, S, 4), 3, 2, 4, 1,
+    )
+    d_attention_transpose_sum = d_attention_transpose_from_mul + d_attention_transpose_from_chunk_2
+    d_attention_transpose_from_chunk = torch.ops.aten.slice_backward(
+        d_attention_chunk, (B, 4, S, 4), 3, 0, 2, 1,
+    )
+    d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
+    # models/attention.py:81
+    d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
+    d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
+        d_attention_v_linear, attention_v_w,
+    )
+    kernels.add_linear_weight_grad(grad_attention_v_w, d_attention_v_linear, attention_norm_mul_2)
+    d_attention_k_linear = d_attention_transpose_2.transpose(1, 2).reshape(B, S, 8)
+    d_attention_norm_mul_2_from_k_linear = kernels.linear_input_grad(
+        d_attention_k_linear, attention_k_w,
+    )
+    kernels.add_linear_weight_grad(grad_attention_k_w, d_attention_k_linear, attention_norm_mul_2)
+    d_attention_norm_mul_2_sum = (
+        d_attention_norm_mul_2_from_v_linear + d_attention_norm_mul_2_from_k_linear
+    )
+    d_attention_q_linear = d_attention_transpose.transpose(1, 2).reshape(B, S, 16)
+    d_attention_norm_mul_2_from_q_linear = kernels.linear_input_grad(
+        d_attention_q_linear, attention_q_w,
+    )
+    kernels.add_linear_weight_grad(grad_attention_q_w, d_attention_q_linear, attention_norm_mul_2)
+    d_attention_norm_mul_2 = d_attention_norm_mul_2_sum + d_attention_norm_mul_2_from_q_linear
+    # models/norms.py:50
+    d_attention_norm_w_mul = d_attention_norm_mul_2 * attention_norm_mul
+    d_attention_norm_mul = d_attention_norm_mul_2 * attention_norm_add
+    d_attention_norm_w_sum = d_attention_norm_w_mul.sum([0, 1], keepdim=True)
+    d_attention_norm_w = d_attention_norm_w_sum.reshape(16)
     grad_attention_norm_w.add_(d_attention_norm_w)
-    mul_15 = mul_14 * x
-    mul_16 = mul_14 * attention_norm_rsqrt
-    sum_4 = mul_15.sum([2], keepdim=True)
-    add_9 = dy + mul_16
-    pow_3 = torch.pow(attention_norm_rsqrt, 3)
-    mul_17 = sum_4 * -0.5
-    mul_18 = mul_17 * pow_3
-    expand_2 = mul_18.expand(B, S, 16)
-    div_2 = expand_2 / 16
-    pow_4 = x
-    mul_19 = pow_4 * 2.0
-    mul_20 = div_2 * mul_19
-    d_x = add_9 + mul_20
+    d_attention_norm_rsqrt_mul = d_attention_norm_mul * x
+    d_x_from_attention_norm_mul = d_attention_norm_mul * attention_norm_rsqrt
+    d_attention_norm_rsqrt = d_attention_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_x_sum = dy + d_x_from_attention_norm_mul
+    d_attention_norm_add_2_pow = torch.pow(attention_norm_rsqrt, 3)
+    d_attention_norm_add_2_mul = d_attention_norm_rsqrt * -0.5
+    d_attention_norm_add_2 = d_attention_norm_add_2_mul * d_attention_norm_add_2_pow
+    d_attention_norm_pow_expand = d_attention_norm_add_2.expand(B, S, 16)
+    d_attention_norm_pow = d_attention_norm_pow_expand / 16
+    d_x_from_attention_norm_pow_mul = x * 2.0
+    d_x_from_attention_norm_pow = d_attention_norm_pow * d_x_from_attention_norm_pow_mul
+    d_x = d_x_sum + d_x_from_attention_norm_pow
     return d_x
 
 
-# ffn: used 1 times on this stage
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w, ffn_post_norm_w,) = params
     # models/norms.py:49
-    ffn_norm_add = ffn_norm_w + 1.0
-    # models/norms.py:50
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add_2 = ffn_norm_mean + 1e-06
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add_2)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_mul * ffn_norm_add
+    ffn_norm_mul_2, ffn_norm_add, ffn_norm_rsqrt, ffn_norm_mul = norm_with_parts(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_gelu = F.gelu(ffn_gate_linear, approximate="tanh")
@@ -245,14 +268,9 @@ def ffn_forward(params, x):
     ffn_mul = ffn_gelu * ffn_up_linear
     ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
     # models/norms.py:49
-    ffn_post_norm_add = ffn_post_norm_w + 1.0
-    # models/norms.py:50
-    ffn_post_norm_pow = torch.pow(ffn_down_linear, 2)
-    ffn_post_norm_mean = ffn_post_norm_pow.mean([-1], keepdim=True)
-    ffn_post_norm_add_2 = ffn_post_norm_mean + 1e-06
-    ffn_post_norm_rsqrt = torch.rsqrt(ffn_post_norm_add_2)
-    ffn_post_norm_mul = ffn_down_linear * ffn_post_norm_rsqrt
-    ffn_post_norm_mul_2 = ffn_post_norm_mul * ffn_post_norm_add
+    (
+        ffn_post_norm_mul_2, ffn_post_norm_add, ffn_post_norm_rsqrt, ffn_post_norm_mul,
+    ) = norm_with_parts(ffn_down_linear, ffn_post_norm_w)
     # models/decoder.py:36
     add_2 = x + ffn_post_norm_mul_2
     # saved for backward, a micro-batch: 24.4 KiB in 12 values
@@ -275,79 +293,71 @@ def ffn_backward(params, saved, dy, grads):
     (
         grad_ffn_norm_w, grad_ffn_gate_w, grad_ffn_up_w, grad_ffn_down_w, grad_ffn_post_norm_w,
     ) = grads
-    # gradients
-    mul = dy * ffn_post_norm_mul
-    mul_2 = dy * ffn_post_norm_add
-    sum = mul.sum([0, 1], keepdim=True)
-    d_ffn_post_norm_w = sum.reshape(16)
+    # models/norms.py:50
+    d_ffn_post_norm_w_mul = dy * ffn_post_norm_mul
+    d_ffn_post_norm_mul = dy * ffn_post_norm_add
+    d_ffn_post_norm_w_sum = d_ffn_post_norm_w_mul.sum([0, 1], keepdim=True)
+    d_ffn_post_norm_w = d_ffn_post_norm_w_sum.reshape(16)
     grad_ffn_post_norm_w.add_(d_ffn_post_norm_w)
-    mul_3 = mul_2 * ffn_down_linear
-    mul_4 = mul_2 * ffn_post_norm_rsqrt
-    sum_2 = mul_3.sum([2], keepdim=True)
-    pow = torch.pow(ffn_post_norm_rsqrt, 3)
-    mul_5 = sum_2 * -0.5
-    mul_6 = mul_5 * pow
-    expand = mul_6.expand(B, S, 16)
-    div = expand / 16
-    pow_2 = ffn_down_linear
-    mul_7 = pow_2 * 2.0
-    mul_8 = div * mul_7
-    add = mul_4 + mul_8
-    linear_input_grad = kernels.linear_input_grad(add, ffn_down_w)
-    kernels.add_linear_weight_grad(grad_ffn_down_w, add, ffn_mul)
-    mul_9 = linear_input_grad * ffn_gelu
-    mul_10 = linear_input_grad * ffn_up_linear
-    linear_input_grad_2 = kernels.linear_input_grad(mul_9, ffn_up_w)
-    kernels.add_linear_weight_grad(grad_ffn_up_w, mul_9, ffn_norm_mul_2)
-    gelu_backward = torch.ops.aten.gelu_backward(mul_10, ffn_gate_linear, approximate='tanh')
-    linear_input_grad_3 = kernels.linear_input_grad(gelu_backward, ffn_gate_w)
-    kernels.add_linear_weight_grad(grad_ffn_gate_w, gelu_backward, ffn_norm_mul_2)
-    add_3 = linear_input_grad_2 + linear_input_grad_3
-    mul_11 = add_3 * ffn_norm_mul
-    mul_12 = add_3 * ffn_norm_add
-    sum_3 = mul_11.sum([0, 1], keepdim=True)
-    d_ffn_norm_w = sum_3.reshape(16)
+    d_ffn_post_norm_rsqrt_mul = d_ffn_post_norm_mul * ffn_down_linear
+    d_ffn_down_linear_from_post_norm_mul = d_ffn_post_norm_mul * ffn_post_norm_rsqrt
+    d_ffn_post_norm_rsqrt = d_ffn_post_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_ffn_post_norm_add_2_pow = torch.pow(ffn_post_norm_rsqrt, 3)
+    d_ffn_post_norm_add_2_mul = d_ffn_post_norm_rsqrt * -0.5
+    d_ffn_post_norm_add_2 = d_ffn_post_norm_add_2_mul * d_ffn_post_norm_add_2_pow
+    d_ffn_post_norm_pow_expand = d_ffn_post_norm_add_2.expand(B, S, 16)
+    d_ffn_post_norm_pow = d_ffn_post_norm_pow_expand / 16
+    d_ffn_down_linear_from_post_norm_pow_mul = ffn_down_linear * 2.0
+    d_ffn_down_linear_from_post_norm_pow = (
+        d_ffn_post_norm_pow * d_ffn_down_linear_from_post_norm_pow_mul
+    )
+    d_ffn_down_linear = d_ffn_down_linear_from_post_norm_mul + d_ffn_down_linear_from_post_norm_pow
+    # models/ffn.py:27
+    d_ffn_mul = kernels.linear_input_grad(d_ffn_down_linear, ffn_down_w)
+    kernels.add_linear_weight_grad(grad_ffn_down_w, d_ffn_down_linear, ffn_mul)
+    d_ffn_up_linear = d_ffn_mul * ffn_gelu
+    d_ffn_gelu = d_ffn_mul * ffn_up_linear
+    d_ffn_norm_mul_2_from_up_linear = kernels.linear_input_grad(d_ffn_up_linear, ffn_up_w)
+    kernels.add_linear_weight_grad(grad_ffn_up_w, d_ffn_up_linear, ffn_norm_mul_2)
+    d_ffn_gate_linear = torch.ops.aten.gelu_backward(
+        d_ffn_gelu, ffn_gate_linear, approximate='tanh',
+    )
+    d_ffn_norm_mul_2_from_gate_linear = kernels.linear_input_grad(d_ffn_gate_linear, ffn_gate_w)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, d_ffn_gate_linear, ffn_norm_mul_2)
+    d_ffn_norm_mul_2 = d_ffn_norm_mul_2_from_up_linear + d_ffn_norm_mul_2_from_gate_linear
+    # models/norms.py:50
+    d_ffn_norm_w_mul = d_ffn_norm_mul_2 * ffn_norm_mul
+    d_ffn_norm_mul = d_ffn_norm_mul_2 * ffn_norm_add
+    d_ffn_norm_w_sum = d_ffn_norm_w_mul.sum([0, 1], keepdim=True)
+    d_ffn_norm_w = d_ffn_norm_w_sum.reshape(16)
     grad_ffn_norm_w.add_(d_ffn_norm_w)
-    mul_13 = mul_12 * x
-    mul_14 = mul_12 * ffn_norm_rsqrt
-    sum_4 = mul_13.sum([2], keepdim=True)
-    add_4 = dy + mul_14
-    pow_3 = torch.pow(ffn_norm_rsqrt, 3)
-    mul_15 = sum_4 * -0.5
-    mul_16 = mul_15 * pow_3
-    expand_2 = mul_16.expand(B, S, 16)
-    div_2 = expand_2 / 16
-    pow_4 = x
-    mul_17 = pow_4 * 2.0
-    mul_18 = div_2 * mul_17
-    d_x = add_4 + mul_18
+    d_ffn_norm_rsqrt_mul = d_ffn_norm_mul * x
+    d_x_from_ffn_norm_mul = d_ffn_norm_mul * ffn_norm_rsqrt
+    d_ffn_norm_rsqrt = d_ffn_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_x_sum = dy + d_x_from_ffn_norm_mul
+    d_ffn_norm_add_2_pow = torch.pow(ffn_norm_rsqrt, 3)
+    d_ffn_norm_add_2_mul = d_ffn_norm_rsqrt * -0.5
+    d_ffn_norm_add_2 = d_ffn_norm_add_2_mul * d_ffn_norm_add_2_pow
+    d_ffn_norm_pow_expand = d_ffn_norm_add_2.expand(B, S, 16)
+    d_ffn_norm_pow = d_ffn_norm_pow_expand / 16
+    d_x_from_ffn_norm_pow_mul = x * 2.0
+    d_x_from_ffn_norm_pow = d_ffn_norm_pow * d_x_from_ffn_norm_pow_mul
+    d_x = d_x_sum + d_x_from_ffn_norm_pow
     return d_x
 
 
-# head: used 1 times on this stage
+# head: used once on this stage
 
 def head_forward(params, x, labels, denominator):
     """x [B, S, 16] -> loss_2 [], saved."""
     (norm_w, embed_w,) = params
     # models/norms.py:49
-    norm_add = norm_w + 1.0
-    # models/norms.py:50
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add_2 = norm_mean + 1e-06
-    norm_rsqrt = torch.rsqrt(norm_add_2)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_mul * norm_add
+    norm_mul_2, norm_add, norm_rsqrt, norm_mul = norm_with_parts(x, norm_w)
     # models/decoder.py:68
     loss_lse, loss_picked, loss_logits = kernels.linear_cross_entropy_keeping(
         norm_mul_2, embed_w, labels, softcap=30.0, start=0,
     )
-    loss_nll = loss_lse - loss_picked
-    loss_valid = labels != -100
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
+    loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
     # saved for backward, a micro-batch: 12.3 KiB in 8 values
     saved = (
         x, labels, denominator, norm_add, norm_rsqrt, norm_mul, norm_mul_2, loss_lse, loss_logits,
@@ -364,34 +374,34 @@ def head_backward(params, saved, dy, grads):
         loss_valid, loss_2,
     ) = saved
     (grad_norm_w, grad_embed_w,) = grads
-    # gradients
-    ones_like = torch.ones_like(loss_2)
-    div = ones_like / denominator
-    expand = div.expand(B, S)
-    scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
-    where = torch.where(loss_valid, expand, scalar_tensor)
-    neg = -where
-    linear_cross_entropy_backward_dx = kernels.add_linear_cross_entropy_backward(
-        grad_embed_w, where, neg, norm_mul_2, embed_w, labels, loss_lse, loss_logits, softcap=30.0,
-        start=0,
+    # models/decoder.py:68
+    d_loss_2 = torch.ones_like(loss_2)
+    d_loss_sum = d_loss_2 / denominator
+    d_loss_masked_2 = d_loss_sum.expand(B, S)
+    d_loss_nll_scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
+    d_loss_nll = torch.where(loss_valid, d_loss_masked_2, d_loss_nll_scalar_tensor)
+    d_loss_picked = -d_loss_nll
+    d_norm_mul_2 = kernels.add_linear_cross_entropy_backward(
+        grad_embed_w, d_loss_nll, d_loss_picked, norm_mul_2, embed_w, labels, loss_lse,
+        loss_logits, softcap=30.0, start=0,
     )
-    mul = linear_cross_entropy_backward_dx * norm_mul
-    mul_2 = linear_cross_entropy_backward_dx * norm_add
-    sum = mul.sum([0, 1], keepdim=True)
-    d_norm_w = sum.reshape(16)
+    # models/norms.py:50
+    d_norm_w_mul = d_norm_mul_2 * norm_mul
+    d_norm_mul = d_norm_mul_2 * norm_add
+    d_norm_w_sum = d_norm_w_mul.sum([0, 1], keepdim=True)
+    d_norm_w = d_norm_w_sum.reshape(16)
     grad_norm_w.add_(d_norm_w)
-    mul_3 = mul_2 * x
-    mul_4 = mul_2 * norm_rsqrt
-    sum_2 = mul_3.sum([2], keepdim=True)
-    pow = torch.pow(norm_rsqrt, 3)
-    mul_5 = sum_2 * -0.5
-    mul_6 = mul_5 * pow
-    expand_2 = mul_6.expand(B, S, 16)
-    div_2 = expand_2 / 16
-    pow_2 = x
-    mul_7 = pow_2 * 2.0
-    mul_8 = div_2 * mul_7
-    d_x = mul_4 + mul_8
+    d_norm_rsqrt_mul = d_norm_mul * x
+    d_x_from_norm_mul = d_norm_mul * norm_rsqrt
+    d_norm_rsqrt = d_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_norm_add_2_pow = torch.pow(norm_rsqrt, 3)
+    d_norm_add_2_mul = d_norm_rsqrt * -0.5
+    d_norm_add_2 = d_norm_add_2_mul * d_norm_add_2_pow
+    d_norm_pow_expand = d_norm_add_2.expand(B, S, 16)
+    d_norm_pow = d_norm_pow_expand / 16
+    d_x_from_norm_pow_mul = x * 2.0
+    d_x_from_norm_pow = d_norm_pow * d_x_from_norm_pow_mul
+    d_x = d_x_from_norm_mul + d_x_from_norm_pow
     return d_x
 
 

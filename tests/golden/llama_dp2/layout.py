@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ea63ff4634943bc0."""
+"""What every rank of golden-llama shares; plan e825da8c827a89ac."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan f45e1a3f92675d4f."""
+"""What every rank of golden-llama shares; plan 08c84f4e62937ff9."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

@@ -3,7 +3,8 @@
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
 All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
-Shapes are local. A name `d_v` is the gradient of `v`.
+Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,
+`d_v_mul` a step towards it.
 """
 
 import torch
@@ -23,28 +24,60 @@ def context(constants):
     return {}
 
 
-# head: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def loss(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    return sum_ / denominator
+
+
+def loss_with_valid(lse, picked, labels, denominator):
+    # models/decoder.py:68
+    nll = lse - picked
+    valid = labels != -100
+    masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
+    masked_2 = torch.where(valid, nll, masked)
+    sum_ = masked_2.sum()
+    result = sum_ / denominator
+    return result, valid
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# head: used once on this stage
 
 def head_forward(params, x, labels, denominator):
     """x [B, S, 16] -> loss_2 [], saved."""
     (norm_w, lm_head_w,) = params
     # models/norms.py:35
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add = norm_mean + 1e-05
-    norm_rsqrt = torch.rsqrt(norm_add)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_w * norm_mul
+    norm_mul_2 = norm(x, norm_w)
     # models/decoder.py:68
     loss_lse, loss_picked = kernels.linear_cross_entropy(
         norm_mul_2, lm_head_w, labels, softcap=0.0, start=0,
     )
-    loss_nll = loss_lse - loss_picked
-    loss_valid = labels != -100
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
+    loss_2 = loss(loss_lse, loss_picked, labels, denominator)
     # saved for backward, a micro-batch: 0.1 KiB in 2 values
     # in the host's memory meanwhile: 0.5 KiB in x, loss_picked
     saved = (x, labels, denominator, loss_lse, loss_picked,)
@@ -57,47 +90,38 @@ def head_backward(params, saved, dy, grads):
     (x, labels, denominator, loss_lse, loss_picked,) = saved
     (grad_norm_w, grad_lm_head_w,) = grads
     # recompute: models/decoder.py:68
-    loss_valid = labels != -100
-    loss_nll = loss_lse - loss_picked
-    loss_masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
-    loss_masked_2 = torch.where(loss_valid, loss_nll, loss_masked)
-    loss_sum = loss_masked_2.sum()
-    loss_2 = loss_sum / denominator
-    # gradients
-    ones_like = torch.ones_like(loss_2)
-    div = ones_like / denominator
-    expand = div.expand(B, S)
-    scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
-    where = torch.where(loss_valid, expand, scalar_tensor)
-    neg = -where
+    loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
+    # models/decoder.py:68
+    d_loss_2 = torch.ones_like(loss_2)
+    d_loss_sum = d_loss_2 / denominator
+    d_loss_masked_2 = d_loss_sum.expand(B, S)
+    d_loss_nll_scalar_tensor = torch.full((), 0, dtype=torch.float32, device=DEVICE)
+    d_loss_nll = torch.where(loss_valid, d_loss_masked_2, d_loss_nll_scalar_tensor)
+    d_loss_picked = -d_loss_nll
     # recompute: models/norms.py:35
-    norm_pow = torch.pow(x, 2)
-    norm_mean = norm_pow.mean([-1], keepdim=True)
-    norm_add = norm_mean + 1e-05
-    norm_rsqrt = torch.rsqrt(norm_add)
-    norm_mul = x * norm_rsqrt
-    norm_mul_2 = norm_w * norm_mul
-    # gradients
-    linear_cross_entropy_backward_dx = kernels.add_linear_cross_entropy_backward(
-        grad_lm_head_w, where, neg, norm_mul_2, lm_head_w, labels, loss_lse, softcap=0.0, start=0,
+    norm_mul_2, norm_rsqrt, norm_mul = norm_with_rsqrt_mul(x, norm_w)
+    # models/decoder.py:68
+    d_norm_mul_2 = kernels.add_linear_cross_entropy_backward(
+        grad_lm_head_w, d_loss_nll, d_loss_picked, norm_mul_2, lm_head_w, labels, loss_lse,
+        softcap=0.0, start=0,
     )
-    mul = linear_cross_entropy_backward_dx * norm_w
-    mul_2 = linear_cross_entropy_backward_dx * norm_mul
-    sum = mul_2.sum([0, 1], keepdim=True)
-    d_norm_w = sum.reshape(16)
+    # models/norms.py:35
+    d_norm_mul = d_norm_mul_2 * norm_w
+    d_norm_w_mul = d_norm_mul_2 * norm_mul
+    d_norm_w_sum = d_norm_w_mul.sum([0, 1], keepdim=True)
+    d_norm_w = d_norm_w_sum.reshape(16)
     grad_norm_w.add_(d_norm_w)
-    mul_3 = mul * x
-    mul_4 = mul * norm_rsqrt
-    sum_2 = mul_3.sum([2], keepdim=True)
-    pow = torch.pow(norm_rsqrt, 3)
-    mul_5 = sum_2 * -0.5
-    mul_6 = mul_5 * pow
-    expand_2 = mul_6.expand(B, S, 16)
-    div_2 = expand_2 / 16
-    pow_2 = x
-    mul_7 = pow_2 * 2.0
-    mul_8 = div_2 * mul_7
-    d_x = mul_4 + mul_8
+    d_norm_rsqrt_mul = d_norm_mul * x
+    d_x_from_norm_mul = d_norm_mul * norm_rsqrt
+    d_norm_rsqrt = d_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_norm_add_pow = torch.pow(norm_rsqrt, 3)
+    d_norm_add_mul = d_norm_rsqrt * -0.5
+    d_norm_add = d_norm_add_mul * d_norm_add_pow
+    d_norm_pow_expand = d_norm_add.expand(B, S, 16)
+    d_norm_pow = d_norm_pow_expand / 16
+    d_x_from_norm_pow_mul = x * 2.0
+    d_x_from_norm_pow = d_norm_pow * d_x_from_norm_pow_mul
+    d_x = d_x_from_norm_mul + d_x_from_norm_pow
     return d_x
 
 

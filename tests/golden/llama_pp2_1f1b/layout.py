@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan aca6898a09510193."""
+"""What every rank of golden-llama shares; plan 95fa8f8edc1ae7d6."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

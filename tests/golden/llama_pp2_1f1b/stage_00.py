@@ -3,7 +3,8 @@
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; 1f1b.
 All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
-Shapes are local. A name `d_v` is the gradient of `v`.
+Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,
+`d_v_mul` a step towards it.
 """
 
 import torch
@@ -31,7 +32,39 @@ def context(constants):
     return {"rope.cos": rope_cos, "rope.sin": rope_sin}
 
 
-# embed: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def rope(x, cos, sin):
+    # models/attention.py:85
+    chunk = x.narrow(3, 0, 2)
+    chunk_2 = x.narrow(3, 2, 2)
+    mul = x * cos
+    neg = -chunk_2
+    cat = torch.cat((neg, chunk), dim=-1)
+    mul_2 = cat * sin
+    return mul + mul_2
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
@@ -47,56 +80,35 @@ def embed_backward(params, saved, dy, grads):
     (embed_w,) = params
     (tokens,) = saved
     (grad_embed_w,) = grads
-    # gradients
+    # models/decoder.py:64
     d_embed_w = kernels.embedding_weight_grad(dy, tokens, start=0, rows=64)
     grad_embed_w.add_(d_embed_w)
     return None
 
 
-# attention: used 1 times on this stage
+# attention: used once on this stage
 
 def attention_forward(params, x, rope_cos, rope_sin):
     """x [B, S, 16] -> add [B, S, 16], saved."""
     (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
     # models/norms.py:35
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add = attention_norm_mean + 1e-05
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
+    attention_norm_mul_2 = norm(x, attention_norm_w)
     # models/attention.py:81
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # models/attention.py:85
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_mul = attention_transpose * rope_cos
-    attention_neg = -attention_chunk_2
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_neg_2 = -attention_chunk_2_3
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # models/attention.py:86
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.5, causal=True, window=0,
         softcap=0.0,
     )
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
     # models/decoder.py:35
     add = x + attention_o_linear
@@ -119,119 +131,111 @@ def attention_backward(params, saved, dy, grads):
         grad_attention_norm_w, grad_attention_q_w, grad_attention_k_w, grad_attention_v_w,
         grad_attention_o_w,
     ) = grads
-    # gradients
-    linear_input_grad = kernels.linear_input_grad(dy, attention_o_w)
+    # models/attention.py:86
+    d_attention_flatten = kernels.linear_input_grad(dy, attention_o_w)
     # recompute: models/attention.py:86
-    attention_transpose_4 = attention_core_attention_o.transpose(1, 2)
-    attention_flatten = attention_transpose_4.reshape(B, S, 16)
-    # gradients
+    attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
+    # models/attention.py:86
     kernels.add_linear_weight_grad(grad_attention_o_w, dy, attention_flatten)
-    view = linear_input_grad.reshape(B, S, 4, 4)
-    transpose = view.transpose(1, 2)
+    d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
     # recompute: models/attention.py:81
-    attention_view = attention_q_linear.reshape(B, S, 4, 4)
-    attention_transpose = attention_view.transpose(1, 2)
+    attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     # recompute: models/attention.py:85
-    attention_mul = attention_transpose * rope_cos
-    attention_chunk_2 = attention_transpose.narrow(3, 2, 2)
-    attention_neg = -attention_chunk_2
-    attention_chunk = attention_transpose.narrow(3, 0, 2)
-    attention_cat = torch.cat((attention_neg, attention_chunk), dim=-1)
-    attention_mul_2 = attention_cat * rope_sin
-    attention_add = attention_mul + attention_mul_2
+    attention_add = rope(attention_transpose, rope_cos, rope_sin)
     # recompute: models/attention.py:81
-    attention_view_2 = attention_k_linear.reshape(B, S, 2, 4)
-    attention_transpose_2 = attention_view_2.transpose(1, 2)
+    attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     # recompute: models/attention.py:85
-    attention_mul_3 = attention_transpose_2 * rope_cos
-    attention_chunk_2_3 = attention_transpose_2.narrow(3, 2, 2)
-    attention_neg_2 = -attention_chunk_2_3
-    attention_chunk_2_2 = attention_transpose_2.narrow(3, 0, 2)
-    attention_cat_2 = torch.cat((attention_neg_2, attention_chunk_2_2), dim=-1)
-    attention_mul_4 = attention_cat_2 * rope_sin
-    attention_add_2 = attention_mul_3 + attention_mul_4
+    attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
     # recompute: models/attention.py:81
-    attention_view_3 = attention_v_linear.reshape(B, S, 2, 4)
-    attention_transpose_3 = attention_view_3.transpose(1, 2)
-    # gradients
-    attention_backward_dq, attention_backward_dk, attention_backward_dv = kernels.attention_backward(
-        transpose, attention_add, attention_add_2, attention_transpose_3,
+    attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
+    # models/attention.py:86
+    d_attention_add, d_attention_add_2, d_attention_transpose_3 = kernels.attention_backward(
+        d_attention_core_attention_o, attention_add, attention_add_2, attention_transpose_3,
         attention_core_attention_o, attention_core_attention_lse, scale=0.5, causal=True, window=0,
         softcap=0.0,
     )
-    mul = attention_backward_dk * rope_sin
-    slice = mul.narrow(3, 0, 2)
-    slice_2 = mul.narrow(3, 2, 2)
-    neg = -slice
-    mul_2 = attention_backward_dk * rope_cos
-    slice_backward = torch.ops.aten.slice_backward(neg, (B, 2, S, 4), 3, 2, 4, 1)
-    add_2 = mul_2 + slice_backward
-    slice_backward_2 = torch.ops.aten.slice_backward(slice_2, (B, 2, S, 4), 3, 0, 2, 1)
-    add_3 = add_2 + slice_backward_2
-    mul_3 = attention_backward_dq * rope_sin
-    slice_3 = mul_3.narrow(3, 0, 2)
-    slice_4 = mul_3.narrow(3, 2, 2)
-    neg_2 = -slice_3
-    mul_4 = attention_backward_dq * rope_cos
-    slice_backward_3 = torch.ops.aten.slice_backward(neg_2, (B, 4, S, 4), 3, 2, 4, 1)
-    add_4 = mul_4 + slice_backward_3
-    slice_backward_4 = torch.ops.aten.slice_backward(slice_4, (B, 4, S, 4), 3, 0, 2, 1)
-    add_5 = add_4 + slice_backward_4
-    transpose_2 = attention_backward_dv.transpose(1, 2)
-    view_2 = transpose_2.reshape(B, S, 8)
-    linear_input_grad_2 = kernels.linear_input_grad(view_2, attention_v_w)
+    # models/attention.py:85
+    d_attention_cat_2 = d_attention_add_2 * rope_sin
+    d_attention_neg_2 = d_attention_cat_2.narrow(3, 0, 2)
+    d_attention_chunk_2_2 = d_attention_cat_2.narrow(3, 2, 2)
+    d_attention_chunk_2_3 = -d_attention_neg_2
+    d_attention_transpose_2_from_mul_3 = d_attention_add_2 * rope_cos
+    d_attention_transpose_2_from_chunk_2_3 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2_3, (B, 2, S, 4), 3, 2, 4, 1,
+    )
+    d_attention_transpose_2_sum = (
+        d_attention_transpose_2_from_mul_3 + d_attention_transpose_2_from_chunk_2_3
+    )
+    d_attention_transpose_2_from_chunk_2_2 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2_2, (B, 2, S, 4), 3, 0, 2, 1,
+    )
+    d_attention_transpose_2 = d_attention_transpose_2_sum + d_attention_transpose_2_from_chunk_2_2
+    d_attention_cat = d_attention_add * rope_sin
+    d_attention_neg = d_attention_cat.narrow(3, 0, 2)
+    d_attention_chunk = d_attention_cat.narrow(3, 2, 2)
+    d_attention_chunk_2 = -d_attention_neg
+    d_attention_transpose_from_mul = d_attention_add * rope_cos
+    d_attention_transpose_from_chunk_2 = torch.ops.aten.slice_backward(
+        d_attention_chunk_2, (B, 4, S, 4), 3, 2, 4, 1,
+    )
+    d_attention_transpose_sum = d_attention_transpose_from_mul + d_attention_transpose_from_chunk_2
+    d_attention_transpose_from_chunk = torch.ops.aten.slice_backward(
+        d_attention_chunk, (B, 4, S, 4), 3, 0, 2, 1,
+    )
+    d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
+    # models/attention.py:81
+    d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
+    d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
+        d_attention_v_linear, attention_v_w,
+    )
     # recompute: models/norms.py:35
-    attention_norm_pow = torch.pow(x, 2)
-    attention_norm_mean = attention_norm_pow.mean([-1], keepdim=True)
-    attention_norm_add = attention_norm_mean + 1e-05
-    attention_norm_rsqrt = torch.rsqrt(attention_norm_add)
-    attention_norm_mul = x * attention_norm_rsqrt
-    attention_norm_mul_2 = attention_norm_w * attention_norm_mul
-    # gradients
-    kernels.add_linear_weight_grad(grad_attention_v_w, view_2, attention_norm_mul_2)
-    transpose_3 = add_3.transpose(1, 2)
-    view_3 = transpose_3.reshape(B, S, 8)
-    linear_input_grad_3 = kernels.linear_input_grad(view_3, attention_k_w)
-    kernels.add_linear_weight_grad(grad_attention_k_w, view_3, attention_norm_mul_2)
-    add_6 = linear_input_grad_2 + linear_input_grad_3
-    transpose_4 = add_5.transpose(1, 2)
-    view_4 = transpose_4.reshape(B, S, 16)
-    linear_input_grad_4 = kernels.linear_input_grad(view_4, attention_q_w)
-    kernels.add_linear_weight_grad(grad_attention_q_w, view_4, attention_norm_mul_2)
-    add_7 = add_6 + linear_input_grad_4
-    mul_5 = add_7 * attention_norm_w
-    mul_6 = add_7 * attention_norm_mul
-    sum = mul_6.sum([0, 1], keepdim=True)
-    d_attention_norm_w = sum.reshape(16)
+    attention_norm_mul_2, attention_norm_rsqrt, attention_norm_mul = norm_with_rsqrt_mul(
+        x, attention_norm_w,
+    )
+    # models/attention.py:81
+    kernels.add_linear_weight_grad(grad_attention_v_w, d_attention_v_linear, attention_norm_mul_2)
+    d_attention_k_linear = d_attention_transpose_2.transpose(1, 2).reshape(B, S, 8)
+    d_attention_norm_mul_2_from_k_linear = kernels.linear_input_grad(
+        d_attention_k_linear, attention_k_w,
+    )
+    kernels.add_linear_weight_grad(grad_attention_k_w, d_attention_k_linear, attention_norm_mul_2)
+    d_attention_norm_mul_2_sum = (
+        d_attention_norm_mul_2_from_v_linear + d_attention_norm_mul_2_from_k_linear
+    )
+    d_attention_q_linear = d_attention_transpose.transpose(1, 2).reshape(B, S, 16)
+    d_attention_norm_mul_2_from_q_linear = kernels.linear_input_grad(
+        d_attention_q_linear, attention_q_w,
+    )
+    kernels.add_linear_weight_grad(grad_attention_q_w, d_attention_q_linear, attention_norm_mul_2)
+    d_attention_norm_mul_2 = d_attention_norm_mul_2_sum + d_attention_norm_mul_2_from_q_linear
+    # models/norms.py:35
+    d_attention_norm_mul = d_attention_norm_mul_2 * attention_norm_w
+    d_attention_norm_w_mul = d_attention_norm_mul_2 * attention_norm_mul
+    d_attention_norm_w_sum = d_attention_norm_w_mul.sum([0, 1], keepdim=True)
+    d_attention_norm_w = d_attention_norm_w_sum.reshape(16)
     grad_attention_norm_w.add_(d_attention_norm_w)
-    mul_7 = mul_5 * x
-    mul_8 = mul_5 * attention_norm_rsqrt
-    sum_2 = mul_7.sum([2], keepdim=True)
-    add_8 = dy + mul_8
-    pow = torch.pow(attention_norm_rsqrt, 3)
-    mul_9 = sum_2 * -0.5
-    mul_10 = mul_9 * pow
-    expand = mul_10.expand(B, S, 16)
-    div = expand / 16
-    pow_2 = x
-    mul_11 = pow_2 * 2.0
-    mul_12 = div * mul_11
-    d_x = add_8 + mul_12
+    d_attention_norm_rsqrt_mul = d_attention_norm_mul * x
+    d_x_from_attention_norm_mul = d_attention_norm_mul * attention_norm_rsqrt
+    d_attention_norm_rsqrt = d_attention_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_x_sum = dy + d_x_from_attention_norm_mul
+    d_attention_norm_add_pow = torch.pow(attention_norm_rsqrt, 3)
+    d_attention_norm_add_mul = d_attention_norm_rsqrt * -0.5
+    d_attention_norm_add = d_attention_norm_add_mul * d_attention_norm_add_pow
+    d_attention_norm_pow_expand = d_attention_norm_add.expand(B, S, 16)
+    d_attention_norm_pow = d_attention_norm_pow_expand / 16
+    d_x_from_attention_norm_pow_mul = x * 2.0
+    d_x_from_attention_norm_pow = d_attention_norm_pow * d_x_from_attention_norm_pow_mul
+    d_x = d_x_sum + d_x_from_attention_norm_pow
     return d_x
 
 
-# ffn: used 1 times on this stage
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     # models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2 = norm(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_silu = F.silu(ffn_gate_linear)
@@ -250,47 +254,42 @@ def ffn_backward(params, saved, dy, grads):
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     (x, ffn_gate_linear, ffn_up_linear,) = saved
     (grad_ffn_norm_w, grad_ffn_gate_w, grad_ffn_up_w, grad_ffn_down_w,) = grads
-    # gradients
-    linear_input_grad = kernels.linear_input_grad(dy, ffn_down_w)
+    # models/ffn.py:27
+    d_ffn_mul = kernels.linear_input_grad(dy, ffn_down_w)
     # recompute: models/ffn.py:27
     ffn_silu = F.silu(ffn_gate_linear)
     ffn_mul = ffn_silu * ffn_up_linear
-    # gradients
+    # models/ffn.py:27
     kernels.add_linear_weight_grad(grad_ffn_down_w, dy, ffn_mul)
-    mul = linear_input_grad * ffn_silu
-    mul_2 = linear_input_grad * ffn_up_linear
-    linear_input_grad_2 = kernels.linear_input_grad(mul, ffn_up_w)
+    d_ffn_up_linear = d_ffn_mul * ffn_silu
+    d_ffn_silu = d_ffn_mul * ffn_up_linear
+    d_ffn_norm_mul_2_from_up_linear = kernels.linear_input_grad(d_ffn_up_linear, ffn_up_w)
     # recompute: models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
-    # gradients
-    kernels.add_linear_weight_grad(grad_ffn_up_w, mul, ffn_norm_mul_2)
-    silu_backward = torch.ops.aten.silu_backward(mul_2, ffn_gate_linear)
-    linear_input_grad_3 = kernels.linear_input_grad(silu_backward, ffn_gate_w)
-    kernels.add_linear_weight_grad(grad_ffn_gate_w, silu_backward, ffn_norm_mul_2)
-    add = linear_input_grad_2 + linear_input_grad_3
-    mul_3 = add * ffn_norm_w
-    mul_4 = add * ffn_norm_mul
-    sum = mul_4.sum([0, 1], keepdim=True)
-    d_ffn_norm_w = sum.reshape(16)
+    ffn_norm_mul_2, ffn_norm_rsqrt, ffn_norm_mul = norm_with_rsqrt_mul(x, ffn_norm_w)
+    # models/ffn.py:27
+    kernels.add_linear_weight_grad(grad_ffn_up_w, d_ffn_up_linear, ffn_norm_mul_2)
+    d_ffn_gate_linear = torch.ops.aten.silu_backward(d_ffn_silu, ffn_gate_linear)
+    d_ffn_norm_mul_2_from_gate_linear = kernels.linear_input_grad(d_ffn_gate_linear, ffn_gate_w)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, d_ffn_gate_linear, ffn_norm_mul_2)
+    d_ffn_norm_mul_2 = d_ffn_norm_mul_2_from_up_linear + d_ffn_norm_mul_2_from_gate_linear
+    # models/norms.py:35
+    d_ffn_norm_mul = d_ffn_norm_mul_2 * ffn_norm_w
+    d_ffn_norm_w_mul = d_ffn_norm_mul_2 * ffn_norm_mul
+    d_ffn_norm_w_sum = d_ffn_norm_w_mul.sum([0, 1], keepdim=True)
+    d_ffn_norm_w = d_ffn_norm_w_sum.reshape(16)
     grad_ffn_norm_w.add_(d_ffn_norm_w)
-    mul_5 = mul_3 * x
-    mul_6 = mul_3 * ffn_norm_rsqrt
-    sum_2 = mul_5.sum([2], keepdim=True)
-    add_3 = dy + mul_6
-    pow = torch.pow(ffn_norm_rsqrt, 3)
-    mul_7 = sum_2 * -0.5
-    mul_8 = mul_7 * pow
-    expand = mul_8.expand(B, S, 16)
-    div = expand / 16
-    pow_2 = x
-    mul_9 = pow_2 * 2.0
-    mul_10 = div * mul_9
-    d_x = add_3 + mul_10
+    d_ffn_norm_rsqrt_mul = d_ffn_norm_mul * x
+    d_x_from_ffn_norm_mul = d_ffn_norm_mul * ffn_norm_rsqrt
+    d_ffn_norm_rsqrt = d_ffn_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_x_sum = dy + d_x_from_ffn_norm_mul
+    d_ffn_norm_add_pow = torch.pow(ffn_norm_rsqrt, 3)
+    d_ffn_norm_add_mul = d_ffn_norm_rsqrt * -0.5
+    d_ffn_norm_add = d_ffn_norm_add_mul * d_ffn_norm_add_pow
+    d_ffn_norm_pow_expand = d_ffn_norm_add.expand(B, S, 16)
+    d_ffn_norm_pow = d_ffn_norm_pow_expand / 16
+    d_x_from_ffn_norm_pow_mul = x * 2.0
+    d_x_from_ffn_norm_pow = d_ffn_norm_pow * d_x_from_ffn_norm_pow_mul
+    d_x = d_x_sum + d_x_from_ffn_norm_pow
     return d_x
 
 

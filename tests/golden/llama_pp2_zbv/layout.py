@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 6bac1ddd2aef5e18."""
+"""What every rank of golden-llama shares; plan ea7aba1fe97aebb4."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

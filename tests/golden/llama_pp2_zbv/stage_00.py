@@ -3,7 +3,8 @@
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; zbv.
 All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
-Shapes are local. A name `d_v` is the gradient of `v`.
+Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,
+`d_v_mul` a step towards it.
 """
 
 import torch
@@ -23,7 +24,7 @@ def context(constants):
     return {}
 
 
-# embed: used 1 times on this stage
+# embed: used once on this stage
 
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
@@ -47,7 +48,7 @@ def embed_weight_grad(handed, grads):
     """Adds to grads."""
     (dy, tokens,) = handed
     (grad_embed_w,) = grads
-    # gradients
+    # models/decoder.py:64
     d_embed_w = kernels.embedding_weight_grad(dy, tokens, start=0, rows=64)
     grad_embed_w.add_(d_embed_w)
 

@@ -3,7 +3,8 @@
 Mesh pp=2 dp=1 tp=1; micro-batches: 4 of 1 rows a
 data-parallel rank; ZeRO 0; recompute cheap; zbv.
 All ranks of this stage run this text; they differ in TP_RANK and in what their buckets hold.
-Shapes are local. A name `d_v` is the gradient of `v`.
+Shapes are local. `d_v` is the gradient of `v`, `d_v_from_u` the part of it through `u`,
+`d_v_mul` a step towards it.
 """
 
 import torch
@@ -23,18 +24,34 @@ def context(constants):
     return {}
 
 
-# ffn: used 1 times on this stage
+def norm(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    return w * mul
+
+
+def norm_with_rsqrt_mul(x, w):
+    # models/norms.py:35
+    pow_ = torch.pow(x, 2)
+    mean = pow_.mean([-1], keepdim=True)
+    add = mean + 1e-05
+    rsqrt = torch.rsqrt(add)
+    mul = x * rsqrt
+    mul_2 = w * mul
+    return mul_2, rsqrt, mul
+
+
+# ffn: used once on this stage
 
 def ffn_forward(params, x):
     """x [B, S, 16] -> add_2 [B, S, 16], saved."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     # models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
+    ffn_norm_mul_2 = norm(x, ffn_norm_w)
     # models/ffn.py:27
     ffn_gate_linear = kernels.linear(ffn_norm_mul_2, ffn_gate_w)
     ffn_silu = F.silu(ffn_gate_linear)
@@ -52,57 +69,52 @@ def ffn_input_grad(params, saved, dy):
     """Returns d_x [B, S, 16], handed."""
     (ffn_norm_w, ffn_gate_w, ffn_up_w, ffn_down_w,) = params
     (x, ffn_gate_linear, ffn_up_linear,) = saved
-    # gradients
-    linear_input_grad = kernels.linear_input_grad(dy, ffn_down_w)
+    # models/ffn.py:27
+    d_ffn_mul = kernels.linear_input_grad(dy, ffn_down_w)
     # recompute: models/ffn.py:27
     ffn_silu = F.silu(ffn_gate_linear)
     ffn_mul = ffn_silu * ffn_up_linear
-    # gradients
-    mul = linear_input_grad * ffn_silu
-    mul_2 = linear_input_grad * ffn_up_linear
-    linear_input_grad_2 = kernels.linear_input_grad(mul, ffn_up_w)
+    # models/ffn.py:27
+    d_ffn_up_linear = d_ffn_mul * ffn_silu
+    d_ffn_silu = d_ffn_mul * ffn_up_linear
+    d_ffn_norm_mul_2_from_up_linear = kernels.linear_input_grad(d_ffn_up_linear, ffn_up_w)
     # recompute: models/norms.py:35
-    ffn_norm_pow = torch.pow(x, 2)
-    ffn_norm_mean = ffn_norm_pow.mean([-1], keepdim=True)
-    ffn_norm_add = ffn_norm_mean + 1e-05
-    ffn_norm_rsqrt = torch.rsqrt(ffn_norm_add)
-    ffn_norm_mul = x * ffn_norm_rsqrt
-    ffn_norm_mul_2 = ffn_norm_w * ffn_norm_mul
-    # gradients
-    silu_backward = torch.ops.aten.silu_backward(mul_2, ffn_gate_linear)
-    linear_input_grad_3 = kernels.linear_input_grad(silu_backward, ffn_gate_w)
-    add = linear_input_grad_2 + linear_input_grad_3
-    mul_3 = add * ffn_norm_w
-    mul_4 = add * ffn_norm_mul
-    sum = mul_4.sum([0, 1], keepdim=True)
-    d_ffn_norm_w = sum.reshape(16)
-    mul_5 = mul_3 * x
-    mul_6 = mul_3 * ffn_norm_rsqrt
-    sum_2 = mul_5.sum([2], keepdim=True)
-    add_3 = dy + mul_6
-    pow = torch.pow(ffn_norm_rsqrt, 3)
-    mul_7 = sum_2 * -0.5
-    mul_8 = mul_7 * pow
-    expand = mul_8.expand(B, S, 16)
-    div = expand / 16
-    pow_2 = x
-    mul_9 = pow_2 * 2.0
-    mul_10 = div * mul_9
-    d_x = add_3 + mul_10
+    ffn_norm_mul_2, ffn_norm_rsqrt, ffn_norm_mul = norm_with_rsqrt_mul(x, ffn_norm_w)
+    # models/ffn.py:27
+    d_ffn_gate_linear = torch.ops.aten.silu_backward(d_ffn_silu, ffn_gate_linear)
+    d_ffn_norm_mul_2_from_gate_linear = kernels.linear_input_grad(d_ffn_gate_linear, ffn_gate_w)
+    d_ffn_norm_mul_2 = d_ffn_norm_mul_2_from_up_linear + d_ffn_norm_mul_2_from_gate_linear
+    # models/norms.py:35
+    d_ffn_norm_mul = d_ffn_norm_mul_2 * ffn_norm_w
+    d_ffn_norm_w_mul = d_ffn_norm_mul_2 * ffn_norm_mul
+    d_ffn_norm_w_sum = d_ffn_norm_w_mul.sum([0, 1], keepdim=True)
+    d_ffn_norm_w = d_ffn_norm_w_sum.reshape(16)
+    d_ffn_norm_rsqrt_mul = d_ffn_norm_mul * x
+    d_x_from_ffn_norm_mul = d_ffn_norm_mul * ffn_norm_rsqrt
+    d_ffn_norm_rsqrt = d_ffn_norm_rsqrt_mul.sum([2], keepdim=True)
+    d_x_sum = dy + d_x_from_ffn_norm_mul
+    d_ffn_norm_add_pow = torch.pow(ffn_norm_rsqrt, 3)
+    d_ffn_norm_add_mul = d_ffn_norm_rsqrt * -0.5
+    d_ffn_norm_add = d_ffn_norm_add_mul * d_ffn_norm_add_pow
+    d_ffn_norm_pow_expand = d_ffn_norm_add.expand(B, S, 16)
+    d_ffn_norm_pow = d_ffn_norm_pow_expand / 16
+    d_x_from_ffn_norm_pow_mul = x * 2.0
+    d_x_from_ffn_norm_pow = d_ffn_norm_pow * d_x_from_ffn_norm_pow_mul
+    d_x = d_x_sum + d_x_from_ffn_norm_pow
     # handed to weight_grad
-    handed = (dy, ffn_mul, mul, ffn_norm_mul_2, silu_backward, d_ffn_norm_w,)
+    handed = (dy, ffn_mul, d_ffn_up_linear, ffn_norm_mul_2, d_ffn_gate_linear, d_ffn_norm_w,)
     return d_x, handed
 
 
 def ffn_weight_grad(handed, grads):
     """Adds to grads."""
-    (dy, ffn_mul, mul, ffn_norm_mul_2, silu_backward, d_ffn_norm_w,) = handed
+    (dy, ffn_mul, d_ffn_up_linear, ffn_norm_mul_2, d_ffn_gate_linear, d_ffn_norm_w,) = handed
     (grad_ffn_norm_w, grad_ffn_gate_w, grad_ffn_up_w, grad_ffn_down_w,) = grads
     grad_ffn_norm_w.add_(d_ffn_norm_w)
-    # gradients
+    # models/ffn.py:27
     kernels.add_linear_weight_grad(grad_ffn_down_w, dy, ffn_mul)
-    kernels.add_linear_weight_grad(grad_ffn_up_w, mul, ffn_norm_mul_2)
-    kernels.add_linear_weight_grad(grad_ffn_gate_w, silu_backward, ffn_norm_mul_2)
+    kernels.add_linear_weight_grad(grad_ffn_up_w, d_ffn_up_linear, ffn_norm_mul_2)
+    kernels.add_linear_weight_grad(grad_ffn_gate_w, d_ffn_gate_linear, ffn_norm_mul_2)
 
 
 PIECES = {

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 44aba25c77e435d7."""
+"""What every rank of golden-llama shares; plan 50baff3d99a9c757."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 

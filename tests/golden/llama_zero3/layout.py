@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 04665cf2f5ac7b29."""
+"""What every rank of golden-llama shares; plan 41f784b773aa45be."""
 
 from runtime.layout import Bucket, Entry, Layout, Param
 
