@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import OURS, STOCK, traced
+from sampling import mostly_long
 
 from meshwright.codegen.emitters import EMITTERS
 from meshwright.codegen.emitters.call import torch_call
@@ -19,7 +20,7 @@ def _graphs(name: str) -> list[Graph]:
     return [*traced(name).joints.values(), traced(name).segmented.context]
 
 
-@pytest.mark.parametrize("name", OURS + STOCK)
+@pytest.mark.parametrize("name", mostly_long(OURS + STOCK, *OURS, "hf-gemma3"))
 def test_every_op_has_a_factor_rule_and_a_text_of_its_own(name: str) -> None:
     graphs = _graphs(name)
     found = [(op, graph) for graph in graphs for op in graph.ops]
@@ -33,7 +34,7 @@ def test_every_op_has_a_factor_rule_and_a_text_of_its_own(name: str) -> None:
     assert traced(name).warnings == ()
 
 
-@pytest.mark.parametrize("name", OURS + STOCK)
+@pytest.mark.parametrize("name", mostly_long(OURS + STOCK, *OURS, "hf-gemma3"))
 def test_rules_name_a_factor_of_the_right_size_for_every_dim(name: str) -> None:
     for graph in _graphs(name):
         for op in graph.ops:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sampling import mostly_long
 
 from meshwright.cli import main
 from meshwright.runtime.checkpoint.manifest import (
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.mark.parametrize("plan", ["one", "tp2", "pp2", "zbv", "zero3"])
+@pytest.mark.parametrize("plan", mostly_long(["one", "tp2", "pp2", "zbv", "zero3"], "one", "tp2"))
 def test_any_plan_resumes_with_the_same_losses(folder: Path, plan: str) -> None:
     start = folder / "first" / "checkpoints" / "step_00000002"
     out = folder / f"from_{plan}"
@@ -64,9 +65,9 @@ def test_any_plan_resumes_with_the_same_losses(folder: Path, plan: str) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "plan"),
     [
-        ("schedule-free", "pp2"),
         ("muon", "tp2"),
-        ("adafactor", "tp2"),
+        pytest.param("schedule-free", "pp2", marks=pytest.mark.long),
+        pytest.param("adafactor", "tp2", marks=pytest.mark.long),
         pytest.param("sgd", "pp2", marks=pytest.mark.long),
         pytest.param("lion", "tp2", marks=pytest.mark.long),
     ],
@@ -131,13 +132,8 @@ def test_a_frozen_run_goes_on_from_a_full_one(frozen: Path) -> None:
     assert not torch.equal(_bytes_of(first, 2, "norm.weight"), _bytes_of(second, 4, "norm.weight"))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "schedule-free",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("adamw", "adafactor", "muon")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["schedule-free", "adamw", "adafactor", "muon"])
 def test_a_full_run_goes_on_from_a_frozen_one(
     frozen: Path, optimizer: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +146,7 @@ def test_a_full_run_goes_on_from_a_frozen_one(
     assert sorted(_losses(second)) == [2, 3]
 
 
+@pytest.mark.long
 def test_a_frozen_run_goes_on_under_another_plan(frozen: Path) -> None:
     first, second = _went_on(frozen, "frozen_zero3", "frozen_tp2", [], "frozen_moved")
     whole, resumed = _losses(first), _losses(second)
@@ -302,7 +299,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", mostly_long(OTHER, "shapes"))
 def test_another_models_checkpoint_is_refused(
     folder: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,7 +351,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", mostly_long(STATES, "absent", "seq", "optimizer", "data"))
 def test_a_state_of_another_run_is_refused(
     folder: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

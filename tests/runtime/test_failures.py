@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from launching import RUN, TIMEOUT_S, after_step, children, losses, rank_pids
+from sampling import mostly_long
 
 from meshwright.runtime.data.tokenize import Settings, tokenize
 from meshwright.runtime.launch import launcher
@@ -44,6 +45,7 @@ def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
     assert [after[s] for s in shared] == [before[s] for s in shared], "the same bits"
 
 
+@pytest.mark.long
 def test_a_write_that_fails_on_one_rank_ends_the_run_before_the_next_save(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
@@ -85,7 +87,7 @@ def test_a_write_that_hangs_ends_the_run_on_all_ranks(program: Path, tmp_path: P
     assert [path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()] == [".part"]
 
 
-@pytest.mark.parametrize("steps", ["1", "2000"])
+@pytest.mark.parametrize("steps", mostly_long(["1", "2000"], "1"))
 def test_all_ranks_learn_that_the_last_write_failed_on_one(
     steps: str, program: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_stopped_rank_is_named_within_the_bound(
     assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
 
 
+@pytest.mark.long
 def test_a_rank_that_stops_while_it_starts_is_named_within_the_bound(
     started: Callable[..., subprocess.Popen],
 ) -> None:
@@ -199,7 +202,9 @@ heartbeat.Beacon.mark = hangs
     ("where", "start_s", "said"),
     [
         ("hang()", 5, "has not come to its start"),
-        (f"exec({AT_DATA!r})", 10, "at step 0, stage 0, action DATA"),
+        pytest.param(
+            f"exec({AT_DATA!r})", 10, "at step 0, stage 0, action DATA", marks=pytest.mark.long
+        ),
     ],
 )
 def test_ranks_without_our_launcher_see_who_does_not_start(

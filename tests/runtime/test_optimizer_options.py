@@ -113,8 +113,12 @@ def test_a_run_takes_the_plans_optimizer_and_says_so_when_it_takes_another(
     ("words", "said"),
     [
         (["--group", "blocks.*:lr_scale=2"], "fits 0 of the model's"),
-        (["--rounding", "stochastic"], "this plan updates float32"),
-        (["--optimizer", "schedule-free", "--beta1", "0"], "--beta1 0.0"),
+        pytest.param(
+            ["--rounding", "stochastic"], "this plan updates float32", marks=pytest.mark.long
+        ),
+        pytest.param(
+            ["--optimizer", "schedule-free", "--beta1", "0"], "--beta1 0.0", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_does_not_fit_the_program_is_refused(

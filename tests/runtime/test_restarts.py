@@ -71,6 +71,7 @@ def test_a_restart_that_is_refused_is_the_last(
     assert attempts.resumed == [None, "auto"]
 
 
+@pytest.mark.long
 def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = ["run", str(program), *RUN, "--steps", "4", "--save-every", "2", "--out", str(run)]
@@ -97,6 +98,7 @@ def test_going_back_sets_later_checkpoints_aside(program: Path, tmp_path: Path) 
     assert aside == ["step_00000004", "step_00000006"]
 
 
+@pytest.mark.long
 def test_going_on_from_another_runs_checkpoint_mixes_nothing(program: Path, tmp_path: Path) -> None:
     """What lies in the folder is of neither run: its log and checkpoints go aside."""
     command = ["run", str(program), *RUN, "--save-every", "2", "--warmup", "0"]

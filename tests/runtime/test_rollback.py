@@ -97,6 +97,7 @@ def poisoned(checkpoint: Path) -> None:
     path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
 
 
+@pytest.mark.long
 def test_a_checkpoint_whose_weights_are_no_numbers_is_passed_over(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_checkpoint_whose_weights_are_no_numbers_is_passed_over(
     assert aside == ["step_00000015", "step_00000010"]
 
 
+@pytest.mark.long
 def test_rollbacks_end_where_no_checkpoint_is_any_good(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_loss_that_is_no_number_leaves_the_median_whole() -> None:
     assert guard.limit == 2.0
 
 
+@pytest.mark.long
 def test_a_resumed_run_judges_by_the_losses_before_it(program: Path, tmp_path: Path) -> None:
     """Interrupted just before the spike, it skips it as a run does that was not interrupted."""
     whole, part = tmp_path / "whole", tmp_path / "part"

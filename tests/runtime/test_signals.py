@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 from launching import TIMEOUT_S, after_step, children, losses, rank_pids
+from sampling import mostly_long
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", mostly_long([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], signal.SIGTERM)
+)
 def test_a_signal_saves_and_leaves_with_its_own_code(
     number: signal.Signals, started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from sampling import mostly_long
 
 from meshwright.cli import main
 from meshwright.models import load_model
@@ -36,7 +37,7 @@ CONFIGS = {
 RUN = ["--data", "demo", "--no-compile", "--eval-batches", "1", "--steps", "1", "--lr", "0"]
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", mostly_long(sorted(CONFIGS), "llama"))
 def test_import_then_export_gives_back_every_tensor(family: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family])
@@ -94,7 +95,7 @@ def test_stock_weights_for_a_model_of_ours_are_refused_with_the_way(
 FAMILIES = ("llama", "gemma3", "gpt2")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_long(FAMILIES, "llama"))
 def test_our_families_go_to_the_stock_class_and_back(family: str, tmp_path: Path) -> None:
     """A checkpoint of two ranks, exported, loads with equal logits; imported, nothing changed."""
     model = f"tiny-{family}"
