@@ -199,7 +199,7 @@ def _micro_batches(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's rows of the global batch, cut into micro-batches."""
     rows = layout.micro_batch * layout.num_microbatches
-    first = (mesh.coordinate("rep") * mesh.size("dp") + mesh.coordinate("dp")) * rows
+    first = mesh.index(*mesh.BATCH) * rows
     cut = (torch.from_numpy(x[first : first + rows].copy()) for x in (tokens, labels))
     own = [x.to(mesh.device()) for x in cut]
     return list(zip(*(x.split(layout.micro_batch) for x in own), strict=True))
