@@ -10,7 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,7 +22,8 @@ from equivalence.boxes import assemble
 from equivalence.cases import Case, ModelDraw, batches
 from equivalence.compare import check
 from equivalence.oracle import Outcome, plain_run
-from equivalence.worker import Job, run_rank
+from equivalence.pool import Pool
+from equivalence.worker import Job, RankResult, run_rank
 from torch import Tensor, nn
 
 import meshwright
@@ -42,7 +43,6 @@ from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.simulate.predict import predict
 from meshwright.runtime.data import open_corpus, open_reader
-from meshwright.runtime.engine import mesh
 
 TESTS, FOLDER = Path(__file__).parents[1], Path(sys.argv[1])
 DIM, VOCAB, SEQ, ROWS = 8, 32, 6, 4
@@ -84,15 +84,22 @@ def planned(activation: Activation, cluster: str, *pins: str) -> Plan:
 def obeys_the_law(activation: Activation, plain: Activation, **changes: Any) -> None:
     """Compare a plan for one device, run, with the plain model: loss, gradients, weights."""
     draw = ModelDraw("tiny", stock=False, variant=0, seed=0)
-    case = Case(number=0, seed=0, model=draw, dtype="f64", seq=SEQ, micro_batch=ROWS, **changes)
+    case = Case(number=0, seed=0, model=draw, seq=SEQ, micro_batch=ROWS, **changes)
     plan = planned(activation, "cpu:1")
-    folder = FOLDER / f"{plain.__name__}-{case.optimizer}"
+    compare(plan, case, plain, lambda job: [run_rank(0, job)])
+
+
+def compare(
+    plan: Plan, case: Case, plain: Activation, run: Callable[[Job], list[RankResult]]
+) -> None:
+    folder = FOLDER / f"{plain.__name__}-{case.optimizer}-{case.world}"
     write_program(plan, folder)
     data = batches(case, VOCAB)
     steps = [(x.numpy(), y.numpy(), r) for (x, y), r in zip(data, case.rates, strict=True)]
-    rank = run_rank(0, Job(folder, 1, steps, case.seed, asdict(case.options), False, 60.0))
-    grads = assemble(plan, [rank], lambda r: r.grads, trained=True)
-    found = Outcome(rank.losses, rank.norms, grads, assemble(plan, [rank], lambda r: r.params))
+    ranks = run(Job(folder, case.world, steps, case.seed, asdict(case.options), False, 60.0))
+    grads = assemble(plan, ranks, lambda r: r.grads, trained=True)
+    params = assemble(plan, ranks, lambda r: r.params)
+    found = Outcome(ranks[0].losses, ranks[0].norms, grads, params)
     check(case, found, plain_run(partial(Tiny, plain), plan, data, case))
 
 
@@ -191,8 +198,20 @@ def axis() -> None:
     assert made.names(ir_mesh.REPLICA) == ("rep", "rq")
     assert ir_mesh.reordered(made, ir_mesh.DATA).axes[:3] == (("rep", 2), ("rq", 3), ("dp", 2))
     assert str(ir_mesh.make_mesh({ir_mesh.REPLICA: 2})) == "pp=1 rep=2 dp=1 tp=1"
-    mesh._state.sizes, mesh._state.coordinates = dict(made.axes), made.coordinates(11)
-    assert mesh.count(*mesh.REDUCED) == 12 and mesh.index(*mesh.BATCH) == 11
+    _ranks_along_it_obey_the_law()
+
+
+def _ranks_along_it_obey_the_law() -> None:
+    """Run a plan for two data-parallel ranks on a mesh where the new axis has them."""
+    draw = ModelDraw("tiny", stock=False, variant=0, seed=0)
+    case = Case(number=0, seed=0, model=draw, seq=SEQ, micro_batch=ROWS // 2, dp=2, steps=2)
+    plan = planned(torch.tanh, "cpu:2", "dp=2", "zero=0")
+    moved = replace(plan, mesh=ir_mesh.parse_mesh("pp=1 rq=2 dp=1 tp=1"))
+    pool = Pool()
+    try:
+        compare(moved, case, torch.tanh, pool.run)
+    finally:
+        pool.stop()
 
 
 SECTIONS = (op, kernel, optimizer, source, part, schedule, axis)
