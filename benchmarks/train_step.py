@@ -153,10 +153,10 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
         compiler=compiling.compiler(),
     )
     rows = layout.micro_batch * layout.num_microbatches
-    tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.coordinate("dp"))
+    tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.index(*mesh.BATCH))
     size = layout.micro_batch
     batches = list(zip(tokens.split(size), labels.split(size), strict=True))
-    count = rows * mesh.size("dp") * layout.seq
+    count = rows * mesh.count(*mesh.BATCH) * layout.seq
     row = _time(lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count)
     sys.path.pop(0)
     axes = " ".join(f"{k}={v}" for k, v in layout.mesh.items())

@@ -12,12 +12,12 @@ from meshwright.ir.sizes import Shape, Size, evaluate
 
 
 def group_name(axis: str) -> str:
-    """What emitted text calls the process group along an axis; `tp.tq` means both together."""
+    """Return the name of the process group along an axis in emitted text; `tp.tq` means both."""
     return axis.upper().replace(".", "_")
 
 
 def rank_name(axis: str) -> str:
-    """What emitted text calls this rank's coordinate along an axis."""
+    """Return the name of this rank's coordinate along an axis in emitted text."""
     return f"{group_name(axis)}_RANK"
 
 
@@ -59,7 +59,7 @@ class Locals:
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
     def size_text(self, size: Size) -> str:
-        """Over B and S where the size is a product of them, a number elsewhere."""
+        """Return a size as text: over B and S where it is a product of them, else a number."""
         text = str(size).replace(" ", "")
         return text if "/" not in text else str(evaluate(size, self.plan.sizes))
 
@@ -78,7 +78,7 @@ class Locals:
         return math.prod(self.mesh.size(name) for name in axis.split("."))
 
     def cut(self, name: str, dim: int) -> int:
-        """Over how many ranks a dim is cut."""
+        """Return over how many ranks a dim is cut."""
         placement = self.placement(name)
         total = 1
         for shard in placement.dims[dim]:

@@ -37,7 +37,7 @@ class PieceText:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """What is written, by suffix of the piece's name."""
+        """Return what is written, by suffix of the piece's name."""
         return ("forward", *(("input_grad", "weight_grad") if self.split else ("backward",)))
 
     def write(self, writer: Writer) -> None:

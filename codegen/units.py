@@ -94,7 +94,7 @@ def _unit(graph: Graph, part: list[Op], function: Sequence[Op], outputs: Collect
 
 
 def title(unit: Unit, graph: Graph) -> str:
-    """What a unit's function is called, unless another one is.
+    """Return the name of a unit's function before names are told apart.
 
     After its submodule, where it is that; else after the submodule whose context it applies, or
     after its result.

@@ -35,7 +35,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Per dim the shards on it, major to minor; `partial` lists (axis, "sum"|"max"|"lse")."""
+    """The shards on every dim, major to minor; `partial` lists (axis, "sum"|"max"|"lse")."""
 
     dims: tuple[tuple[Shard, ...], ...]
     partial: tuple[tuple[str, str], ...] = ()
@@ -70,13 +70,13 @@ def with_partial(placement: Placement, axis: str, op: str) -> Placement:
 
 
 def only_axis(placement: Placement, *axes: str) -> Placement:
-    """How some axes place a value."""
+    """Return how some axes place a value."""
     dims = tuple(tuple(s for s in shards if s.axis in axes) for shards in placement.dims)
     return Placement(dims, tuple(p for p in placement.partial if p[0] in axes))
 
 
 def component(placement: Placement, axis: str) -> tuple[int, Shard] | str | None:
-    """How one axis places a value: (dim, shard), the op of a partial value, None where whole."""
+    """Return how one axis places a value: (dim, shard), the op of a partial one, None for whole."""
     for dim, shards in enumerate(placement.dims):
         for shard in shards:
             if shard.axis == axis:

@@ -95,7 +95,7 @@ class Bucket:
 def silent_stages(
     instances: tuple[InstancePlan, ...], buckets: tuple[Bucket, ...], num_stages: int
 ) -> int:
-    """How many of the first stages train nothing: they get no gradient of their output."""
+    """Return how many of the first stages train nothing; they get no gradient of their output."""
     trained = {b.name for b in buckets if b.trainable}
     stages = (i.stage for i in instances if not trained.isdisjoint(i.buckets))
     return min(stages, default=num_stages)
@@ -106,7 +106,7 @@ DEVICES_PER_NODE = 8
 
 
 def grad_dtype(dtype: str, precision: str) -> str:
-    """In which a rank sums its gradients."""
+    """Return the dtype in which a rank sums its gradients."""
     return "f32" if precision == "master" else dtype
 
 
@@ -176,7 +176,7 @@ class Plan:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether backward runs in two, I and W."""
+        """Return whether backward runs in two, I and W."""
         return any(action.kind == "W" for action in self.schedule[0])
 
     def homes(self, bucket: Bucket) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ Shape: TypeAlias = tuple[Size, ...]
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether an attribute is a size over B and S."""
+    """Return whether an attribute is a size over B and S."""
     return isinstance(value, sympy.Expr)
 
 

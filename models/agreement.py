@@ -30,7 +30,7 @@ _ALIKE = {"mistral": "llama", "swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 
 
 def check_config(source: ModelSource, folder: Path) -> None:
-    """Raises ModelError where `folder` has a config.json, and it says other numbers than those of
+    """Raise ModelError where `folder` has a config.json, and it says other numbers than those of
     one of our own decoders; the message names the fields with both values."""
     path = folder / "config.json"
     if source.config is None or not path.is_file():

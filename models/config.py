@@ -131,5 +131,5 @@ class DecoderConfig:
         return self.window if self.window_pattern[layer % len(self.window_pattern)] else None
 
     def is_local(self, layer: int) -> bool:
-        """Whether the layer rotates by rope_local_theta."""
+        """Return whether the layer rotates by rope_local_theta."""
         return self.rope_local_theta is not None and self.window_of(layer) is not None

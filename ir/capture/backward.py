@@ -51,7 +51,7 @@ class _Points(TorchFunctionMode):
 
 @dataclass
 class Backward:
-    """What hooks on autograd's steps saw, by names of traced nodes.
+    """Record what hooks on autograd's steps see, by names of traced nodes.
 
     whole: the forward value whose gradient a node is. parts: the forward value, and the one that
     uses it. made_by: the forward value whose maker a node helps to differentiate. between: nodes

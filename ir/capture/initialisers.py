@@ -99,7 +99,7 @@ class InitLog(TorchDispatchMode):
         return format_recipe(*self.recipes[key], rows)
 
     def move(self, source: int, target: int) -> None:
-        """What is known of one storage is of another from now on."""
+        """Move what is known of one storage to another."""
         self.recipes[target] = self.recipes.pop(source)
         if source in self.parts:
             self.parts[target] = self.parts.pop(source)

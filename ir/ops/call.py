@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Argument(Generic[Item]):
-    """What an argument of a call is given: one operand, or a list; keyword: by its name."""
+    """The operands of an argument of a call: one, or a list; keyword: passed by name."""
 
     name: str
     given: Item | list[Item]

@@ -116,17 +116,17 @@ class OpDef:
 
     @cached_property
     def free(self) -> bool:
-        """Whether it is a view of its first operand."""
+        """Return whether it is a view of its first operand."""
         return self.kind == "view"
 
     @cached_property
     def source(self) -> bool:
-        """Whether it makes its output from nothing."""
+        """Return whether it makes its output from nothing."""
         return self.kind == "source"
 
     @cached_property
     def fused(self) -> bool:
-        """Whether it runs inside the kernel of its neighbours."""
+        """Return whether it runs inside the kernel of its neighbours."""
         return self.kind in _FUSED
 
     @cached_property
@@ -135,7 +135,7 @@ class OpDef:
 
     @cached_property
     def lane(self) -> Lane:
-        """What it keeps busy on the device."""
+        """Return which unit of the device it keeps busy."""
         return _LANES.get(self.kind, "pointwise")
 
     @cached_property

@@ -110,7 +110,7 @@ def divided(a: Size, b: Size) -> Size:
 
 
 def blocks_of(whole: Size, part: Size) -> int | None:
-    """How many equal parts make the whole, when that is a number."""
+    """Return how many equal parts make the whole, None where that is no number."""
     if whole == part:
         return 1
     if isinstance(whole, int) and isinstance(part, int) and part > 0 and whole % part == 0:

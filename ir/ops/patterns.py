@@ -7,8 +7,8 @@ from ..graph import Op
 
 @dataclass(frozen=True)
 class Head:
-    """What makes the logits: `linear` is the last linear, or None where it is another op; `last`
-    is the op found there. softcap: 0 where there is none."""
+    """The ops that make the logits: `linear` is the last linear, or None where it is another op;
+    `last` is the op found there. softcap: 0 where there is none."""
 
     linear: Op | None
     last: Op | None

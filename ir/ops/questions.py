@@ -27,7 +27,7 @@ def flops(op: Op, graph: Graph) -> Size:
 
 
 def added_where_made(graph: Graph, name: str) -> bool:
-    """Whether the op that makes a parameter's gradient can add it, as nothing else reads it."""
+    """Return whether the op that makes a parameter's gradient can add it: nothing else reads it."""
     op = graph.producer.get(name)
     position = None if op is None else definition(op).adds
     if op is None or position is None or op.outputs[position].name != name:

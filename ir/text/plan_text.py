@@ -103,7 +103,7 @@ def plan_hash(plan: Plan) -> str:
 
 
 def parse_plan(text: str) -> Plan:
-    """Raises ParseError naming the section or line that is not of this version."""
+    """Read a plan; raises ParseError naming the section or line that is not of this version."""
     head, *rest = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
     lines = head.splitlines()
     if not lines or lines[0] != HEADER:

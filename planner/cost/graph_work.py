@@ -13,7 +13,7 @@ from meshwright.ir.sizes import Size
 
 @dataclass(frozen=True)
 class OpWork:
-    """What an op does whatever its placement: flops, and the values it moves (None: fused away).
+    """The work of an op whatever its placement: flops, and the values it moves (None: fused away).
 
     operands follow the present operands in order, results the outputs. dtype: of the matrix unit.
     """

@@ -34,7 +34,7 @@ APART = "apart"
 def joint_component(
     placement: Placement, axes: tuple[str, ...], mesh: Mesh
 ) -> tuple[int, Shard] | str | None:
-    """How axes together place a value, as `component` says it of one; APART where they differ.
+    """Return how axes together place a value, as `component` does; APART where they differ.
 
     Shards of one dim that lie right inside each other are one shard, cut by all of the axes.
     """

@@ -21,8 +21,8 @@ Node = tuple[int, str]  # a stage and a kind of action
 
 @dataclass(frozen=True)
 class Path:
-    """How often a chain of waits passes each node, and each transfer, by the earlier of its
-    stages; and the node that it ends with."""
+    """The number of times a chain of waits passes each node, and each transfer, by the earlier of
+    its stages; and the node that it ends with."""
 
     nodes: dict[Node, int]
     sends: dict[int, int]

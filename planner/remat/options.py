@@ -157,7 +157,7 @@ class Freeing:
 
 @dataclass(frozen=True)
 class Menus:
-    """What is asked of menus again and again; times: of a unit's levels, (forward, backward).
+    """Numbers of menus that bounds ask for; times: of a unit's levels, (forward, backward).
 
     first: the fastest level of each. kinds: of each, a number; slopes: by that number. order: all
     slopes, cheapest first and then by kind, with the number of their kind.

@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Node:
-    """reads and makes are value names; every choice places them in these orders."""
+    """A node of the problem. reads, makes: value names, placed by every choice in these orders."""
 
     name: str
     reads: tuple[str, ...]
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Demands:
-    """What a segment's neighbours and pins ask of its placements.
+    """The placements that a segment's neighbours and pins ask for.
 
     boundary_in, boundary_out: "replicated" or "sequence" (dim 1 of activation and gradient).
     param_pins, grad_pins: by input name, the placement of a parameter and of its gradient.

@@ -71,7 +71,7 @@ def axes_of(mesh: Mesh, sizes: dict[str, int]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class Way:
-    """How an op runs along one axis: a factor sharded in `blocks`, all partial, or whole (neither).
+    """A way to run along one axis: a factor sharded in `blocks`, all partial, or whole (neither).
 
     reads_partial: partial sums pass through, operands included.
     """
@@ -249,7 +249,7 @@ def _distinct(found: list[Strategy]) -> tuple[Strategy, ...]:
 
 
 def alone_of(graph: Graph, axes: tuple[Axis, ...]) -> dict[int, set[str]]:
-    """By op the factors that the outer part of a split axis may cut alone.
+    """Return by op the factors that the outer part of a split axis may cut alone.
 
     These are the KV heads that it divides and both parts do not, and what lies in the same place of
     keys and values and of what they are made from. Queries are cut by both parts.

@@ -35,7 +35,7 @@ OVERLAP_PRICE = 0.38
 
 @dataclass(frozen=True)
 class Event:
-    """What a stream of a pp rank does from start to end, in us.
+    """A span of work of a pp rank's stream, from start to end in us.
 
     stream: compute for actions, collective for gathers and reductions, transfer for sends, copy out
     and copy back.

@@ -79,7 +79,7 @@ class Stage:
         return tuple(views[p] for p in item.params)
 
     def grads(self, index: int) -> Values:
-        """What gradients of the trained parameters are added to, in the order of parameters."""
+        """Return the buffers of the trained parameters' gradients, in order of the parameters."""
         item = self.instances[index]
         views: dict[str, Tensor] = {}
         for name in item.buckets:

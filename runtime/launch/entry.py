@@ -15,7 +15,7 @@ from .watchdog import Watch, start_limit_s
 
 # Rank 0 speaks for all when all fail alike: others wait so long before they speak for themselves.
 _AFTER_RANK_0_S = 1.0
-# After so many times the limit of the start a process is ended whose interpreter stands still.
+# A process whose interpreter is blocked ends after this many times the limit of the start.
 _BLOCKED_TIMES = 1.5
 
 

@@ -188,7 +188,7 @@ class Optimizer:
             bucket.updated()
 
     def resumed(self, updates: int, numbers: dict[str, float]) -> None:
-        """Publish after weights and states came from a checkpoint of so many updates.
+        """Publish the weights and states that a checkpoint of `updates` updates brought.
 
         A skipped step is no update.
         """

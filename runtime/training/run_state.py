@@ -25,7 +25,7 @@ class RunState:
         self.seed, self.say = seed, say
 
     def after(self, step: int) -> State:
-        """Return the state after so many steps."""
+        """Return the state after `step` steps."""
         optimizer, reader = self.executor.optimizer, self.feed.reader
         return State(
             step=step,
