@@ -20,6 +20,7 @@ from meshwright.ir.sizes import evaluate
 from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from .strategies import Strategy, alone_of, axes_of, strategies_of, strides_of
+from .sub_axes import whole_attention_note
 
 LAYOUTS = ("replicated", "sequence")
 
@@ -102,6 +103,7 @@ def _ops(graph: Graph, costs: Costs) -> tuple[list[Node], tuple[str, ...]]:
             for name, asked in strides.items()
         }
         offered, warning = strategies_of(op, graph, axes, extra, alone.get(index, ()))
+        warning = warning or whole_attention_note(op, graph, offered, costs.mesh)
         coverage += [warning] if warning else []
         moved = work.of[op.output.name]
         choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]

@@ -7,9 +7,12 @@ of queries over one KV head).
 
 from collections.abc import Iterable
 
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.mesh import TENSOR, Mesh
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import definition
+
+from .strategies import Strategy
 
 
 def inner_ranks(graphs: Iterable[Graph], tensor: int) -> int:
@@ -25,6 +28,23 @@ def inner_ranks(graphs: Iterable[Graph], tensor: int) -> int:
 def _part(kv: int, group: int, tensor: int) -> int:
     splits = 1 < kv < tensor and tensor % kv == 0 and group % (tensor // kv) == 0
     return tensor // kv if splits else 1
+
+
+def whole_attention_note(op: Op, graph: Graph, offered: Iterable[Strategy], mesh: Mesh) -> str:
+    """Return the coverage line of an attention that no tensor axis can cut, or ""."""
+    asked, tensor = definition(op), mesh.names(TENSOR)
+    if asked.queries is None or asked.backward or not tensor:
+        return ""
+    if any(p.shard(axis) for way in offered for p in way.inputs for axis in tensor):
+        return ""
+    rule = rule_of(op, graph)
+    assert rule is not None
+    kv, group = (rule.sizes[factor] for factor in rule.inputs[asked.queries][1])
+    return (
+        f"{op.target} stays whole on each of {mesh.count(TENSOR)} tensor ranks, which divide "
+        f"neither its {kv} KV heads nor the {group} queries of each ({op.source}); "
+        f"pin tp to a divisor of {kv}, or to a multiple whose rest divides {group}"
+    )
 
 
 def _heads(graphs: Iterable[Graph]) -> set[tuple[int, int]]:

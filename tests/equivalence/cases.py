@@ -174,8 +174,16 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
             resume=next(resumes),
             outer=random.Random(f"outer/{seed}/{number}").choice(OUTER),
         )
-        cases[-1] = _split_data(cases[-1])
+        cases[-1] = _some_frozen(_split_data(cases[-1]))
     return cases
+
+
+def _some_frozen(case: Case) -> Case:
+    """The first or the second layer of some cases is not trained."""
+    rng = random.Random(f"freeze/{case.seed}/{case.number}")
+    if rng.random() >= 0.15:
+        return case
+    return replace(case, freeze=rng.choice((("*.0.*",), ("*.1.*",))))
 
 
 def _split_data(case: Case) -> Case:

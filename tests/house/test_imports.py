@@ -141,7 +141,7 @@ def test_the_root_imports_nothing() -> None:
 
 # Where axes have names: the mesh's own definition, its copy for programs, and the pins.
 NAMES_AXES = {"ir/mesh.py", "runtime/engine/mesh.py", "planner/search/pins.py"}
-AXES = {"pp", "rep", "dp", "cp", "ep", "tp"}
+AXES = {"pp", "rep", "dp", "cp", "ep", "tp", "tq"}
 
 
 def test_rooms_ask_for_roles_and_name_no_axis() -> None:

@@ -288,6 +288,13 @@ def test_more_ranks_than_kv_heads_hold_one_each_and_share_it(grouped) -> None:
     assert split.objective_us < whole.objective_us
 
 
+def test_heads_that_no_tensor_rank_divides_are_said_to_stay_whole(grouped) -> None:
+    model = plan(grouped, mesh=compute_mesh(3), cluster=parse_cluster("cpu:3"), seq=64)
+    (line,) = (line for line in model.coverage if "stays whole" in line)
+    assert "each of 3 tensor ranks" in line and "8 KV heads nor the 4 queries" in line
+    assert not any("stays whole" in line for line in plan(grouped, tp=2).coverage)
+
+
 def axes_of(piece: Lowered, name: str) -> set[str]:
     return {s.axis for shards in piece.placements[name].dims for s in shards}
 
