@@ -12,6 +12,8 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 # More words for pytest, such as `make test PYTEST_ARGS="-k lr -x"`.
 PYTEST_ARGS ?=
+# Processes that `make test` and `make long` share the test files out to.
+WORKERS ?= 2
 # For `make replay`: the commit to compare with, and more words, such as REPLAY_ARGS=--large.
 BASE ?=
 REPLAY_ARGS ?=
@@ -63,7 +65,7 @@ check: dev ## format, lint, types and house rules; under a minute
 	$(BIN)/pytest -q tests/house
 
 test: dev ## run the test suite without the tests marked long or gpu
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 long: dev ## run the tests marked long
 	$(BIN)/pytest -m "long and not gpu" $(PYTEST_ARGS)
