@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 # More words for pytest, such as `make test PYTEST_ARGS="-k lr -x"`.
 PYTEST_ARGS ?=
-# Processes that `make test` and `make long` share the test files out to.
+# Processes that `make test` shares the test files out to.
 WORKERS ?= 2
 # For `make replay`: the commit to compare with, and more words, such as REPLAY_ARGS=--large.
 BASE ?=
