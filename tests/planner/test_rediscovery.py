@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from sampling import mostly_long
 from torch import nn
 
 from meshwright.ir.capture.export import trace
@@ -79,7 +80,7 @@ def assert_megatron(model: ShardedModel) -> None:
     assert [p.partial_op(AXIS) for kind, p in moved(head) if kind == "all_reduce"].count("lse") == 1
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("tp", mostly_long([2, 4, 8], 8))
 def test_priced_bytes_give_column_and_row_sharding_and_a_vocabulary_parallel_loss(
     llama, tp
 ) -> None:
@@ -127,7 +128,7 @@ def test_free_bytes_give_sequence_sharding_with_replicated_weights(llama) -> Non
     assert set(grads) == {"sum"}
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", mostly_long([2, 4], 4))
 @pytest.mark.parametrize("changes", [{}, {"shard_matmul_weights": True}, {"price": 0.0}])
 def test_every_piece_verifies_round_trips_and_costs_what_it_says(tiny, tp, changes) -> None:
     given = dict(

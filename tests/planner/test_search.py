@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from machines import machine
+from sampling import mostly_long
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
@@ -39,7 +40,9 @@ def model() -> Traced:
     return trace(source.build, source.name, "bf16", source.vocab_size)
 
 
-@pytest.mark.parametrize("pins", [{}, {"tp": 2}, {"pp": 2, "zero": 2}, {"recompute": "all"}])
+@pytest.mark.parametrize(
+    "pins", mostly_long([{}, {"tp": 2}, {"pp": 2, "zero": 2}, {"recompute": "all"}], {})
+)
 def test_what_is_reported_is_what_the_text_costs(model, pins) -> None:
     cluster = parse_cluster("cpu:4")
     plan, found, _ = search_plan(model, cluster, seq=SEQ, global_batch=8, pins=Pins(**pins))
@@ -111,6 +114,7 @@ def _check_changes(costs: CandidateCosts, pins: Pins, message: str) -> None:
     search(CandidateCosts(Problem(costs.problem.traced, cluster, SEQ, 8, pins)))
 
 
+@pytest.mark.long
 def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
     model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +140,7 @@ def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> No
     assert not list(larger(replace(cluster, name="ours")))
 
 
-@pytest.mark.parametrize("schedule", GENERATORS)
+@pytest.mark.parametrize("schedule", mostly_long(GENERATORS, "1f1b", "zbv"))
 def test_the_bound_of_every_combination_holds(model, schedule) -> None:
     costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
     count = len(model.segmented.instances)
@@ -158,6 +162,7 @@ def test_a_relaxation_ends_where_it_is_enough(model) -> None:
     assert 0 < bound_pipeline(pipeline, enough_us=1.0).step_us <= whole
 
 
+@pytest.mark.long
 def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> None:
     """On devices whose memory is worth something next to their compute."""
     cluster = machine(4, 2**24, 1e9, 1e9, 0.0)

@@ -175,6 +175,7 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     assert "step_00000002 after 2 steps" in said
 
 
+@pytest.mark.long
 def test_auto_refuses_where_none_of_the_checkpoints_reads(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +329,7 @@ def _edited(folder: Path, tmp_path: Path, **state: object) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_skipped_steps_do_not_count_as_updates(folder: Path, tmp_path: Path) -> None:
     """AdamW's bias correction goes on from the updates, not from the steps."""
     start = _edited(folder, tmp_path, updates=1)
@@ -363,6 +365,7 @@ def test_a_state_of_another_run_is_refused(
     assert error.startswith("error: ") and said in error and "Traceback" not in error
 
 
+@pytest.mark.long
 def test_what_a_dead_attempt_left_is_not_mixed_in(folder: Path, tmp_path: Path) -> None:
     stale = tmp_path / "run" / "checkpoints" / "step_00000002.part"
     stale.mkdir(parents=True)

@@ -109,6 +109,7 @@ def test_all_ranks_learn_that_the_last_write_failed_on_one(
         assert "could not be written by rank 1 on " in message and "File too large" in message
 
 
+@pytest.mark.long
 def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ feed.open_reader = lambda name, **more: opened("random:256", **more)
 """
 
 
+@pytest.mark.long
 def test_ranks_that_see_different_data_end_before_the_first_step(
     program: Path, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_going_on_from_another_runs_checkpoint_mixes_nothing(program: Path, tmp_
     assert len(list((run / "earlier-001" / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.long
 def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
     run, job = tmp_path / "run", tmp_path / "job.toml"
     job.write_text(

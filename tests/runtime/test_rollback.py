@@ -67,6 +67,7 @@ def test_a_spike_is_rolled_back_and_its_batch_passed_over(
     assert rows(again) and all(row["loss"] == first[row["step"]] for row in rows(again))
 
 
+@pytest.mark.long
 def test_a_spike_stops_the_run_or_is_skipped_by_policy(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

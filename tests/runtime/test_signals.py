@@ -27,6 +27,7 @@ def test_a_signal_saves_and_leaves_with_its_own_code(
     assert (run / "checkpoints" / f"step_{last + 1:08d}" / "manifest.json").exists()
 
 
+@pytest.mark.long
 def test_a_signal_while_ranks_start_is_not_lost(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:

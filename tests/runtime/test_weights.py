@@ -61,6 +61,7 @@ def test_import_then_export_gives_back_every_tensor(family: str, tmp_path: Path)
     assert torch.equal(model(tokens).logits, again(tokens).logits)
 
 
+@pytest.mark.long
 def test_weights_of_another_shape_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +245,7 @@ def test_generate_goes_on_from_the_prompt(
     assert greedy[0] == greedy[1] == top[0] and drawn[0] != drawn[1]
 
 
+@pytest.mark.long
 def test_generate_shows_no_bar_where_nobody_looks(checkpoint: str) -> None:
     """In a process of its own: the library's bar is on when a process begins."""
     words = [checkpoint, "--model", "tiny-llama", "--max-tokens", "1"]
