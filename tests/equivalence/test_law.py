@@ -9,7 +9,7 @@ from equivalence.law import Court
 from sampling import mostly_long
 
 CASES = draw_cases(chosen_seed(), 40, max_world=4)
-NARROW = draw_narrow_cases(chosen_seed(), 6, max_world=4)
+NARROW = draw_narrow_cases(chosen_seed(), 3, max_world=4)
 
 
 def _chosen(cases: list[Case], numbers: tuple[int, ...]) -> list:
@@ -49,7 +49,7 @@ SPLIT = [
 
 
 # Those of the chosen cases that `make test` runs.
-_KEPT = (850, 852, 861, 863, 866, 870, 871)
+_KEPT = (850, 861, 863, 870, 871)
 
 
 @pytest.mark.parametrize("case", CASES + NARROW, ids=str)
@@ -87,7 +87,7 @@ FROZEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _chosen(FROZEN, (900, 901, 905, 907, 909)), ids=str)
+@pytest.mark.parametrize("case", _chosen(FROZEN, (901, 909)), ids=str)
 def test_equals_the_plain_model_with_frozen_parameters(case: Case, court: Court) -> None:
     court.try_case(case)
 
@@ -116,7 +116,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("case", _chosen(COMPILED, (801, 804, 806)), ids=str)
+@pytest.mark.parametrize("case", _chosen(COMPILED, (804, 806)), ids=str)
 def test_compiled_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 

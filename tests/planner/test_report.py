@@ -73,7 +73,7 @@ def test_values_are_explained_by_what_becomes_of_them() -> None:
         "ffn_silu": "computed again in backward",
         "loss_logits": "in passing",
         "loss_lse": "computed again",
-        "linear_cross_entropy_backward_dx": "a value of the backward",
+        "d_norm_mul_2": "a value of the backward",
         "lm_head_w": "given",
     }.items():
         assert said in explain_value(plan, name), name
