@@ -1,5 +1,8 @@
 """Options and settings for every test."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Several ranks share two cores; and one thread sums in one order.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what torch.compile writes out of the folder that other test processes write."""
+    folder: Path = tmp_path_factory.mktemp("torchinductor")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 @pytest.fixture(scope="session")
