@@ -1,6 +1,7 @@
 """The functions of a unique segment as text: forward, and backward whole or in two."""
 
 import math
+from collections.abc import Sequence
 
 from meshwright.ir.graph import Graph, Input, Op
 from meshwright.ir.mesh import CONTEXT
@@ -34,6 +35,7 @@ class PieceText:
         self.saved = _saved(self.phases)
         self.offloads = [k for k, name in enumerate(self.saved) if name in piece.offloaded]
         self.split = self.phases.halves if plan.splits_backward else None
+        self.several = plan.boundary_values > 1  # then all that crosses a boundary is a tuple
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -49,8 +51,7 @@ class PieceText:
     def _forward(self, writer: Writer) -> None:
         names = [identifier(i.value.name) for i in (*self.x, *self.operands)]
         with writer.block(f"def {self.piece.name}_forward({', '.join(['params', *names])}):"):
-            y = self.graph.values[self.joint.y]
-            writer.line(f'"""{self._signature(y.name)}"""')
+            writer.line(f'"""{self._signature()}"""')
             self._unpack(writer, self.params, "params")
             last = ""
             lines = self._lines(self.phases.forward)
@@ -62,11 +63,20 @@ class PieceText:
                 writer.comment(f"in the host's memory meanwhile: {self._offloaded_text()}")
             saved = [identifier(n) for n in self.saved]
             writer.wrapped("saved = (", saved, ",)" if saved else ")")
-            writer.line(f"return {identifier(y.name)}, saved")
+            writer.line(f"return {self._crossing(self.joint.ys)}, saved")
 
-    def _signature(self, output: str) -> str:
-        source = f"x {self._shape(self.x[0].value.name)} -> " if self.x else ""
-        return f"{source}{identifier(output)} {self._shape(output)}, saved."
+    def _signature(self) -> str:
+        source = f"{self._shapes([i.value.name for i in self.x])} -> " if self.x else ""
+        return f"{source}{self._shapes(self.joint.ys)}, saved."
+
+    def _shapes(self, names: Sequence[str]) -> str:
+        return ", ".join(f"{identifier(name)} {self._shape(name)}" for name in names)
+
+    def _crossing(self, names: Sequence[str]) -> str:
+        """What a function hands over a boundary."""
+        if not self.several:
+            return identifier(names[0])
+        return "(" + ", ".join(map(identifier, names)) + ("," if len(names) == 1 else "") + ")"
 
     def _shape(self, name: str) -> str:
         sizes = self.local.shape(self.graph.values[name])
@@ -133,6 +143,7 @@ class PieceText:
                 return
             writer.line(f'"""{self._given}Adds to grads; returns {self._dx_text}."""')
             self._unpack_saved(writer)
+            self._unpack_incoming(writer)
             pending = self._unpack_grads(writer)
             self._gradient_lines(writer, self.phases.backward, pending)
             writer.line(f"return {self._dx}")
@@ -142,6 +153,7 @@ class PieceText:
         with writer.block(f"def {self.piece.name}_input_grad(params, saved, dy):"):
             writer.line(f'"""{self._given}Returns {self._dx_text}, handed."""')
             self._unpack_saved(writer)
+            self._unpack_incoming(writer)
             self._gradient_lines(writer, self.split.input_grad, {})
             writer.line("# handed to weight_grad")
             names = [identifier(n) for n in self.split.handed]
@@ -163,16 +175,27 @@ class PieceText:
 
     @property
     def _dx(self) -> str:
-        return identifier(self.joint.dx) if self.joint.dx else "None"
+        return self._crossing(self._made_dxs) if self._made_dxs else "None"
 
     @property
     def _dx_text(self) -> str:
-        return f"d_x {self._shape(self.joint.dx)}" if self.joint.dx else "None"
+        if len(self._made_dxs) == 1:
+            return f"d_x {self._shape(self._made_dxs[0])}"
+        return self._shapes(self._made_dxs) or "None"
+
+    @property
+    def _made_dxs(self) -> list[str]:
+        """Names of the gradients of activation inputs: of all of them, or of none."""
+        return [name for name in self.joint.dxs if name]
 
     def _unpack_saved(self, writer: Writer) -> None:
         self._unpack(writer, self.params, "params")
         if self.saved:
             writer.wrapped("(", [identifier(n) for n in self.saved], ",) = saved")
+
+    def _unpack_incoming(self, writer: Writer) -> None:
+        if self.several:
+            self._unpack(writer, self.graph.inputs_of("grad"), "dy")
 
     def _unpack_grads(self, writer: Writer) -> dict[str, str]:
         """Gradients' names by the value that is added to each."""

@@ -20,7 +20,7 @@ def forward(run, microbatch, x):
         run.prefetch(index + 1)  # gather the next parameters behind this compute
         piece = run.pieces[item.piece]
         operands = run.operands(index, microbatch)
-        inputs = (x, *operands) if piece.takes_x else operands
+        inputs = ({x}, *operands) if piece.takes_x else operands
         x, saved = piece.forward(run.params(index), *inputs)
         run.keep(index, microbatch, saved)
 {offload}        run.release(index)
@@ -94,6 +94,7 @@ def stage_source(plan: Plan, stage: int) -> str:
     out = "loss out" if stage == plan.num_stages - 1 else f"to stage {stage + 1}"
     backward = _SPLIT_LOOPS if plan.splits_backward else _BACKWARD_LOOP
     filled = {"flow": f"{flow}, {out}", "offload": "", "fetch": ""}
+    filled["x"] = "*x" if plan.boundary_values > 1 else "x"
     filled |= _backward_span(plan, instances)
     if any(piece.offloaded for piece in pieces):
         filled |= {"offload": f"        {_OFFLOAD}\n", "fetch": f"        {_FETCH}\n"}
@@ -229,8 +230,8 @@ def _tables(
     writer.lines(")", "")
     writer.lines(
         "# What crosses the stage's borders: (local shape, dtype), None at the ends.",
-        f"ENTRY = {_border(plan, instances[0], True) if stage else None}",
-        f"EXIT = {_border(plan, instances[-1], False) if stage < plan.num_stages - 1 else None}",
+        f"ENTRY = {_boundary(plan, instances[0], True) if stage else None}",
+        f"EXIT = {_boundary(plan, instances[-1], False) if stage < plan.num_stages - 1 else None}",
     )
 
 
@@ -260,9 +261,11 @@ def _tuple(names: list[str]) -> str:
     return "(" + ", ".join(f'"{n}"' for n in names) + ("," if len(names) == 1 else "") + ")"
 
 
-def _border(plan: Plan, item: InstancePlan, entry: bool) -> str:
+def _boundary(plan: Plan, item: InstancePlan, entry: bool) -> str:
+    """What comes into an instance, or goes out of it; a tuple in plans where several values do."""
     piece = plan.piece(item.piece)
-    local = Locals.of(piece, plan)
-    graph = piece.graph
-    value = graph.inputs_of("activation")[0].value if entry else graph.values[Joint(graph).y]
-    return f"({local.shape_text(value)}, torch.{TORCH_NAMES[value.dtype]})"
+    local, graph = Locals.of(piece, plan), piece.graph
+    entries = [i.value for i in graph.inputs_of("activation")]
+    values = entries if entry else [graph.values[y] for y in Joint(graph).ys]
+    crossing = [f"({local.shape_text(v)}, torch.{TORCH_NAMES[v.dtype]})" for v in values]
+    return f"({', '.join(crossing)},)" if plan.boundary_values > 1 else crossing[0]

@@ -99,8 +99,9 @@ def title(unit: Unit, graph: Graph) -> str:
     After its submodule, where it is that; else after the submodule whose context it applies, or
     after its result.
     """
-    if _whole(unit.ops, graph):
-        return _prefix(unit.ops).rpartition("_")[2]
+    module = plain(_prefix(unit.ops)).rpartition("_")[2]
+    if _whole(unit.ops, graph) and module.isidentifier():
+        return module
     context = [i.value.name for i in graph.inputs_of("context") if i.value.name in unit.operands]
     return _common(context) or plain(unit.results[0])
 

@@ -1,10 +1,10 @@
 """Phases: the functions that a segment has, derived once from its joint graph and what it keeps.
 
-The forward makes the output and what is kept. The backward starts from parameters, kept values and
-the incoming gradient, and computes again what was not kept, right before its first reader. The
+The forward makes the outputs and what is kept. The backward starts from parameters, kept values and
+the incoming gradients, and computes again what was not kept, right before its first reader. The
 planner prices these graphs, codegen prints them, the memory model walks them.
 
-A backward may run in two: I makes the input's gradient, W the weights'. W takes what no input
+A backward may run in two: I makes the inputs' gradients, W the weights'. W takes what no input
 gradient waits for and costs a matmul: gradients of weights and embeddings, and what is made of
 those. Everything else stays in I: attention, norms, sums for vectors, and what is computed again.
 Where a fused op makes a weight's gradient beside the input's (linear and cross-entropy), and
@@ -24,25 +24,33 @@ from .ops.registry import definition
 class Joint:
     """The results of a joint graph by name; "" stands for a gradient that does not exist.
 
-    Outputs of the graph: the segment's output, the gradient of its activation input, then the
-    gradient of each parameter in input order.
+    Outputs of the graph: those of the segment, the gradient of each activation input ("" where
+    there is none to have one), then the gradient of each parameter, all in input order.
     """
 
     graph: Graph
 
-    @property
-    def y(self) -> str:
-        return self.graph.outputs[0]
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """Positions behind the segment's outputs, and behind the gradients of activations."""
+        ys = max(1, len(self.graph.inputs_of("grad")))  # a loss has no incoming gradient
+        return ys, ys + max(1, len(self.graph.inputs_of("activation")))
 
     @property
-    def dx(self) -> str:
-        return self.graph.outputs[1]
+    def ys(self) -> tuple[str, ...]:
+        """Names of the segment's outputs."""
+        return self.graph.outputs[: self._ends[0]]
+
+    @property
+    def dxs(self) -> tuple[str, ...]:
+        """Names of the gradients of the activation inputs; ("",) where there is no such input."""
+        return self.graph.outputs[slice(*self._ends)]
 
     @cached_property
     def grads(self) -> dict[str, str]:
         """Names of gradients by the input name of their parameter, in input order."""
         params = [i.value.name for i in self.graph.inputs_of("param")]
-        return dict(zip(params, self.graph.outputs[2:], strict=True))
+        return dict(zip(params, self.graph.outputs[self._ends[1] :], strict=True))
 
     @cached_property
     def made_grads(self) -> tuple[str, ...]:
@@ -51,8 +59,8 @@ class Joint:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of what backward makes: gradients of the input and of parameters."""
-        return tuple(name for name in (self.dx, *self.grads.values()) if name)
+        """Names of what backward makes: gradients of activation inputs and of parameters."""
+        return tuple(name for name in (*self.dxs, *self.grads.values()) if name)
 
     def values(self, kind: str) -> tuple[Value, ...]:
         """The inputs of a kind ("activation", "grad", ...)."""
@@ -60,8 +68,8 @@ class Joint:
 
 
 def forward_ops(graph: Graph) -> tuple[Op, ...]:
-    """Ops that the piece's output needs, in order."""
-    return tuple(_needed(graph, {graph.outputs[0]}, set()))
+    """Ops that the piece's outputs need, in order."""
+    return tuple(_needed(graph, set(Joint(graph).ys), set()))
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,8 @@ class Phases:
     """The functions of a segment under its saved values.
 
     joint: without the values that backward can do without, unless they are saved. forward makes
-    the output and the saved values; backward the gradients. kept: names that forward hands to
-    backward, the segment's own input first where backward reads it. given: data and context that
+    the outputs and the saved values; backward the gradients. kept: names that forward hands to
+    backward, the segment's own inputs first where backward reads them. given: data and context that
     backward reads. recomputed: names of forward values (of the ops that make them, the first
     output) that backward makes again.
     """
@@ -106,10 +114,10 @@ class Phases:
         second = [op for op in self.backward.ops if op.output.name in late]
         read = [n for op in second for n in op.inputs] + list(self.joint.grads.values())
         handed = tuple(dict.fromkeys(n for n in read if n and n not in late))
-        graph, dx = self.joint.graph, self.joint.dx
+        graph, dxs = self.joint.graph, tuple(filter(None, self.joint.dxs))
         grads = tuple(n for n in self.joint.made_grads if n in late)
         return Halves(
-            _function(graph, first, ((dx,) if dx else ()) + handed),
+            _function(graph, first, dxs + handed),
             _function(graph, second, grads),
             handed,
         )
@@ -130,7 +138,7 @@ def phases_of(graph: Graph, saved: tuple[str, ...]) -> Phases:
     """The functions of a joint graph that keeps `saved` for its backward."""
     joint = Joint(without_passing(graph, saved))
     graph = joint.graph
-    forward = _needed(graph, {joint.y}, set())
+    forward = _needed(graph, set(joint.ys), set())
     made = {v.name for op in forward for v in op.outputs}
     given = {i.value.name for i in graph.inputs} | set(saved)
     results = joint.results
@@ -140,7 +148,7 @@ def phases_of(graph: Graph, saved: tuple[str, ...]) -> Phases:
     operands = (*joint.values("data"), *joint.values("context"))
     return Phases(
         joint,
-        _function(graph, forward, (joint.y, *saved)),
+        _function(graph, forward, (*joint.ys, *saved)),
         _function(graph, backward, results),
         entry + saved,
         tuple(v.name for v in operands if v.name in read),
@@ -191,7 +199,7 @@ def _function(graph: Graph, ops: list[Op], outputs: tuple[str, ...]) -> Graph:
 
 def _late(joint: Joint, backward: Sequence[Op], recomputed: frozenset[str]) -> set[str]:
     """Names of values that W makes."""
-    for_dx = _ancestors(backward, joint.dx)
+    for_dx = _ancestors(backward, joint.dxs)
     late: set[str] = set()
     for op in backward:
         free = op.output.name not in recomputed and op.output.name not in for_dx
@@ -200,9 +208,9 @@ def _late(joint: Joint, backward: Sequence[Op], recomputed: frozenset[str]) -> s
     return late
 
 
-def _ancestors(ops: Sequence[Op], name: str) -> set[str]:
-    """Names of first outputs of the ops that a value needs, its own included."""
-    wanted, found = {name}, set()
+def _ancestors(ops: Sequence[Op], names: Sequence[str]) -> set[str]:
+    """Names of first outputs of the ops that values need, their own included."""
+    wanted, found = set(names), set()
     for op in reversed(ops):
         if any(v.name in wanted for v in op.outputs):
             wanted |= set(op.inputs)

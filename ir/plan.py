@@ -147,6 +147,11 @@ class Plan:
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
 
+    @property
+    def boundary_values(self) -> int:
+        """Return how many values cross the boundary that most cross."""
+        return max(len(p.graph.inputs_of("activation")) for p in self.pieces)
+
     def tables(self) -> set[str]:
         """Parameters that a lookup or the loss reads: embeddings and the head."""
         found = set()

@@ -1,4 +1,4 @@
-"""Segments: cut the graph wherever exactly one parameter-dependent value is live.
+"""Segments: cut the graph where one parameter-dependent value is live, or a few.
 
 Walk the ops that depend on parameters, in order. After an op, if a single such value is still to
 be read and it forks (two or more readers: the residual stream), cut there. A cast of that value
@@ -12,18 +12,26 @@ gradient and those whose does not.
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
 from .ops.registry import definition
 from .text.graph_text import format_graph
+
+# The most values that cross a cut.
+MAX_BOUNDARY = 4
+
+# By the id of an op the values that cross a cut behind it, the op's own first.
+Points: TypeAlias = dict[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Segment:
     """A unique piece of the model: its forward graph with names of its own.
 
-    Inputs: one activation (or none for the first piece), data, context, params in order of use.
-    needs_dx: whether something before it trains, so that its input has a gradient.
+    Inputs: the activations that cross the cut before it (none for the first piece), data, context,
+    params in order of use. needs_dx: whether something before it trains, so that its activations
+    have gradients.
     """
 
     name: str
@@ -64,13 +72,12 @@ def segment(graph: Graph) -> Segmented:
     graph = _without_repeats(graph)
     dependent = _dependent_on_params(graph)
     context_ops, chain_ops = _split_context(graph, dependent)
-    pieces = _cut(graph, chain_ops, dependent)
     segments: dict[tuple[str, bool], Segment] = {}
     instances = []
     trains = False  # whether an earlier piece does
     names: Counter[str] = Counter()
-    for ops, entry in pieces:
-        piece, params, context = _piece_graph(graph, ops, entry)
+    for span in _cut(graph, chain_ops, dependent):
+        piece, params, context = _piece_graph(graph, span)
         key = _structure(piece), trains
         if key not in segments:
             name = _segment_name(piece, params)
@@ -131,24 +138,79 @@ def _split_context(graph: Graph, dependent: set[str]) -> tuple[list[Op], list[Op
     return context, chain
 
 
-def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[list[Op], str]]:
-    """(ops, entry value name) of each piece, in order; the first entry is ""."""
+@dataclass(frozen=True)
+class _Span:
+    """Ops that follow each other, what comes in over the cut before them, what goes out after."""
+
+    ops: tuple[Op, ...]
+    entries: tuple[str, ...]
+    exits: tuple[str, ...]
+
+
+def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[_Span]:
+    """The spans of a chain: cut where one value is live, then where a few are and spans repeat."""
+    live = _live_after(graph, ops, dependent)
+    places = {id(op): index for index, op in enumerate(ops)}
+    points = {
+        id(op): (op.output.name, *(n for n in live[places[id(op)]] if n != op.output.name))
+        for op in ops[:-1]
+        if op.output.name in live[places[id(op)]] and _forks(graph, op.output.name)
+    }
+    whole = _Span(tuple(ops), (), graph.outputs)
+    narrow = _split(graph, whole, {op: exits for op, exits in points.items() if len(exits) == 1})
+    return [part for span in narrow for part in _repeated(graph, span, points)]
+
+
+def _live_after(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[str, ...]]:
+    """After each op the values that depend on parameters and are still to be read, as defined."""
     last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
     last_use.update((name, len(ops)) for name in graph.outputs)
-    params = {i.value.name for i in graph.inputs_of("param")}
-    pieces, current, entry = [], [], ""
-    live: set[str] = set()
+    found, live = [], dict[str, None]()
     for index, op in enumerate(ops):
+        live.update((v.name, None) for v in op.outputs if v.name in dependent)
+        live = {name: None for name in live if last_use.get(name, -1) > index}
+        found.append(tuple(live))
+    return found
+
+
+def _split(graph: Graph, span: _Span, points: Points) -> list[_Span]:
+    """A span cut behind the ops of `points`, whose exits go out there."""
+    params = {i.value.name for i in graph.inputs_of("param")}
+    found, current, entries = [], list[Op](), span.entries
+    for op in span.ops:
         current.append(op)
-        live.update(v.name for v in op.outputs if v.name in dependent)
-        live = {name for name in live if last_use.get(name, -1) > index}
-        if len(live) == 1 and index + 1 < len(ops):
-            (name,) = live
-            made_here = op.output.name == name  # a piece puts out its last op's first output
-            if made_here and _forks(graph, name) and _reads_params(current, params):
-                pieces.append((current, entry))
-                current, entry = [], name
-    return [*pieces, (current, entry)]
+        if id(op) in points and op is not span.ops[-1] and _reads_params(current, params):
+            found.append(_Span(tuple(current), entries, points[id(op)]))
+            current, entries = [], points[id(op)]
+    return [*found, _Span(tuple(current), entries, span.exits)]
+
+
+def _repeated(graph: Graph, span: _Span, points: Points) -> list[_Span]:
+    """A span cut where the fewest values are live, so that spans repeat; itself where none do.
+
+    Layers that all read a value of the first one, or that pass several streams on, are found so.
+    """
+    for width in range(2, MAX_BOUNDARY + 1):
+        wide = {op: exits for op, exits in points.items() if len(exits) == width}
+        parts = _split(graph, span, wide)
+        counts = Counter(kinds := [_structure(_piece_graph(graph, part)[0]) for part in parts])
+        if max(counts.values()) > 1:
+            return _joined(
+                [(part, counts[kind] > 1) for part, kind in zip(parts, kinds, strict=True)]
+            )
+    return [span]
+
+
+def _joined(parts: list[tuple[_Span, bool]]) -> list[_Span]:
+    """The spans, neighbours that both occur once joined. parts: with whether each repeats."""
+    (found, before), *rest = [([span], repeats) for span, repeats in parts]
+    for (span,), repeats in rest:
+        if repeats or before:
+            found.append(span)
+        else:
+            found[-1] = _Span(found[-1].ops + span.ops, found[-1].entries, span.exits)
+        before = repeats
+    return found
 
 
 def _reads_params(ops: list[Op], params: set[str]) -> bool:
@@ -165,18 +227,23 @@ def _forks(graph: Graph, name: str) -> bool:
     return len(readers) > 1 or (len(readers) == 1 and definition(readers[0]).norm)
 
 
-def _piece_graph(
-    graph: Graph, ops: list[Op], entry: str
-) -> tuple[Graph, tuple[str, ...], tuple[str, ...]]:
-    ops = _with_token_ops(graph, ops)
+def _piece_graph(graph: Graph, span: _Span) -> tuple[Graph, tuple[str, ...], tuple[str, ...]]:
+    """The graph of a span, and its parameters and context values in order of use."""
+    ops = _with_token_ops(graph, list(span.ops))
     made = {v.name for op in ops for v in op.outputs}
     read = dict.fromkeys(n for op in ops for n in op.inputs if n and n not in made)
     kinds = {i.value.name: i for i in graph.inputs}
-    by_kind: dict[str, list[Input]] = {"activation": [], "data": [], "context": [], "param": []}
+    entries = [Input(graph.values[n], "activation", _x(k)) for k, n in enumerate(span.entries)]
+    by_kind: dict[str, list[Input]] = {
+        "activation": entries,
+        "data": [],
+        "context": [],
+        "param": [],
+    }
     for name in read:
-        if name == entry:
-            item = Input(graph.values[name], "activation", "x")
-        elif name in kinds and kinds[name].kind in ("param", "data"):
+        if name in span.entries:
+            continue
+        if name in kinds and kinds[name].kind in ("param", "data"):
             item = kinds[name]
         else:
             item = Input(graph.values[name], "context", name)
@@ -184,8 +251,12 @@ def _piece_graph(
     inputs = tuple(i for kind in by_kind.values() for i in kind)
     params = tuple(i.ref for i in by_kind["param"])
     context = tuple(i.ref for i in by_kind["context"])
-    output = graph.outputs if ops[-1].output.name in graph.outputs else (ops[-1].output.name,)
-    return prune(Graph("", inputs, tuple(ops), output)), params, context
+    return prune(Graph("", inputs, tuple(ops), span.exits)), params, context
+
+
+def _x(position: int) -> str:
+    """The name of a value that comes in over a cut."""
+    return f"x_{position + 1}" if position else "x"
 
 
 def _with_token_ops(graph: Graph, ops: list[Op]) -> list[Op]:

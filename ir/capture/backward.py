@@ -5,7 +5,7 @@ A gradient is `d_v`. Where several uses of `v` contribute to it, the part from t
 op: `d_v_mul`; a sum of some parts is `d_v_sum`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -73,12 +73,13 @@ class Backward:
         self._points = points.found
 
     @contextmanager
-    def steps(self, y: Tensor) -> Iterator[None]:
-        """Around autograd's run from y on; what it traces outside of its steps are sums."""
+    def steps(self, ys: Sequence[Tensor]) -> Iterator[None]:
+        """Around autograd's run from ys on; what it traces outside of its steps are sums."""
         self._seen = len(traced_names())
         makers = {step: name for (step, _), name in reversed(self._points.items())}
-        self._last = makers.get(y.grad_fn, "")
-        for step, maker in _steps(y.grad_fn, makers).items():
+        first = [y.grad_fn for y in ys]
+        self._last = makers.get(first[0], "")
+        for step, maker in _steps(first, makers).items():
             step.register_prehook(self._before(step))
             step.register_hook(self._after(step, maker))
         yield
@@ -117,13 +118,13 @@ class Backward:
         return self._points.get(point) or self._leaves.get(id(leaf), "")
 
 
-def _steps(first: Any, makers: dict[Any, str]) -> dict[Any, str]:
-    """The steps that autograd takes from one on, and the forward value whose maker each is for.
+def _steps(first: Sequence[Any], makers: dict[Any, str]) -> dict[Any, str]:
+    """The steps that autograd takes from some on, and the forward value whose maker each is for.
 
     A step of an op inside a composite one belongs to the composite's value.
     """
     found: dict[Any, str] = {}
-    waiting = [(first, "")]
+    waiting = [(step, "") for step in first]
     while waiting:
         step, user = waiting.pop()
         if step is None or step in found or hasattr(step, "variable"):

@@ -4,10 +4,11 @@
 symbolic B and S. Composite ops are expanded into primitives here, the same on every device;
 semantic ops stay whole. Every value that backward reads is visible.
 
-Outputs of a joint graph: the segment's output, then the gradient of the activation input ("-"
+Outputs of a joint graph: those of the segment, then the gradient of each activation input ("-"
 when there is none), then the gradient of each parameter, in input order ("-" for a frozen one).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,26 +41,52 @@ def joint(segment: Segment) -> Graph:
     arguments = [fake.tensor(i.value, i.value.name in wanted) for i in graph.inputs]
     is_loss = graph.values[graph.outputs[0]].shape == ()
     if not is_loss:
-        arguments.append(fake.tensor(graph.values[graph.outputs[0]], False))
+        arguments += [fake.tensor(graph.values[name], False) for name in graph.outputs]
     made: dict[str, Op] = {}  # traced node name -> the forward op it came from
     positions = [n for n, i in enumerate(graph.inputs) if i.value.name in wanted]
     backward = Backward()
 
-    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def run(*tensors: Tensor) -> tuple[Tensor | None, ...]:
         inputs = list(tensors[: len(graph.inputs)])
         leaves = [inputs[n] for n in positions]
         with backward.forward(leaves):
-            (y,) = evaluate(graph, inputs, made)
+            ys = evaluate(graph, inputs, made)
         if not positions:
-            return (y,)
-        with backward.steps(y):
-            dy = tensors[-1] if not is_loss else torch.ones_like(y)
-            grads = torch.autograd.grad(y, leaves, dy, allow_unused=True)
-        return (y, *grads)
+            return ys
+        with backward.steps(ys):
+            dys = [torch.ones_like(y) for y in ys] if is_loss else tensors[len(graph.inputs) :]
+            grads = _gradients(ys, leaves, dys)
+        return (*ys, *_whole_boundary(graph, positions, leaves, grads))
 
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
     return _read(segment, traced, _JointReader(symbols=fake.symbols, names=made), backward)
+
+
+def _gradients(
+    ys: Sequence[Tensor], leaves: Sequence[Tensor], dys: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradient of each leaf; None where no output depends on it."""
+    through = [(y, dy) for y, dy in zip(ys, dys, strict=True) if y.requires_grad]
+    if not through:
+        return (None,) * len(leaves)
+    outputs, incoming = zip(*through, strict=True)
+    return torch.autograd.grad(outputs, leaves, incoming, allow_unused=True)
+
+
+def _whole_boundary(
+    graph: Graph,
+    positions: Sequence[int],
+    leaves: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients, zeros in place of none: of several values at a cut all have one, or none."""
+    kinds = [graph.inputs[n].kind for n in positions]
+    alone = kinds.count("activation") == 1
+    return [
+        torch.zeros_like(leaf) if grad is None and kind == "activation" and not alone else grad
+        for leaf, kind, grad in zip(leaves, kinds, grads, strict=True)
+    ]
 
 
 class _FakeInputs:
@@ -204,9 +231,9 @@ def _read(segment: Segment, traced: GraphModule, reader: _JointReader, backward:
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
     holders = [n for n in nodes if n.op == "placeholder"]
-    if len(holders) > len(items):
-        y = graph.values[graph.outputs[0]]
-        items.append(Input(Value(_DY, y.dtype, y.shape), "grad", _DY))
+    for number, output in enumerate(graph.outputs[: len(holders) - len(items)], start=1):
+        y, name = graph.values[output], _DY if number == 1 else f"{_DY}_{number}"
+        items.append(Input(Value(name, y.dtype, y.shape), "grad", name))
     for node, item in zip(holders, items, strict=True):
         reader.inputs.append(item)
         reader.taken.add(item.value.name)
@@ -232,18 +259,19 @@ def _name_gradients(
 ) -> Graph:
     """Outputs in their order, and backward values under the names of what they are.
 
-    Outputs are the segment's own, `d_x`, `d_<param>`; those that have no gradient get an empty
-    name in their place. values: names by traced node.
+    Outputs are the segment's own, `d_x` of each activation, `d_<param>`; those that have no
+    gradient get an empty name in their place. values: names by traced node.
     """
-    wanted = [i.value.name for i in segment.wanted]
-    found = dict(zip(wanted, joint.outputs[1:], strict=True))
+    wanted, count = [i.value.name for i in segment.wanted], len(segment.graph.outputs)
+    ys, grads = joint.outputs[:count], joint.outputs[count:]
+    found = dict(zip(wanted, grads, strict=True))
     results: dict[str, str] = {}
     for source, output in found.items():
         if output in joint.producer and output not in results:
             results[output] = f"d_{source}"
     entry = [i.value.name for i in segment.graph.inputs_of("activation")] or [""]
     params = [i.value.name for i in segment.graph.inputs_of("param")]
-    outputs = (joint.outputs[0], *(found.get(name, "") for name in (*entry, *params)))
+    outputs = (*ys, *(found.get(name, "") for name in (*entry, *params)))
     return rename(replace(joint, outputs=outputs), gradient_names(joint, backward, values, results))
 
 

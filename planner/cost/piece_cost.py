@@ -57,8 +57,8 @@ class SplitWork:
 
 @dataclass(frozen=True)
 class PieceWork:
-    """kept_bytes: handed from forward to backward on the device. entry_bytes, exit_bytes: x and y
-    on a rank.
+    """kept_bytes: handed from forward to backward on the device. entry_bytes, exit_bytes: of the
+    values of a rank that come in and go out over the boundaries.
 
     again_us: the part of the backward that computes forward values again. split: of the schedules
     that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
@@ -129,7 +129,7 @@ def piece_work(
         whole,
         _kept_bytes(functions, size, ()),
         sum(size(v.name) for v in joint.values("activation")),
-        size(joint.y),
+        sum(map(size, joint.ys)),
         sum(op_us(op, backward, placements, costs) for op in functions.phases.again),
         _split_work(functions, placements, costs, size, whole) if split else None,
         added_bytes=sum(map(size, added)),
@@ -204,8 +204,8 @@ def _split_work(
         return SplitWork(whole, NOTHING, 0.0, False)
     first, second = functions.halves
     phases = functions.phases
-    dx = phases.joint.dx
-    handed = [n for n in first.graph.outputs if n != dx or n in _inputs(second.graph)]
+    dxs, late_inputs = phases.joint.dxs, _inputs(second.graph)
+    handed = [n for n in first.graph.outputs if n not in dxs or n in late_inputs]
     dy = sum(size(n) for n in _inputs(first.graph, "grad"))
     peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
     grads = frozenset(second.graph.outputs)
@@ -250,17 +250,17 @@ def _forward_peak(work: PhaseWork, size: Sizes) -> float:
 
 
 def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]) -> float:
-    """The same for the backward, with the incoming gradient; dx lives on, gradients are added
-    into their bucket as soon as they are made, or where they are."""
+    """The same for the backward, with the incoming gradients; gradients of inputs live on, others
+    are added into their bucket as soon as they are made, or where they are."""
     phases, work = functions.phases, functions.backward
     gradients = frozenset(phases.joint.made_grads)
-    dx = [n for n in phases.backward.outputs if n not in gradients]
-    dy = sum(
+    dxs = [n for n in phases.backward.outputs if n not in gradients]
+    dys = sum(
         size(i.value.name)
         for i in phases.backward.inputs
         if i.kind == "grad" and i.value.name not in phases.kept
     )
-    return dy + _peak(work, size, held=set(dx), dropped=gradients, unwritten=added)
+    return dys + _peak(work, size, held=set(dxs), dropped=gradients, unwritten=added)
 
 
 def _peak(

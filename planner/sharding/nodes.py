@@ -217,19 +217,19 @@ def grad_us(value: Value, grad: Placement, costs: Costs, num_microbatches: int) 
 def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
     """Boundary nodes: what comes in over a cut, and what goes out over it."""
     nodes = []
-    y, d_x = Joint(graph).y, Joint(graph).dx
-    for kind, side, read in (
-        ("activation", demands.boundary_in, d_x),
-        ("grad", demands.boundary_out, y),
+    joint = Joint(graph)
+    for kind, side, reads in (
+        ("activation", demands.boundary_in, joint.dxs),
+        ("grad", demands.boundary_out, joint.ys),
     ):
-        for item in graph.inputs_of(kind):
+        for item, read in zip(graph.inputs_of(kind), reads, strict=False):
             placed = layout(side, item.value, costs.mesh, costs.sizes)
             strategy = Strategy(side, (placed,) if read else (), (placed,))
             name = item.value.name
             nodes.append(
                 Node(f"cut %{name}", (read,) if read else (), (name,), (Choice(strategy, 0.0),))
             )
-    if not graph.inputs_of("grad"):
+    for y in joint.ys if not graph.inputs_of("grad") else ():
         whole = replicated(len(graph.values[y].shape))
         nodes.append(Node(f"output %{y}", (y,), (), (Choice(Strategy("loss", (whole,), ()), 0.0),)))
     return nodes

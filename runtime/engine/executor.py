@@ -4,6 +4,7 @@ The emitted stage files hold the functions and the loops over instances (stage.p
 call back for). Actions are (kind, stage, micro-batch) tuples.
 """
 
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from . import mesh
 from .agreement import Agreement
+from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
 from .layout import Layout
 from .p2p import SENDS_IN_FLIGHT, Transfers
@@ -94,9 +96,9 @@ class Executor(Generic[U]):
             bucket.begin()
         # By (stage, micro-batch): inputs, and gradients of outputs, that wait for their action;
         # outputs, and gradients of inputs, that wait to be sent.
-        self._inputs: dict[tuple[int, int], Tensor] = {}
-        self._output_grads: dict[tuple[int, int], Tensor | None] = {}
-        self._outgoing: dict[tuple[str, int, int], Tensor] = {}
+        self._inputs: dict[tuple[int, int], Crossing] = {}
+        self._output_grads: dict[tuple[int, int], Crossing | None] = {}
+        self._outgoing: dict[tuple[str, int, int], Crossing] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
@@ -151,10 +153,10 @@ class Executor(Generic[U]):
     def _rehearse_stage(self, stage: int, kinds: tuple[str, ...]) -> None:
         module = self.stages[stage].module
         if stage > 0:
-            self._inputs[stage, 0] = self._zeros(module.ENTRY)
+            self._inputs[stage, 0] = crossing_like(module.ENTRY, self._zeros)
         self._forward(stage, 0)
         if stage < self.last:
-            self._output_grads[stage, 0] = self._zeros(module.EXIT)
+            self._output_grads[stage, 0] = crossing_like(module.EXIT, self._zeros)
         for kind in kinds:
             self._run(kind, stage, 0)
 
@@ -167,8 +169,7 @@ class Executor(Generic[U]):
                 most = max(most, held)
         return most
 
-    def _zeros(self, like: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
-        shape, dtype = like
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _run(self, kind: str, stage: int, microbatch: int) -> None:
@@ -188,7 +189,8 @@ class Executor(Generic[U]):
         here = self.stages[stage]
         out = here.module.forward(here, microbatch, self._inputs.pop((stage, microbatch), None))
         if stage == self.last:
-            self._loss += out.double()
+            (loss,) = values_of(out)
+            self._loss += loss.double()
         elif stage + 1 in self.stages:
             self._inputs[stage + 1, microbatch] = out
         else:
@@ -207,13 +209,14 @@ class Executor(Generic[U]):
 
     def _send(self, kind: str, stage: int, microbatch: int) -> None:
         target = self.layout.stage_ranks[stage + (1 if kind == "F" else -1)]
-        self.transfers.send(kind, self._outgoing.pop((kind, stage, microbatch)), target)
+        out = self._outgoing.pop((kind, stage, microbatch))
+        self.transfers.send(kind, values_of(out), target)
 
     def _receive(self, kind: str, stage: int, microbatch: int) -> None:
         source = self.layout.stage_ranks[stage + (-1 if kind == "F" else 1)]
         module = self.stages[stage].module
-        shape, dtype = module.ENTRY if kind == "F" else module.EXIT
-        x = self.transfers.receive(kind, shape, dtype, source)
+        described = module.ENTRY if kind == "F" else module.EXIT
+        x = crossing_like(described, partial(self.transfers.receive, kind, source))
         if kind == "F":
             self._inputs[stage, microbatch] = x
         else:

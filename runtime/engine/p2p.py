@@ -18,6 +18,8 @@ from . import collectives, mesh
 # to run to its end with this number.
 SENDS_IN_FLIGHT = 4
 
+Sending = tuple[dist.Work | None, Tensor]
+
 
 class Transfers:
     """The communicators of a pipeline, and the sends of this rank that are under way."""
@@ -28,7 +30,7 @@ class Transfers:
         ways = sorted({_way(*move) for move in moves if move[1] != move[2]})
         # Every rank makes every group, in the same order.
         self.groups = {way: mesh.another_group(*mesh.PIPELINE) for way in ways}
-        self.sends: dict[tuple[str, int], list[tuple[dist.Work | None, Tensor]]] = {}
+        self.sends: dict[tuple[str, int], list[list[Sending]]] = {}
         self._moves = [move for move in moves if move[1] != move[2]]
 
     def open(self) -> None:
@@ -37,21 +39,25 @@ class Transfers:
         here = mesh.index(*mesh.PIPELINE)
         for kind, source, target in dict.fromkeys(self._moves):
             if here == source:
-                self.send(kind, torch.zeros(1, device=mesh.device()), target)
+                self.send(kind, (torch.zeros(1, device=mesh.device()),), target)
             elif here == target:
-                self.receive(kind, (1,), torch.float32, source)
+                self.receive(kind, source, (1,), torch.float32)
         self.finish()
 
-    def send(self, kind: str, x: Tensor, target: int) -> None:
-        """Start sending to a pp rank; waits for the oldest where SENDS_IN_FLIGHT are under way."""
+    def send(self, kind: str, values: tuple[Tensor, ...], target: int) -> None:
+        """Start sending what crosses a boundary to a pp rank.
+
+        Waits for the oldest where SENDS_IN_FLIGHT boundaries are under way.
+        """
         under_way = self.sends.setdefault((kind, target), [])
         if len(under_way) == SENDS_IN_FLIGHT:
             _wait(under_way.pop(0))
-        x = x.contiguous()
-        group = self.groups[_way(kind, mesh.index(*mesh.PIPELINE), target)]
-        under_way.append((collectives.send(x, _device(target), group), x))
+        group, device = self.groups[_way(kind, mesh.index(*mesh.PIPELINE), target)], _device(target)
+        values = tuple(x.contiguous() for x in values)
+        under_way.append([(collectives.send(x, device, group), x) for x in values])
 
-    def receive(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+    def receive(self, kind: str, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return the next value that a pp rank sends, of this shape."""
         group = self.groups[_way(kind, source, mesh.index(*mesh.PIPELINE))]
         return collectives.receive(shape, dtype, mesh.device(), _device(source), group)
 
@@ -70,9 +76,10 @@ def _way(kind: str, source: int, target: int) -> tuple[str, int, bool]:
     return kind, colour, source < target
 
 
-def _wait(send: tuple[dist.Work | None, Tensor]) -> None:
-    if send[0] is not None:
-        send[0].wait()
+def _wait(sends: list[Sending]) -> None:
+    for work, _ in sends:
+        if work is not None:
+            work.wait()
 
 
 def _device(pp: int) -> int:

@@ -6,12 +6,14 @@ import inspect
 import pytest
 import torch
 from golden.test_golden import CASES, FOLDER, _plan
+from stream_models import VOCAB, ValueResidual
 
 from meshwright.codegen.functions import Functions
 from meshwright.codegen.lines import Lines
 from meshwright.codegen.local import Locals
-from meshwright.codegen.units import Unit, grouped
+from meshwright.codegen.units import Unit, grouped, title
 from meshwright.codegen.writer import Writer
+from meshwright.ir.capture.export import trace
 from meshwright.ir.graph import Graph
 from meshwright.ir.text.graph_text import parse_graph
 
@@ -188,3 +190,11 @@ def test_a_long_line_is_broken_and_says_the_same(text: str) -> None:
     broken, whole = ast.parse(writer.text()), ast.parse(f"def f():\n    {text}")
     assert ast.dump(broken) == ast.dump(whole)
     assert max(map(len, writer.text().splitlines())) <= 100
+
+
+def test_a_submodule_with_a_number_for_a_name_gives_no_name_that_begins_with_it() -> None:
+    segmented = trace(ValueResidual, "values", "f64", VOCAB).segmented
+    graph = next(s.graph for s in segmented.segments if "norm_2_w" in s.graph.values)
+    ops = tuple(op for op in graph.ops if op.output.name.startswith("norm_2"))
+    unit = Unit(ops, ("x", "norm_2_w"), (ops[-1].output.name,))
+    assert title(unit, graph) == "norm"

@@ -1,0 +1,74 @@
+"""Models of which several values cross a cut: their programs equal the plain model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from equivalence.cases import Case, ModelDraw
+from equivalence.draws import DrawnModel
+from equivalence.law import Court
+from stream_models import LAYERS, VOCAB, TwoStreams, ValueResidual
+
+from meshwright.ir.capture.export import trace
+from meshwright.ir.plan import Plan
+from meshwright.ir.text.plan_text import format_plan, parse_plan
+
+MODELS = {
+    ModelDraw("value-residual", False, 0, 0): ValueResidual,
+    ModelDraw("two-streams", False, 0, 0): TwoStreams,
+}
+VALUES, STREAMS = MODELS
+CASE = Case(number=1, seed=0, model=VALUES, micro_batch=2, accumulation=4)
+CASES = [
+    CASE,
+    replace(CASE, number=2, pp=2, recompute="none"),
+    replace(CASE, number=3, pp=2, dp=2, schedule="zbv", chunks=2, zero=2, recompute="all"),
+    replace(CASE, number=4, tp=2, shard_weights=True, recompute="cheap"),
+    replace(CASE, number=5, cp=2, zero=3, recompute="all"),
+    replace(CASE, number=6, model=STREAMS, pp=4, schedule="zb-h1", recompute="none"),
+    replace(CASE, number=7, model=STREAMS, tp=2, pp=2, shard_weights=True),
+    replace(CASE, number=8, model=STREAMS, pp=2, freeze=("embed.*", "layers.0.*", "layers.1.*")),
+    replace(CASE, number=9, model=VALUES, pp=2, freeze=("embed.*", "layers.0.*")),
+]
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
+    made = Court(tmp_path_factory.mktemp("boundaries"))
+    for draw, module in MODELS.items():
+        made.models[draw] = DrawnModel(draw.family, VOCAB, module, module)
+    yield made
+    made.pool.stop()
+
+
+@pytest.fixture(scope="module")
+def plan(court: Court) -> Plan:
+    return court.plan(CASES[2])
+
+
+def test_layers_that_read_a_value_of_the_first_are_one_segment() -> None:
+    segmented = trace(ValueResidual, "values", "f64", VOCAB).segmented
+    names = [i.segment for i in segmented.instances]
+    assert names == ["embed", "mix", "up", *["mix_2", "up"] * (LAYERS - 2), "mix_3", "up_2", "head"]
+    for name in ("up", "mix_2"):
+        graph = segmented.segment(name).graph
+        assert len(graph.inputs_of("activation")) == len(graph.outputs) == 2
+
+
+def test_layers_of_two_streams_are_one_segment() -> None:
+    segmented = trace(TwoStreams, "streams", "f64", VOCAB).segmented
+    names = [i.segment for i in segmented.instances]
+    assert names == ["embed", "up", *["up_2"] * (2 * LAYERS - 2), "up_3", "head"]
+
+
+def test_their_plan_is_its_text(plan: Plan) -> None:
+    assert plan.boundary_values == 2
+    assert parse_plan(format_plan(plan)) == plan
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_their_program_equals_the_plain_model(court: Court, case: Case) -> None:
+    readings = court.try_case(case)
+    assert {r.kind for r in readings} == {"loss", "norm", "grad", "param"}
+    worst = max((r.error, r.name) for r in readings if r.kind != "param")
+    assert worst[0] < 1e-11, worst

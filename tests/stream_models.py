@@ -1,0 +1,90 @@
+"""Models of which several values cross from layer to layer."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+DIM, HEADS, VOCAB, LAYERS = 16, 4, 32, 3
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Mix(nn.Module):
+    """Causal attention whose values are mixed with those of the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        value = self.v(x)
+        mixed = value if first is None else 0.75 * value + 0.25 * first
+        q, k, v = (
+            y.view(*y.shape[:2], HEADS, DIM // HEADS).transpose(1, 2)
+            for y in (self.q(x), self.k(x), mixed)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(out.transpose(1, 2).reshape(x.shape)), value
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.norm_2 = Norm(), Mix(), Norm()
+        self.up, self.down = nn.Linear(DIM, 24, bias=False), nn.Linear(24, DIM, bias=False)
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        mixed, value = self.mix(self.norm(x), first)
+        x = x + mixed
+        return x + self.down(F.gelu(self.up(self.norm_2(x)))), value
+
+
+class ValueResidual(nn.Module):
+    """Every layer reads the values of the first one (Zhou et al. 2024)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = Norm(), nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, first = self.embed(tokens), None
+        for layer in self.layers:
+            x, value = layer(x, first)
+            first = value if first is None else first
+        return self.head(self.norm(x))
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = Norm(), nn.Linear(DIM, 24), nn.Linear(24, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class TwoStreams(nn.Module):
+    """Two streams, each changed by a function of the other (Gomez et al. 2017)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(Half() for _ in range(2 * LAYERS))
+        self.norm, self.head = Norm(), nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        a = self.embed(tokens)
+        b = a * 0.5
+        for index in range(0, len(self.layers), 2):
+            a = a + self.layers[index](b)
+            b = b + self.layers[index + 1](a)
+        return self.head(self.norm(a + b))
