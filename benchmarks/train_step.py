@@ -19,6 +19,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -134,6 +135,13 @@ def _batch(
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def _given(layout: Any, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
+    """What a micro-batch gives to a program; programs of older versions take a pair."""
+    if not hasattr(layout, "inputs"):
+        return tokens, labels
+    return import_module("runtime.engine.inputs").batch_of(layout.inputs, tokens, labels)
+
+
 def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -> dict:
     for name in [n for n in sys.modules if n.split(".")[0] == "runtime"]:
         del sys.modules[name]
@@ -155,7 +163,8 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     rows = layout.micro_batch * layout.num_microbatches
     tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.index(*mesh.BATCH))
     size = layout.micro_batch
-    batches = list(zip(tokens.split(size), labels.split(size), strict=True))
+    pairs = zip(tokens.split(size), labels.split(size), strict=True)
+    batches = [_given(layout, *pair) for pair in pairs]
     count = rows * mesh.count(*mesh.BATCH) * layout.seq
     row = _time(lambda: executor.train_step(batches, count, arguments.lr), arguments, device, count)
     sys.path.pop(0)

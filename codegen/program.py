@@ -6,7 +6,7 @@ from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.placement import local_outer
 from meshwright.ir.plan import Bucket, Param, Plan
-from meshwright.ir.sizes import evaluate
+from meshwright.ir.sizes import evaluate, format_size
 from meshwright.ir.text.plan_text import format_plan, plan_hash
 
 from .schedule import schedule_source
@@ -37,7 +37,7 @@ def layout_source(plan: Plan) -> str:
     writer.lines(
         f'"""What every rank of {plan.model} shares; plan {plan_hash(plan)}."""',
         "",
-        "from runtime.layout import Bucket, Entry, Layout, Param",
+        "from runtime.layout import Bucket, Entry, Input, Layout, Param",
         "",
     )
     axes = ", ".join(f'"{name}": {size}' for name, size in plan.mesh.axes)
@@ -57,6 +57,11 @@ def layout_source(plan: Plan) -> str:
             f"flops_per_token={plan.flops_per_token!r},",
             f'optimizer="{plan.optimizer}",',
         )
+        with writer.block("inputs=("):
+            for item in plan.inputs:
+                shape = _names(tuple(map(format_size, item.shape)))
+                writer.line(f'Input("{item.role}", "{TORCH_NAMES[item.dtype]}", {shape}),')
+        writer.line("),")
         tables = plan.tables()
         with writer.block("params=("):
             for param in plan.params:

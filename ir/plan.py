@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .dtypes import ITEM_BYTES
 from .graph import Graph
+from .inputs import StepInput, step_inputs
 from .mesh import Mesh
 from .ops.registry import definition
 from .placement import Placement, local_shape
@@ -146,6 +147,11 @@ class Plan:
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
+
+    @property
+    def inputs(self) -> tuple[StepInput, ...]:
+        """Return the schema of what a step gives to the pieces."""
+        return step_inputs(piece.graph for piece in self.pieces)
 
     @property
     def boundary_values(self) -> int:

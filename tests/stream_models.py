@@ -88,3 +88,34 @@ class TwoStreams(nn.Module):
             a = a + self.layers[index](b)
             b = b + self.layers[index + 1](a)
         return self.head(self.norm(a + b))
+
+
+class Placed(nn.Module):
+    """A table of positions that the caller names, as the library's GPT-2 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(VOCAB, DIM), nn.Embedding(2 * DIM, DIM)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm, self.head = Norm(), nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is None
+        x = self.embed(tokens) + self.places(position_ids)
+        for layer in self.layers:
+            x, _ = layer(x * torch.cos(0.1 * position_ids.to(x.dtype)).unsqueeze(-1), None)
+        return self.head(self.norm(x))
+
+
+class PlacedPlain(Placed):
+    """The same model, given its positions."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens, torch.arange(tokens.shape[1]).expand_as(tokens))
+
+
+class Masked(Placed):
+    """A forward that asks for what no step gives."""
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens, attention_mask)

@@ -1,14 +1,17 @@
 """Capture: nn.Module -> Graph, through torch.export, without weights or a GPU.
 
-The module's forward takes tokens [B, S] and returns logits [B, S, V] (or an object with .logits).
-The graph takes tokens, labels and the loss denominator, and returns the loss: the last linear (and
+The module's forward takes tokens [B, S], and positions [B, S] where it asks for them, and returns
+logits [B, S, V] (or an object with .logits). The graph takes these, labels and the loss
+denominator, and returns the loss: the last linear (and
 its soft-cap) is joined with the cross-entropy into one semantic op.
 """
 
 import base64
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import Parameter
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,10 @@ from torch.fx import Node
 
 from ..errors import CaptureError
 from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
+from ..inputs import Role, data_input, known_arguments, role_of
 from ..ops.patterns import head_of
 from ..segment import segment
-from ..sizes import B, S, Shape
+from ..sizes import B, S
 from ..text.graph_text import format_graph
 from ..traced import Constant, Traced
 from . import semantic
@@ -83,10 +87,12 @@ def capture(
     """
     module, recipes, tied = build_fake(build, torch_dtype(dtype))
     frozen = frozen_names(module, tied, freeze, name)
-    program = _export(_Logits(module), name)
+    roles = _roles(module, name)
+    program = _export(_Logits(module, tuple(roles.values())), name)
     reader = _Reader(
         program=program,
         name=name,
+        roles=tuple(roles),
         recipes=recipes,
         tied=tied,
         frozen=frozen,
@@ -95,13 +101,38 @@ def capture(
     return reader.read()
 
 
-class _Logits(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
+def _roles(module: nn.Module, name: str) -> dict[Role, str]:
+    """The roles of what the forward takes, tokens first, by role the name of its parameter.
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        out = self.module(tokens)
+    Parameters with a default keep it. Raises CaptureError for one that no input of a step fills.
+    """
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    first, *others = inspect.signature(module.forward).parameters.values()
+    found: dict[Role, str] = {"tokens": first.name}
+    for parameter in others:
+        if parameter.kind not in kinds or parameter.default is not Parameter.empty:
+            continue
+        role = role_of(parameter.name)
+        if role is None or role in found:
+            raise CaptureError(
+                f"model {name}: its forward takes {parameter.name!r}, which no input of a step "
+                f"fills; beside tokens it may take one of {', '.join(known_arguments())}, "
+                "or give it a default"
+            )
+        found[role] = parameter.name
+    return found
+
+
+class _Logits(nn.Module):
+    """A module's logits. arguments: names of the forward's parameters, that of tokens first."""
+
+    def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module, self.arguments = module, arguments
+
+    def forward(self, *given: Tensor) -> Tensor:
+        tokens, *others = given
+        out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
         return out if isinstance(out, Tensor) else out.logits
 
 
@@ -122,14 +153,15 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     return forward
 
 
-def _export(module: nn.Module, name: str) -> ExportedProgram:
+def _export(module: _Logits, name: str) -> ExportedProgram:
     _swap_semantic(module)
-    tokens = torch.zeros(_HINTS, dtype=torch.int64)
+    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
     dims = {0: Dim("B", min=1), 1: Dim("S", min=1)}
     try:
         # Without gradients, for a model's own no_grad regions would become graphs within the graph.
         with torch.no_grad():
-            return export(module, (tokens,), dynamic_shapes={"tokens": dims}, strict=False)
+            each = {"given": (dims,) * len(given)}
+            return export(module, given, dynamic_shapes=each, strict=False)
     except Exception as error:
         raise CaptureError(
             f"model {name} cannot be traced for every batch and sequence size: {_reason(error)}; "
@@ -150,6 +182,7 @@ class _Reader(FxReader):
 
     program: ExportedProgram
     name: str
+    roles: tuple[Role, ...]
     recipes: dict[str, str]
     tied: dict[str, str]
     frozen: frozenset[str]
@@ -175,7 +208,7 @@ class _Reader(FxReader):
         params, buffers = signature.inputs_to_parameters, dict(signature.inputs_to_buffers)
         buffers.update(signature.inputs_to_lifted_tensor_constants)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        tokens = next(n for n in placeholders if n.name in signature.user_inputs)
+        tokens, *others = (n for n in placeholders if n.name in signature.user_inputs)
         self.symbols = dict(
             zip((s.node.expr for s in tokens.meta["val"].shape), (B, S), strict=True)
         )
@@ -184,18 +217,21 @@ class _Reader(FxReader):
                 f"model {self.name} binds the batch or sequence size to a number: tokens have "
                 f"shape {tuple(tokens.meta['val'].shape)}, expected two free sizes"
             )
-        self.data("tokens", "i64", (B, S))
-        self.data("labels", "i64", (B, S))
+        self._data(data_input("tokens"))
+        self._data(data_input("labels"))
         self.values[tokens] = "tokens"
+        for role, node in zip(self.roles[1:], others, strict=True):
+            self._data(data_input(role))
+            self.values[node] = role
         for node in placeholders:
             if node.name in params:
                 self._param(node, params[node.name].removeprefix("module."))
             elif node.name in buffers:
                 self._constant(node, buffers[node.name])
 
-    def data(self, name: str, dtype: str, shape: Shape) -> None:
-        self.inputs.append(Input(Value(name, dtype, shape), "data", name))
-        self.taken.add(name)
+    def _data(self, item: Input) -> None:
+        self.inputs.append(item)
+        self.taken.add(item.value.name)
 
     def _param(self, node: Node, name: str) -> None:
         name = self.tied[name]
@@ -237,7 +273,7 @@ class _Reader(FxReader):
         stats = "f64" if self.promote else "f32"
         if self._value_of(op.inputs[0]).dtype == "f64":
             stats = "f64"
-        self.inputs.append(Input(Value("denominator", stats, ()), "data", "denominator"))
+        self.inputs.append(data_input("denominator", stats, ()))
         lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
         x, w = map(self._value_of, op.inputs)
         logits = Value("loss.logits", x.dtype, (B, S, w.shape[0]))

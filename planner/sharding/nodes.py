@@ -15,7 +15,7 @@ from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard, format_placement, replicated, with_partial
-from meshwright.ir.sizes import evaluate
+from meshwright.ir.sizes import B, S, Shape, Size, simplify_size
 
 from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
@@ -63,19 +63,29 @@ class Demands:
 
 
 def layout(kind: str, value: Value, mesh: Mesh, sizes: dict[str, int]) -> Placement:
-    """The placement of a cut value, or of tokens, under a boundary layout.
+    """The placement of a cut value, or of an input of the step, under a boundary layout.
 
-    Context axes always cut the sequence, dim 1; tensor axes do, inside of them, in "sequence".
+    Context axes always cut the sequence; tensor axes do, inside of them, in "sequence". A value
+    without a sequence is whole.
     """
     roles = (CONTEXT,) if kind == "replicated" else (CONTEXT, TENSOR)
-    names, shards, cuts = mesh.names(*roles), [], 1
-    for name in names:
+    at, cuts = _sequence(value.shape)
+    shards = []
+    for name in mesh.names(*roles):
         shards.append(Shard(name, cuts))
-        cuts *= mesh.size(name)
-    if evaluate(value.shape[1], sizes) % cuts:
+        cuts = simplify_size(cuts * mesh.size(name))
+    if sizes["S"] % mesh.count(*roles):
         raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(*roles)}")
     dims = range(len(value.shape))
-    return Placement(tuple(tuple(shards) if dim == 1 else () for dim in dims))
+    return Placement(tuple(tuple(shards) if dim == at else () for dim in dims))
+
+
+def _sequence(shape: Shape) -> tuple[int | None, Size]:
+    """The dim that holds the sequence, and the size of what is more major in it: B * S has B."""
+    for dim, size in enumerate(shape):
+        if not isinstance(size, int) and S in size.free_symbols:
+            return dim, B if B in size.free_symbols else 1
+    return None, 1
 
 
 def nodes_of(
@@ -132,7 +142,7 @@ def _given(item: Input, costs: Costs) -> Node:
     """Data that has a sequence comes cut by context axes; all else is whole on every rank."""
     value = item.value
     placed = replicated(len(value.shape))
-    if item.kind == "data" and len(value.shape) > 1:
+    if item.kind == "data":
         placed = layout("replicated", value, costs.mesh, costs.sizes)
     choice = Choice(Strategy("replicated", (), (placed,)), 0.0)
     return Node(f"input %{value.name}", (), (value.name,), (choice,))

@@ -68,6 +68,7 @@ class Executor(Generic[U]):
         """stages: of this rank, in order of the model. buckets: of these stages."""
         self.schedule, self.layout, self.device = schedule, layout, mesh.device()
         self.last = len(layout.stage_ranks) - 1
+        self.sequence_dims = {i.role: i.sequence_dim for i in layout.inputs}
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._expect_reductions()
         self.tied = {b.name: mesh.homes_group(b.homes) for b in layout.buckets if len(b.homes) > 1}
@@ -76,6 +77,13 @@ class Executor(Generic[U]):
         self.transfers = Transfers(layout.stage_ranks)
         self._rehearsed = self.last == 0
         self._begin([], 1, training=True)
+
+    def _own_part(self, role: str, x: Tensor) -> Tensor:
+        """The part of an input's sequence that this rank holds."""
+        dim, context = self.sequence_dims[role], mesh.CONTEXT
+        if dim is None:
+            return x
+        return x.chunk(mesh.count(*context), dim=dim)[mesh.index(*context)].contiguous()
 
     def _expect_reductions(self) -> None:
         """A bucket is whole once every stage that completes it did so for every micro-batch."""
@@ -88,8 +96,8 @@ class Executor(Generic[U]):
         double = self.layout.dtype == "float64"
         kind = torch.float64 if double else torch.float32
         denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
-        own = [(_own_part(tokens), _own_part(labels)) for tokens, labels in batches]
-        step = Step(own, denominator, training)
+        own = [{r: self._own_part(r, x) for r, x in batch.items()} for batch in batches]
+        step = Step([{**batch, "denominator": denominator} for batch in own], training)
         for stage in self.stages.values():
             stage.begin(step)
         for bucket in self.buckets.values():
@@ -105,8 +113,9 @@ class Executor(Generic[U]):
     def train_step(self, batches: list[Batch], label_count: int, lr: float) -> tuple[float, float]:
         """Run the schedule once over this rank's micro-batches.
 
-        batches: tokens and labels [micro_batch, seq] per micro-batch, on the device. label_count:
-        unignored labels of the whole global batch. Returns (loss, gradient norm before clipping).
+        batches: what each micro-batch gives by role, tokens and labels [micro_batch, seq] among
+        it, on the device. label_count: unignored labels of the whole global batch.
+        Returns (loss, gradient norm before clipping).
         Raises ValueError when the batch holds no label at all.
         """
         if label_count == 0:
@@ -256,12 +265,6 @@ class Executor(Generic[U]):
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
         return float(loss)
-
-
-def _own_part(rows: Tensor) -> Tensor:
-    """Of rows [B, S] the part of the sequence that this rank holds."""
-    context = mesh.CONTEXT
-    return rows.chunk(mesh.count(*context), dim=1)[mesh.index(*context)].contiguous()
 
 
 def _rank() -> int:

@@ -46,6 +46,20 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class Input:
+    """What every step gives to the model, by role. shape: of a micro-batch, B rows of S tokens."""
+
+    role: str
+    dtype: str
+    shape: tuple[str, ...]
+
+    @property
+    def sequence_dim(self) -> int | None:
+        """Return the dim that holds the sequence, None where none does."""
+        return self.shape.index("S") if "S" in self.shape else None
+
+
+@dataclass(frozen=True)
 class Layout:
     """The program's data that all ranks share.
 
@@ -69,6 +83,7 @@ class Layout:
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]
     optimizer: str = "adamw"
+    inputs: tuple[Input, ...] = ()
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """One stage on this rank: what its emitted loops call, and what it holds between its actions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
 
@@ -12,7 +12,7 @@ from .buckets import FlatBucket
 from .layout import Instance, Piece
 from .offload import IN_TRANSIT, HostStore
 
-Batch = tuple[Tensor, Tensor]  # tokens, labels of one micro-batch
+Batch = Mapping[str, Tensor]  # what a micro-batch gives to the model, by role
 Values = tuple[Tensor, ...]
 # What an instance keeps of a micro-batch; None in place of what waits in the host's memory.
 Kept = tuple[Tensor | None, ...]
@@ -21,11 +21,11 @@ Kept = tuple[Tensor | None, ...]
 class Step:
     """The batches and reductions that the stages of a rank share during one step.
 
-    batches: of the step, by micro-batch. denominator: labels that count in the global batch, 0-dim.
+    batches: of the step, by micro-batch.
     """
 
-    def __init__(self, batches: list[Batch], denominator: Tensor, training: bool) -> None:
-        self.batches, self.denominator, self.training = batches, denominator, training
+    def __init__(self, batches: list[Batch], training: bool) -> None:
+        self.batches, self.training = batches, training
         self.reducing: list[FlatBucket] = []
 
     def reduce(self, bucket: FlatBucket) -> None:
@@ -100,8 +100,7 @@ class Stage:
     def operands(self, index: int, microbatch: int) -> Values:
         """Context and data of a piece, in its order."""
         piece = self.pieces[self.instances[index].piece]
-        tokens, labels = self.step.batches[microbatch]
-        data = {"tokens": tokens, "labels": labels, "denominator": self.step.denominator}
+        data = self.step.batches[microbatch]
         return tuple(data[n] for n in piece.data) + tuple(
             self.context_values[n] for n in piece.context
         )

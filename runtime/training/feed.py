@@ -7,6 +7,7 @@ from ..data import Batch as Rows
 from ..data import DataError, Prefetcher, Reader, open_reader
 from ..engine import mesh
 from ..engine.executor import Marks
+from ..engine.inputs import batch_of
 from ..engine.layout import Layout
 from ..engine.stage import Batch
 from .options import RunOptions
@@ -51,7 +52,8 @@ class Feed:
         """Cut rows into micro-batches on the device."""
         size, device = self.layout.micro_batch, mesh.device()
         pairs = zip(rows.tokens.split(size), rows.labels.split(size), strict=True)
-        return [(tokens.to(device), labels.to(device)) for tokens, labels in pairs]
+        inputs = self.layout.inputs
+        return [batch_of(inputs, tokens.to(device), labels.to(device)) for tokens, labels in pairs]
 
     def samples(self, step: int) -> int:
         """Return the rows that are seen, or passed over, in all global batches before a step."""

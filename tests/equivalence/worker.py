@@ -196,10 +196,12 @@ def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
 
 def _micro_batches(
     layout: Any, mesh: Any, tokens: np.ndarray, labels: np.ndarray
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+) -> list[dict[str, torch.Tensor]]:
     """This rank's rows of the global batch, cut into micro-batches."""
     rows = layout.micro_batch * layout.num_microbatches
     first = mesh.index(*mesh.BATCH) * rows
     cut = (torch.from_numpy(x[first : first + rows].copy()) for x in (tokens, labels))
     own = [x.to(mesh.device()) for x in cut]
-    return list(zip(*(x.split(layout.micro_batch) for x in own), strict=True))
+    pairs = zip(*(x.split(layout.micro_batch) for x in own), strict=True)
+    batch_of = importlib.import_module("runtime.engine.inputs").batch_of
+    return [batch_of(layout.inputs, *pair) for pair in pairs]

@@ -1,6 +1,6 @@
 """What every rank of golden-llama shares; plan 41f784b773aa45be."""
 
-from runtime.layout import Bucket, Entry, Layout, Param
+from runtime.layout import Bucket, Entry, Input, Layout, Param
 
 LAYOUT = Layout(
     model="golden-llama",
@@ -16,6 +16,11 @@ LAYOUT = Layout(
     reduce_dtype="float32",
     flops_per_token=20736.0,
     optimizer="adamw",
+    inputs=(
+        Input("tokens", "int64", ("B", "S")),
+        Input("labels", "int64", ("B", "S")),
+        Input("denominator", "float32", ()),
+    ),
     params=(
         Param("embed.weight", (64, 16), (), "normal(0.0, 0.02)"),
         Param("layers.0.attention_norm.weight", (16,), (), "constant(1.0)"),
