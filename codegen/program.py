@@ -57,6 +57,10 @@ def layout_source(plan: Plan) -> str:
             f"flops_per_token={plan.flops_per_token!r},",
             f'optimizer="{plan.optimizer}",',
         )
+        if plan.mirrored:
+            writer.line(
+                "mirrored=True,  # of 2n chunks of the sequence rank r has r and 2n - 1 - r"
+            )
         tables = plan.tables()
         with writer.block("params=("):
             for param in plan.params:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import mesh
+from . import collectives, mesh
 from .agreement import Agreement
 from .buckets import FlatBucket
 from .layout import Layout
@@ -86,7 +86,8 @@ class Executor(Generic[U]):
         double = self.layout.dtype == "float64"
         kind = torch.float64 if double else torch.float32
         denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
-        own = [(_own_part(tokens), _own_part(labels)) for tokens, labels in batches]
+        order = self.layout.mirrored
+        own = [(_own_part(tokens, order), _own_part(labels, order)) for tokens, labels in batches]
         step = Step(own, denominator, training)
         for stage in self.stages.values():
             stage.begin(step)
@@ -255,10 +256,10 @@ class Executor(Generic[U]):
         return float(loss)
 
 
-def _own_part(rows: Tensor) -> Tensor:
+def _own_part(rows: Tensor, mirrored: bool) -> Tensor:
     """Of rows [B, S] the part of the sequence that this rank holds."""
-    context = mesh.CONTEXT
-    return rows.chunk(mesh.count(*context), dim=1)[mesh.index(*context)].contiguous()
+    place, ranks = mesh.index(*mesh.CONTEXT), mesh.count(*mesh.CONTEXT)
+    return collectives.shard(rows, 1, 1, place, ranks, mirrored)
 
 
 def _rank() -> int:

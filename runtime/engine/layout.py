@@ -69,6 +69,7 @@ class Layout:
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]
     optimizer: str = "adamw"
+    mirrored: bool = False  # context axes cut the sequence in mirrored shards
 
     @property
     def frozen(self) -> frozenset[str]:
