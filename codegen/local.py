@@ -64,14 +64,28 @@ class Locals:
         return text if "/" not in text else str(evaluate(size, self.plan.sizes))
 
     def start_text(self, name: str, dim: int) -> str:
-        """The first element of a dim, cut in one contiguous shard at most, that a rank holds."""
+        """The first element of a dim, cut in shards of `outer` 1, that a rank holds."""
         shards = self.placement(name).dims[dim]
         if not shards:
             return "0"
         place = rank_name(shards[0].axis)
         for shard in shards[1:]:
             place = f"({place} * {self.mesh.size(shard.axis)} + {rank_name(shard.axis)})"
-        return f"{place} * {self.size_text(self.shape(self.graph.values[name])[dim])}"
+        return f"{place} * {self._chunk_text(name, dim)}"
+
+    def tail_text(self, name: str, dim: int) -> str:
+        """The first element of the second chunk that a rank holds of a mirrored dim, else ""."""
+        shards = self.placement(name).dims[dim]
+        if not any(shard.mirrored for shard in shards):
+            return ""
+        (shard,) = shards
+        last = 2 * self.mesh.size(shard.axis) - 1
+        return f"({last} - {rank_name(shard.axis)}) * {self._chunk_text(name, dim)}"
+
+    def _chunk_text(self, name: str, dim: int) -> str:
+        """The elements of a dim that lie side by side in a rank's one shard."""
+        shards, size = self.placement(name).dims[dim], self.shape(self.graph.values[name])[dim]
+        return self.size_text(size / 2 if any(shard.mirrored for shard in shards) else size)
 
     def ranks(self, axis: str) -> int:
         """Ranks along an axis, or along several together."""

@@ -62,6 +62,10 @@ def layout_source(plan: Plan) -> str:
                 shape = _names(tuple(map(format_size, item.shape)))
                 writer.line(f'Input("{item.role}", "{TORCH_NAMES[item.dtype]}", {shape}),')
         writer.line("),")
+        if plan.mirrored:
+            writer.line(
+                "mirrored=True,  # of 2n chunks of the sequence rank r has r and 2n - 1 - r"
+            )
         tables = plan.tables()
         with writer.block("params=("):
             for param in plan.params:

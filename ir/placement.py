@@ -8,8 +8,11 @@ Several axes may cut one dim: each shard lies inside those of smaller `outer`, w
 elements, so that the order of shards in a dim follows from what they are. A collective along one
 axis sees a local tensor, which the other axes have cut already: `local_outer`.
 
+A mirrored shard balances causal work: of 2n equal chunks rank r of n holds chunk r and chunk
+2n - 1 - r. What lies inside it cuts the two chunks put together.
+
 Text: `[{dp}, {}, {tp}]` per dim, axes major to minor; a strided shard writes its outer size,
-`[{3:tp}]`; a value still to be reduced adds `partial {tp:sum}`.
+`[{3:tp}]`, a mirrored one `[{tp~}]`; a value still to be reduced adds `partial {tp:sum}`.
 """
 
 import re
@@ -27,10 +30,14 @@ from .sizes import B, S, Shape, Size, format_size, parse_size, simplify_size
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One axis splitting the factor of a dim that lies inside `outer` (1: contiguous)."""
+    """One axis splitting the factor of a dim that lies inside `outer` (1: contiguous).
+
+    mirrored: a rank holds a chunk and its mirror image, else one chunk.
+    """
 
     axis: str
     outer: Size = 1
+    mirrored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,8 @@ def format_placement(placement: Placement) -> str:
 
 
 def _format_shard(shard: Shard) -> str:
-    return shard.axis if shard.outer == 1 else f"{format_size(shard.outer)}:{shard.axis}"
+    outer = "" if shard.outer == 1 else f"{format_size(shard.outer)}:"
+    return f"{outer}{shard.axis}{'~' if shard.mirrored else ''}"
 
 
 def parse_placement(text: str) -> Placement:
@@ -169,5 +177,8 @@ def parse_placement(text: str) -> Placement:
 
 
 def _parse_shard(text: str) -> Shard:
-    outer, _, axis = text.rpartition(":")
-    return Shard(axis, parse_size(outer) if outer else 1)
+    match = re.fullmatch(r"(?:(?P<outer>.+):)?(?P<axis>\w+)(?P<mirrored>~?)", text)
+    if match is None:
+        raise ParseError(f"not a shard: {text!r}; expected e.g. tp, 3:tp or tp~")
+    outer = parse_size(match["outer"]) if match["outer"] else 1
+    return Shard(match["axis"], outer, bool(match["mirrored"]))

@@ -178,6 +178,14 @@ class Plan:
         return grad_dtype(self.dtype, self.precision)
 
     @property
+    def mirrored(self) -> bool:
+        """Return whether ranks take the sequence of the data in mirrored shards."""
+        placed = (
+            p.placements[i.value.name] for p in self.pieces for i in p.graph.inputs_of("data")
+        )
+        return any(s.mirrored for placement in placed for shards in placement.dims for s in shards)
+
+    @property
     def num_stages(self) -> int:
         return len(self.stage_ranks)
 

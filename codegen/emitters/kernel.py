@@ -13,12 +13,14 @@ def _kernel(op: Op, names: list[str], local: Locals) -> str:
 
 
 def _attention(op: Op, names: list[str], local: Locals) -> str:
-    """Queries of a shard of the sequence begin at `start`; keys and values are whole."""
+    """Queries of a shard of the sequence begin at `start`, the second half of mirrored ones at
+    `tail`; keys and values are whole."""
     queries = definition(op).queries
     assert queries is not None
-    start = local.start_text(op.inputs[queries], 2)
-    text = _kernel(op, names, local)
-    return text if start == "0" else f"{text[:-1]}, start={start})"
+    starts = (local.start_text(op.inputs[queries], 2), local.tail_text(op.inputs[queries], 2))
+    named = zip(("start", "tail"), starts, strict=True)
+    given = "".join(f", {name}={text}" for name, text in named if text not in ("0", ""))
+    return f"{_kernel(op, names, local)[:-1]}{given})"
 
 
 def _embedding(op: Op, names: list[str], local: Locals) -> str:

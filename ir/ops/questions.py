@@ -26,6 +26,12 @@ def flops(op: Op, graph: Graph) -> Size:
     return definition(op).flops(op, [graph.values[name].shape for name in op.inputs if name])
 
 
+def favours_late_queries(op: Op) -> bool:
+    """Return whether later queries of an attention see more keys than earlier ones."""
+    causal, window = op.attr("causal", True), op.attr("window", 0)
+    return definition(op).queries is not None and bool(causal) and not window
+
+
 def added_where_made(graph: Graph, name: str) -> bool:
     """Return whether the op that makes a parameter's gradient can add it: nothing else reads it."""
     op = graph.producer.get(name)

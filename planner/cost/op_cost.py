@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op, Value
 from meshwright.ir.mesh import Mesh
+from meshwright.ir.ops.questions import favours_late_queries
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, Shard, local_outer
 from meshwright.ir.sizes import Size, num_elements
@@ -124,13 +125,15 @@ class Costs:
         return time
 
     def _packing_us(self, value: Value, side: Placement, axis: str, size: float) -> float:
-        """A copy (read and write) where the chunks of a collective are not whole in memory."""
-        dim = side.shard_dim(axis)
-        assert dim is not None
+        """A copy (read and write) where the chunks of a collective are not whole in memory, and one
+        that puts mirrored chunks in order."""
+        dim, shard = side.shard_dim(axis), side.shard(axis)
+        assert dim is not None and shard is not None
         before = self.number(num_elements(value.shape[:dim]))
-        if before * self.number(local_outer(side, axis, self.mesh)) == 1:
-            return 0.0
-        return 2 * size / self.cluster.device.hbm_bytes_per_s * 1e6 + self.cluster.device.launch_us
+        strided = before * self.number(local_outer(side, axis, self.mesh)) != 1
+        device = self.cluster.device
+        copy_us = 2 * size / device.hbm_bytes_per_s * 1e6 + device.launch_us
+        return (strided + shard.mirrored) * copy_us
 
     def op_us(
         self,
@@ -166,11 +169,11 @@ class Costs:
 
     def _slowest(self, op: Op, ins: tuple[Placement, ...]) -> float:
         """Work of the slowest rank over the mean: the last of n shards of causal queries sees all
-        keys, (2 - 1/n) times what a shard sees on average."""
+        keys, (2 - 1/n) times what a shard sees on average; mirrored shards see the same."""
         queries = definition(op).queries
-        shards = ins[queries].dims[2] if queries is not None else ()
-        if not shards or not op.attr("causal", True) or op.attr("window", 0):
+        if queries is None or not favours_late_queries(op):
             return 1.0
+        shards = (shard for shard in ins[queries].dims[2] if not shard.mirrored)
         return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
     def _rate(self, op: Op, work: OpWork) -> float:

@@ -128,10 +128,19 @@ def _walk(
 def _with(
     at: Placement, dst: Placement | None, axes: tuple[str, ...], mesh: Mesh
 ) -> Placement | None:
-    """`at` with some axes placed as in `dst` (None: whole); None where shards would cross."""
+    """`at` with some axes placed as in `dst` (None: whole); None where shards would cross, or lie
+    inside a mirrored one that moves."""
     rest = [only_axis(at, a) for a, _ in mesh.axes if a not in axes]
     new = replicated(len(at.dims)) if dst is None else only_axis(dst, *axes)
-    return merge([*rest, new], dict(mesh.axes))
+    made = merge([*rest, new], dict(mesh.axes))
+    if made is None or any(_holds_shards(p, axis) for p in (at, made) for axis in axes):
+        return None
+    return made
+
+
+def _holds_shards(placement: Placement, axis: str) -> bool:
+    """Whether shards lie inside an axis's mirrored one."""
+    return any(s.axis == axis and s.mirrored for shards in placement.dims for s in shards[:-1])
 
 
 def held_copy(src: Placement, dst: Placement, mesh: Mesh) -> Placement:

@@ -2,7 +2,7 @@
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
-from meshwright.ir.mesh import BATCH
+from meshwright.ir.mesh import BATCH, CONTEXT
 from meshwright.ir.ops.questions import passing
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops, phases_of
@@ -46,6 +46,8 @@ def summary(plan: Plan, costs: Costs | None = None) -> str:
         f"{plan.reduce_dtype}; optimizer {plan.optimizer}",
         f"  peak memory of the fullest rank: {gib(memory)}",
     ]
+    if plan.mirrored:
+        lines.append(f"  sequence in mirrored shards over {mesh.only(CONTEXT)}")
     lines += [f"  {name}: {value:,.6g}" for name, value in costs or plan.costs]
     lines += [f"  note: {c}" for c in plan.coverage]
     return "\n".join(lines)

@@ -122,6 +122,7 @@ class CandidateCosts:
             num_microbatches=of.num_microbatches(mesh),
             price=of.price,
             shard_matmul_weights=of.shard_weights,
+            order=of.order,
         )
 
     def levels(self, c: Candidate) -> dict[str, list[Level]]:

@@ -32,6 +32,12 @@ def check_pins(
     """
     choose_reduce_dtype(dtype, pins)
     choose_optimizer(pins)
+    context = pins.cp if search else pins.cp or 1
+    if pins.cp_order is not None and context == 1:
+        raise PlanError(
+            f"cp_order={pins.cp_order} with cp={context}: one rank holds the whole sequence; pin "
+            "cp=2 or more, or leave cp_order out"
+        )
     if not search:
         check_defaults(cluster, global_batch, pins)
         return

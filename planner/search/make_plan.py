@@ -73,6 +73,7 @@ def make_plan(
         num_microbatches=num_microbatches,
         price=pins.price,
         shard_matmul_weights=bool(pins.shard_weights),
+        order=pins.cp_order,
         progress=progress,
     )
     if pins.offload == "on" and saved is None:

@@ -8,6 +8,7 @@ from meshwright.ir.errors import PlanError
 
 from ..hardware.topology import OUTER
 from ..pipeline.schedules import GENERATORS
+from ..sharding.sequence_orders import ORDERS
 
 MOST = {"zero": 3, "shard_weights": 1}
 # The sizes of mesh axes.
@@ -19,6 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reduce_dtype": ("bf16", "f32"),
     "offload": ("on", "off"),
     "outer": OUTER,
+    "cp_order": ORDERS,
 }
 
 
@@ -39,7 +41,8 @@ class Pins:
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
     offload: whether the search may keep activations in the host's memory (None: where it chooses
     what is kept, on devices with a memory of their own). outer: which of pp and dp has its
-    neighbours the farthest apart (None: pp, and over several nodes the search's choice).
+    neighbours the farthest apart (None: pp, and over several nodes the search's choice). cp_order:
+    how cp cuts the sequence, contiguous or mirrored (None: the cheaper placements).
     """
 
     pp: int | None = None
@@ -60,6 +63,7 @@ class Pins:
     optimizer: str | None = None
     offload: str | None = None
     outer: str | None = None
+    cp_order: str | None = None
 
 
 def parse_pins(texts: list[str]) -> Pins:

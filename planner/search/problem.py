@@ -19,7 +19,8 @@ from .pins import Pins
 
 @dataclass(frozen=True)
 class Placing:
-    """Inputs of placements. price: of a resident byte, None for the default."""
+    """Inputs of placements. price: of a resident byte, None for the default. order: of the sequence
+    over context axes, None for the cheapest."""
 
     cluster: Cluster
     seq: int
@@ -27,6 +28,7 @@ class Placing:
     micro_batch: int
     price: float | None
     shard_weights: bool
+    order: str | None = None
 
     def num_microbatches(self, mesh: Mesh) -> int:
         """Return those of a step where the mesh is all that cuts a value."""
@@ -55,7 +57,7 @@ class Problem:
         """Return what its placements are solved for."""
         pins = self.pins
         sizes = self.seq, self.global_batch, pins.micro_batch or 1
-        own = Placing(self.cluster, *sizes, pins.price, bool(pins.shard_weights))
+        own = Placing(self.cluster, *sizes, pins.price, bool(pins.shard_weights), pins.cp_order)
         return self.placing or own
 
     @cached_property

@@ -30,6 +30,7 @@ from .ilp import Sharding, shard
 from .lower import lower
 from .nodes import LAYOUTS, Demands, nodes_of
 from .objective import objective_us
+from .sequence_orders import MIRRORED, orders_of
 
 # Common placements of tied parameters that are tried one by one.
 MAX_COMMON = 64
@@ -116,23 +117,29 @@ def shard_model(
     num_microbatches: int,
     price: float | None,
     shard_matmul_weights: bool = False,
+    order: str | None = None,
     progress: Progress | None = None,
 ) -> ShardedModel:
     """Placements of every segment instance on a compute mesh.
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
     price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
-    holds or gathers a whole matmul weight that can be sharded.
+    holds or gathers a whole matmul weight that can be sharded. order: of the sequence over context
+    axes, the cheapest of sequence_orders.py if not given.
     Raises InfeasibleError when tied parameters find no common placement.
     """
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         price = default_price(joints, segmented, cluster, sizes)
     costs = Costs(cluster, mesh, sizes)
-    search = _Chain(
-        segmented, joints, costs, price, num_microbatches, shard_matmul_weights, progress
-    )
-    return search.whole() if mesh.num_devices == 1 else search.best()
+    given = price, num_microbatches, shard_matmul_weights, progress
+    chains = [
+        _Chain(segmented, joints, costs, *given, found == MIRRORED)
+        for found in orders_of(joints.values(), mesh, seq, order)
+    ]
+    if mesh.num_devices == 1:
+        return chains[0].whole()
+    return min((chain.best() for chain in chains), key=lambda model: model.objective_us)
 
 
 @dataclass
@@ -144,6 +151,7 @@ class _Chain:
     num_microbatches: int
     shard_matmul_weights: bool
     progress: Progress | None
+    mirrored: bool
     solved: dict[tuple, Sharding] = field(default_factory=dict)
 
     def whole(self) -> ShardedModel:
@@ -212,7 +220,7 @@ class _Chain:
         """(placement, gradient's placement) pairs that some home would choose."""
         found: dict[tuple[Placement, Placement], None] = {}
         for index, name in homes:
-            demands = Demands(num_microbatches=self.num_microbatches)
+            demands = Demands(num_microbatches=self.num_microbatches, mirrored=self.mirrored)
             nodes, _ = nodes_of(self.joints[self._segment(index)], self.costs, demands)
             (node,) = (n for n in nodes if n.name == f"param %{name}")
             for choice in node.choices:
@@ -260,10 +268,12 @@ class _Chain:
         if key not in self.solved:
             name, side_in, side_out, params, grads = key
             if self.progress is not None:
-                self.progress(f"placements of {name}, {side_in} in, {side_out} out")
+                order = ", mirrored" if self.mirrored else ""
+                self.progress(f"placements of {name}, {side_in} in, {side_out} out{order}")
             demands = Demands(
-                side_in, side_out, params, grads, self.shard_matmul_weights, self.num_microbatches
-            )
+                side_in, side_out, params, grads, self.shard_matmul_weights, self.num_microbatches,
+                self.mirrored,
+            )  # fmt: skip
             try:
                 self.solved[key] = shard(self.joints[name], self.costs, self.price, demands)
             except InfeasibleError:

@@ -3,7 +3,7 @@
 Each move of a value is made once, right before its first use; what an output still needs comes at
 the end. Op `redistribute`: attrs axis (several together: their names, dots between them) and kind,
 and as the kind needs: op (of a reduction), dim and outer (the shard made, or gathered), src_dim and
-src_outer (the shard an all_to_all starts from).
+src_outer (the shard an all_to_all starts from); mirrored and src_mirrored where that shard is.
 Outer sizes are those of the local tensor, which other axes have cut.
 """
 
@@ -83,7 +83,14 @@ def _attrs(move: Move, mesh: Mesh) -> tuple[tuple[str, Attr], ...]:
     if kind != "all_reduce":
         side = move.src if kind == "all_gather" else move.dst
         found |= {"dim": side.shard_dim(axis), "outer": local_outer(side, axis, mesh)}
+        found |= _mirrored(side, axis)
     if kind == "all_to_all":
         outer = local_outer(move.src, axis, mesh)
         found |= {"src_dim": move.src.shard_dim(axis), "src_outer": outer}
+        found |= {f"src_{name}": value for name, value in _mirrored(move.src, axis).items()}
     return tuple(found.items())
+
+
+def _mirrored(side: Placement, axis: str) -> dict[str, Attr]:
+    shard = side.shard(axis)
+    return {"mirrored": True} if shard is not None and shard.mirrored else {}

@@ -52,6 +52,7 @@ class Demands:
     boundary_in, boundary_out: "replicated" or "sequence" (dim 1 of activation and gradient).
     param_pins, grad_pins: by input name, the placement of a parameter and of its gradient.
     whole_reads: False keeps matmul weights sharded, also where ops read them.
+    mirrored: context axes cut the sequence in mirrored shards.
     """
 
     boundary_in: str = "replicated"
@@ -60,9 +61,12 @@ class Demands:
     grad_pins: tuple[tuple[str, Placement], ...] = ()
     shard_matmul_weights: bool = False
     num_microbatches: int = 1
+    mirrored: bool = False
 
 
-def layout(kind: str, value: Value, mesh: Mesh, sizes: dict[str, int]) -> Placement:
+def layout(
+    kind: str, value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = False
+) -> Placement:
     """The placement of a cut value, or of an input of the step, under a boundary layout.
 
     Context axes always cut the sequence; tensor axes do, inside of them, in "sequence". A value
@@ -72,7 +76,7 @@ def layout(kind: str, value: Value, mesh: Mesh, sizes: dict[str, int]) -> Placem
     at, cuts = _sequence(value.shape)
     shards = []
     for name in mesh.names(*roles):
-        shards.append(Shard(name, cuts))
+        shards.append(Shard(name, cuts, mirrored and name in mesh.names(CONTEXT)))
         cuts = simplify_size(cuts * mesh.size(name))
     if sizes["S"] % mesh.count(*roles):
         raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(*roles)}")
@@ -92,18 +96,18 @@ def nodes_of(
     graph: Graph, costs: Costs, demands: Demands
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """All nodes of a joint graph, inputs first, ops in order, then cuts; and coverage lines."""
-    ops, coverage = _ops(graph, costs)
+    ops, coverage = _ops(graph, costs, demands.mirrored)
     grads = _gradients(graph)
     given = [i for i in graph.inputs if i.kind in ("data", "context", "constant")]
-    nodes = [_given(i, costs) for i in given]
+    nodes = [_given(i, costs, demands.mirrored) for i in given]
     for item in graph.inputs_of("param"):
         wanted = _wanted(item.value.name, ops)
         nodes.append(_param(graph, item, grads.get(item.value.name, ""), wanted, costs, demands))
     return (*nodes, *ops, *_cuts(graph, costs, demands)), coverage
 
 
-def _ops(graph: Graph, costs: Costs) -> tuple[list[Node], tuple[str, ...]]:
-    axes = axes_of(costs.mesh, costs.sizes)
+def _ops(graph: Graph, costs: Costs, mirrored: bool) -> tuple[list[Node], tuple[str, ...]]:
+    axes = axes_of(costs.mesh, costs.sizes, mirrored)
     work, strides = GraphWork(graph), {axis.name: strides_of(graph, axis) for axis in axes}
     alone = alone_of(graph, axes)
     nodes, coverage = [], []
@@ -138,12 +142,12 @@ def _wanted(name: str, ops: list[Node]) -> tuple[Placement, ...]:
     return tuple(p for p in found if p.dims != ((),) * len(p.dims) and not p.partial)
 
 
-def _given(item: Input, costs: Costs) -> Node:
+def _given(item: Input, costs: Costs, mirrored: bool) -> Node:
     """Data that has a sequence comes cut by context axes; all else is whole on every rank."""
     value = item.value
     placed = replicated(len(value.shape))
     if item.kind == "data":
-        placed = layout("replicated", value, costs.mesh, costs.sizes)
+        placed = layout("replicated", value, costs.mesh, costs.sizes, mirrored)
     choice = Choice(Strategy("replicated", (), (placed,)), 0.0)
     return Node(f"input %{value.name}", (), (value.name,), (choice,))
 
@@ -233,7 +237,7 @@ def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
         ("grad", demands.boundary_out, joint.ys),
     ):
         for item, read in zip(graph.inputs_of(kind), reads, strict=False):
-            placed = layout(side, item.value, costs.mesh, costs.sizes)
+            placed = layout(side, item.value, costs.mesh, costs.sizes, demands.mirrored)
             strategy = Strategy(side, (placed,) if read else (), (placed,))
             name = item.value.name
             nodes.append(

@@ -46,11 +46,15 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Axis:
-    """A mesh axis that is being placed: its name, its size, and B and S to divide."""
+    """A mesh axis that is being placed: its name, its size, and B and S to divide.
+
+    mirrored: its shards of the sequence are.
+    """
 
     name: str
     size: int
     sizes: dict[str, int]
+    mirrored: bool = False
 
     @property
     def is_context(self) -> bool:
@@ -61,12 +65,15 @@ class Axis:
         split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
-        return number(size, self.sizes) % (self.size * blocks) == 0
+        chunks = 2 if self.mirrored and is_sequence(size) else 1
+        return number(size, self.sizes) % (self.size * blocks * chunks) == 0
 
 
-def axes_of(mesh: Mesh, sizes: dict[str, int]) -> tuple[Axis, ...]:
-    """The axes of a compute mesh."""
-    return tuple(Axis(name, size, sizes) for name, size in mesh.axes)
+def axes_of(mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> tuple[Axis, ...]:
+    """The axes of a compute mesh. mirrored: context axes cut the sequence so."""
+    return tuple(
+        Axis(name, size, sizes, mirrored and ROLES[name] == CONTEXT) for name, size in mesh.axes
+    )
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,12 @@ def _offered(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list
 
 
 def _holds_sequence(rule: Rule, factor: str) -> bool:
-    size = rule.sizes.get(factor)
-    return size is not None and not isinstance(size, int) and S in size.free_symbols
+    return is_sequence(rule.sizes.get(factor, 1))
+
+
+def is_sequence(size: Size) -> bool:
+    """Return whether a factor is the sequence or a part of it."""
+    return not isinstance(size, int) and S in size.free_symbols
 
 
 def _replicated(op: Op, graph: Graph) -> Strategy:
@@ -229,7 +240,8 @@ def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...]) -> Placement:
             for way in ways:
                 if way.factor == factor:
                     outer = _outer(factors, rule, factor) * way.blocks * inside
-                    shards.append(Shard(way.axis.name, simplify_size(outer)))
+                    mirrored = way.axis.mirrored and _holds_sequence(rule, factor)
+                    shards.append(Shard(way.axis.name, simplify_size(outer), mirrored))
                     inside *= way.axis.size
         placed.append(tuple(shards))
     return Placement(tuple(placed))

@@ -1,7 +1,8 @@
 """Collectives on tensors, by dim and factor. A group of None is one rank: nothing to do.
 
 Note. A dim of size outer * n * inner is cut over n ranks: `outer` is 1 for the ordinary contiguous
-shard; otherwise each rank holds a stride of the dim. All functions return a new tensor.
+shard; otherwise each rank holds a stride of the dim. Of a mirrored shard rank r holds chunks r and
+2n - 1 - r of 2n. All functions return a new tensor.
 """
 
 import warnings
@@ -28,53 +29,67 @@ def all_reduce(x: Tensor, op: str, group: Group) -> Tensor:
     return y
 
 
-def all_gather(x: Tensor, dim: int, outer: int, group: Group) -> Tensor:
+def all_gather(x: Tensor, dim: int, outer: int, group: Group, mirrored: bool = False) -> Tensor:
     """Shards along `dim` put together: [.., outer * m, ..] -> [.., outer * n * m, ..]."""
     if group is None:
         return x
     n = group.size()
     parts = x.new_empty((n * x.shape[0], *x.shape[1:])) if x.dim() else x.new_empty((n,))
     dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
-    return _join(parts.view(n, *x.shape), dim, outer)
+    return _join(parts.view(n, *x.shape), dim, outer, mirrored)
 
 
-def reduce_scatter(x: Tensor, dim: int, outer: int, group: Group) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, outer: int, group: Group, mirrored: bool = False) -> Tensor:
     """The sum over ranks, each keeping its shard along `dim`."""
     if group is None:
         return x
-    parts = _split(x, dim, outer, group.size()).contiguous()
+    parts = _split(x, dim, outer, group.size(), mirrored).contiguous()
     y = parts.new_empty(parts.shape[1:])
     dist.reduce_scatter_tensor(y, parts.view(-1, *parts.shape[2:]), group=group)
     return y
 
 
 def all_to_all(
-    x: Tensor, dim: int, outer: int, src_dim: int, src_outer: int, group: Group
+    x: Tensor,
+    dim: int,
+    outer: int,
+    src_dim: int,
+    src_outer: int,
+    group: Group,
+    mirrored: bool = False,
+    src_mirrored: bool = False,
 ) -> Tensor:
     """Sharded along `src_dim` becomes sharded along `dim`."""
     if group is None:
         return x
-    parts = _split(x, dim, outer, group.size()).contiguous()
+    parts = _split(x, dim, outer, group.size(), mirrored).contiguous()
     y = torch.empty_like(parts)
     dist.all_to_all_single(y, parts, group=group)
-    return _join(y, src_dim, src_outer)
+    return _join(y, src_dim, src_outer, src_mirrored)
 
 
-def shard(x: Tensor, dim: int, outer: int, index: int, n: int) -> Tensor:
+def shard(x: Tensor, dim: int, outer: int, index: int, n: int, mirrored: bool = False) -> Tensor:
     """Shard `index` of n along `dim`."""
-    return _split(x, dim, outer, n)[index].contiguous()
+    return _split(x, dim, outer, n, mirrored)[index].contiguous()
 
 
-def _split(x: Tensor, dim: int, outer: int, n: int) -> Tensor:
+def _split(x: Tensor, dim: int, outer: int, n: int, mirrored: bool = False) -> Tensor:
     """[.., outer * n * m, ..] -> [n, .., outer * m, ..]."""
+    if mirrored:
+        chunks = _split(x, dim, outer, 2 * n)
+        pairs = torch.stack((chunks[:n], chunks[n:].flip(0)))
+        return _join(pairs, dim + 1, outer)
     pre, post = x.shape[:dim], x.shape[dim + 1 :]
     m = x.shape[dim] // (outer * n)
     parts = x.reshape(*pre, outer, n, m, *post).movedim(dim + 1, 0)
     return parts.reshape(n, *pre, outer * m, *post)
 
 
-def _join(parts: Tensor, dim: int, outer: int) -> Tensor:
+def _join(parts: Tensor, dim: int, outer: int, mirrored: bool = False) -> Tensor:
     """[n, .., outer * m, ..] -> [.., outer * n * m, ..]."""
+    if mirrored:
+        heads, tails = _split(parts, dim + 1, outer, 2)
+        return _join(torch.cat((heads, tails.flip(0))), dim, outer)
     n, shape = parts.shape[0], parts.shape[1:]
     pre, post = shape[:dim], shape[dim + 1 :]
     m = shape[dim] // outer

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import mesh
+from . import collectives, mesh
 from .agreement import Agreement
 from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
@@ -80,10 +80,11 @@ class Executor(Generic[U]):
 
     def _own_part(self, role: str, x: Tensor) -> Tensor:
         """The part of an input's sequence that this rank holds."""
-        dim, context = self.sequence_dims[role], mesh.CONTEXT
+        dim = self.sequence_dims[role]
         if dim is None:
             return x
-        return x.chunk(mesh.count(*context), dim=dim)[mesh.index(*context)].contiguous()
+        place, ranks = mesh.index(*mesh.CONTEXT), mesh.count(*mesh.CONTEXT)
+        return collectives.shard(x, dim, 1, place, ranks, self.layout.mirrored)
 
     def _expect_reductions(self) -> None:
         """A bucket is whole once every stage that completes it did so for every micro-batch."""

@@ -84,6 +84,7 @@ class Layout:
     buckets: tuple[Bucket, ...]
     optimizer: str = "adamw"
     inputs: tuple[Input, ...] = ()
+    mirrored: bool = False  # context axes cut the sequence in mirrored shards
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -103,6 +103,7 @@ class Case:
     steps: int = STEPS
     freeze: tuple[str, ...] = ()
     resume: int = 0  # steps before the run is saved and taken up again, 0: never
+    order: str | None = None  # of the sequence over cp, None: the planner's choice
 
     @property
     def rates(self) -> list[float]:
@@ -136,7 +137,7 @@ class Case:
 
     def __str__(self) -> str:
         rep = f"rep{self.rep}" if self.rep > 1 else ""
-        rep += "" if self.cp == 1 else f"cp{self.cp}"
+        rep += "" if self.cp == 1 else f"cp{self.cp}{self.order or ''}"
         mesh = f"pp{self.pp}{rep}dp{self.dp}tp{self.tp}"
         kind = f"{self.dtype}{'-compiled' if self.compiled else ''}"
         kind += f"-{self.precision}" if self.precision != "pure" else ""
@@ -190,7 +191,9 @@ def _split_data(case: Case) -> Case:
     """Data ranks become context ranks in some cases, replicas of sharded storage in others."""
     rng = random.Random(f"rep/{case.seed}/{case.number}")
     if case.dp % 2 == 0 and case.seq % (2 * case.tp) == 0 and rng.random() < 0.6:
-        return replace(case, cp=2, dp=case.dp // 2)
+        orders = (None, "mirrored") if case.seq % 4 == 0 else (None,)
+        order = random.Random(f"order/{case.seed}/{case.number}").choice(orders)
+        return replace(case, cp=2, dp=case.dp // 2, order=order)
     if case.dp < 4 or case.dp % 2 or rng.random() < 0.5:
         return case
     return replace(case, rep=2, dp=case.dp // 2, zero=max(case.zero, 1))

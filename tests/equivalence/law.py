@@ -108,6 +108,7 @@ class Court:
             shard_weights=1 if case.shard_weights else None,
             precision=case.precision,
             reduce_dtype=case.reduce_dtype,
+            cp_order=case.order,
         )
         cluster, sizes = cluster_of(case), {"seq": case.seq, "global_batch": case.global_batch}
         if case.recompute != EACH:
@@ -166,6 +167,7 @@ def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
         num_microbatches=case.accumulation,
         price=case.price,
         shard_matmul_weights=case.shard_weights,
+        order=case.order,
     )
 
 

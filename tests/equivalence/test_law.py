@@ -33,6 +33,13 @@ REPLICAS = [
     Case(number=864, seed=0, model=_SMALL, cp=4, seq=12, random_costs=True, recompute="none"),
     Case(number=865, seed=0, model=_SMALL, pp=2, rep=2, dp=1, cp=2, zero=2, optimizer="muon"),
     Case(number=866, seed=0, model=_SMALL, cp=2, dtype="f32", seq=16, accumulation=2),
+    # In mirrored shards, of which chunks are down to one token.
+    Case(number=1000, seed=0, model=_TIED, cp=2, tp=2, shard_weights=True, order="mirrored",
+         random_costs=True),
+    Case(number=1001, seed=0, model=_SMALL, pp=2, cp=2, zero=3, recompute="all", accumulation=2,
+         order="mirrored", outer="dp", resume=1),
+    Case(number=1002, seed=0, model=_SMALL, cp=4, seq=8, order="mirrored", recompute=EACH),
+    Case(number=1003, seed=0, model=_TIED, cp=4, dtype="f32", seq=16, order="mirrored"),
 ]  # fmt: skip
 
 # More tensor ranks than KV heads, 4 over 2: one KV head a rank, shared by two.
@@ -49,7 +56,7 @@ SPLIT = [
 
 
 # Those of the chosen cases that `make test` runs.
-_KEPT = (850, 861, 863, 870, 871)
+_KEPT = (850, 861, 863, 870, 871, 1000, 1002)
 
 
 @pytest.mark.parametrize("case", CASES + NARROW, ids=str)

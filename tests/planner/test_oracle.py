@@ -125,10 +125,11 @@ def test_the_ilp_is_brute_force(graph, sides, price, spec, num_microbatches) -> 
     sides=st.tuples(SIDES, SIDES),
     price=st.sampled_from([0.0, 1e-6, 1e-4]),
     mesh=st.sampled_from([compute_mesh(2, 2), compute_mesh(4, inner=2), compute_mesh(1, 4)]),
+    mirrored=st.booleans(),
 )
-def test_the_ilp_is_brute_force_on_two_axes(graph, sides, price, mesh) -> None:
+def test_the_ilp_is_brute_force_on_two_axes(graph, sides, price, mesh, mirrored) -> None:
     costs = Costs(parse_cluster("h200:8"), mesh, BIG)
-    demands = Demands(*sides, num_microbatches=8)
+    demands = Demands(*sides, num_microbatches=8, mirrored=mirrored)
     assume(prod(len(n.choices) for n in nodes_of(graph, costs, demands)[0]) <= 60_000)
     check(graph, costs, price, demands)
 

@@ -9,6 +9,7 @@ from sampling import mostly_long
 from torch import nn
 
 from meshwright.ir.capture.export import trace
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import verify
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.placement import Placement, Shard
@@ -18,7 +19,8 @@ from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.boundary_layouts import Lowered, ShardedModel, shard_model
-from meshwright.planner.sharding.objective import objective_us
+from meshwright.planner.sharding.objective import items_of, objective_us
+from meshwright.planner.sharding.sequence_orders import ORDERS, orders_of
 from meshwright.planner.sharding.sub_axes import inner_ranks
 
 AXIS = "tp"
@@ -333,3 +335,45 @@ def test_twelve_shared_blocks_are_planned_in_seconds() -> None:
             homes.setdefault(name, set()).add(low.placements[item.value.name])
     assert len(found.instances) == 26 and all(len(placed) == 1 for placed in homes.values())
     assert_megatron(found)
+
+
+def queries(piece: Lowered) -> Placement:
+    (op,) = (op for op in piece.graph.ops if op.target == "mw.attention")
+    return piece.placements[op.inputs[0]]
+
+
+def test_queries_that_stay_are_mirrored_and_heads_that_move_are_not(llama) -> None:
+    """Mirrored shards balance the causal square; to put exchanged chunks in order costs copies."""
+    gathered = {"mesh": compute_mesh(context=2), "cluster": slower_links(60.0), "seq": 4096}
+    by_heads = {"mesh": compute_mesh(context=4), "seq": 32768}
+    for given, mirrored in ((gathered, True), (by_heads, False)):
+        each = {order: plan(llama, order=order, **given) for order in (*ORDERS, None)}
+        assert each[None].objective_us == min(each[o].objective_us for o in ORDERS)
+        x = activation(each[None].lowered["attention"])
+        assert x.shard("cp") == Shard("cp", 1, mirrored)
+    assert queries(plan(llama, **gathered).lowered["attention"]).dims[2] == (Shard("cp", 1, True),)
+
+
+def test_the_slowest_rank_of_a_causal_attention_sets_its_price(llama) -> None:
+    """The last of 16 shards does 31/16 of the mean, a mirrored one the mean."""
+    given = {"mesh": compute_mesh(context=16), "cluster": parse_cluster("h200:8x2"), "seq": 65536}
+    us = {}
+    for order in ORDERS:
+        model = plan(llama, order=order, **given)
+        piece = model.lowered["attention"]
+        costs = Costs(given["cluster"], given["mesh"], {"B": 1, "S": 65536})
+        items = items_of(piece.graph, piece.placements, costs, 8)
+        (op,) = (op for op in piece.graph.ops if op.target == "mw.attention")
+        us[order] = items.op_us[op.output.name]
+        assert items.total_us(model.price) == pytest.approx(piece.objective_us, rel=1e-9)
+    assert us["contiguous"] / us["mirrored"] == pytest.approx(2 - 1 / 16, rel=1e-3)
+
+
+def test_an_order_that_does_not_divide_is_contiguous_or_refused(tiny) -> None:
+    mesh = compute_mesh(context=4)
+    assert orders_of(tiny.joints.values(), mesh, 36) == ("contiguous",)
+    assert orders_of(tiny.joints.values(), mesh, 40) == ORDERS
+    assert orders_of(tiny.joints.values(), compute_mesh(4), 40) == ("contiguous",)
+    with pytest.raises(PlanError) as raised:
+        plan(tiny, mesh=mesh, seq=36, order="mirrored")
+    assert "cut S=36 into 8 chunks" in str(raised.value) and "take 32 or 40" in str(raised.value)

@@ -8,9 +8,10 @@ from sampling import mostly_long
 
 from meshwright.ir.errors import MeshwrightError, ParseError
 from meshwright.ir.graph import Graph
+from meshwright.ir.placement import Placement, Shard, format_placement, parse_placement
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import format_schedule, parse_schedule
-from meshwright.ir.sizes import parse_size
+from meshwright.ir.sizes import B, parse_size
 from meshwright.ir.text.graph_text import format_graph, parse_graph
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.planner.pipeline.schedules import GENERATORS, make_schedule
@@ -38,6 +39,7 @@ PLANS = {
     "window, soft-cap": ("tiny-gemma2", "cpu:2", "dp=2", "zero=1", "micro_batch=1"),
     "learned positions": ("tiny-gpt2", "cpu:4", "pp=2", "dp=2", "zero=2"),
     "two stages a rank": ("tiny-qwen2", "cpu:2", "pp=2", "schedule=zbv", "micro_batch=1"),
+    "context, mirrored": ("tiny-llama", "cpu:4", "cp=2", "tp=2", "cp_order=mirrored"),
     "stock": ("hf-qwen3", "cpu:2", "pp=2", "cuts=2"),
 }
 
@@ -48,6 +50,23 @@ def test_plans_parse_back_byte_equal(case: str) -> None:
     text = format_plan(plan)
     assert parse_plan(text) == plan
     assert format_plan(parse_plan(text)) == text
+
+
+def test_shards_parse_back() -> None:
+    dims = (
+        (Shard("dp"), Shard("cp", 2, mirrored=True)),
+        (Shard("cp", B, mirrored=True),),
+        (),
+    )
+    placement = Placement(dims, (("tp", "sum"),))
+    text = "[{dp 2:cp~}, {B:cp~}, {}] partial {tp:sum}"
+    assert format_placement(placement) == text and parse_placement(text) == placement
+
+
+@pytest.mark.parametrize("text", ["[{cp~~}]", "[{~}]", "[{2:}]"])
+def test_a_shard_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="not a shard"):
+        parse_placement(text)
 
 
 def test_costs_and_notes_parse_back() -> None:

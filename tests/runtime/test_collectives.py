@@ -29,3 +29,18 @@ def test_one_rank_has_nothing_to_do() -> None:
     assert collectives.all_gather(x, 0, 1, None) is x
     assert collectives.reduce_scatter(x, 1, 1, None) is x
     assert collectives.all_to_all(x, 0, 1, 1, 1, None) is x
+
+
+@pytest.mark.parametrize("outer", [1, 3])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_mirrored_split_and_join_are_inverses(dim: int, outer: int) -> None:
+    x = torch.arange(12 * 12 * 12).view(12, 12, 12)
+    parts = _split(x, dim, outer, 2, mirrored=True)
+    assert torch.equal(_join(parts, dim, outer, mirrored=True), x)
+
+
+def test_a_mirrored_shard_is_a_chunk_and_its_mirror_image() -> None:
+    found = [collectives.shard(torch.arange(8), 0, 1, k, 2, mirrored=True) for k in range(2)]
+    assert [x.tolist() for x in found] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    rows = torch.arange(8)  # two rows of four, each mirrored
+    assert collectives.shard(rows, 0, 2, 0, 2, mirrored=True).tolist() == [0, 3, 4, 7]

@@ -127,6 +127,51 @@ def test_shards_of_queries_make_up_the_whole(
         torch.testing.assert_close(found, wanted, **LOOSE[dtype])
 
 
+def _attended(q: Tensor, k: Tensor, v: Tensor, places: list[int], **options: object) -> Tensor:
+    """Outputs of the queries at places, one query at a time over the keys that it sees."""
+    rows = []
+    for place in places:
+        first = max(0, place + 1 - int(options["window"] or place + 1))
+        last = place + 1 if options["causal"] else k.shape[2]
+        keys, values = (
+            x[:, :, first:last].repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v)
+        )
+        scores = (q[:, :, place, None] @ keys.mT) * options["scale"]
+        cap = options["softcap"]
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        rows.append(scores.softmax(-1) @ values)
+    return torch.cat(rows, dim=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["causal", "window", "softcap", "all keys"])
+def test_mirrored_shards_of_queries_make_up_the_whole(name: str, dtype: torch.dtype) -> None:
+    """Three ranks over six chunks of two: each has a chunk of queries and its mirror image."""
+    options = {"scale": 0.3, **OPTIONS[name]}
+    q, k, v, do = _attention_operands(4, 2, 12)
+    exact = [x.requires_grad_() for x in (q, k, v)]
+    summed = [torch.zeros_like(x) for x in exact]
+    for rank in range(3):
+        start, tail = 2 * rank, 2 * (5 - rank)
+        places = [start, start + 1, tail, tail + 1]
+        want = _attended(*exact, places, **options)
+        wanted = torch.autograd.grad(want, exact, do[:, :, places])
+        part, keys, values, d_part = (
+            x.detach().to(dtype) for x in (q[:, :, places], k, v, do[:, :, places])
+        )
+        both = {"start": start, "tail": tail, **options}
+        o, lse = kernels.attention(part, keys, values, **both)
+        torch.testing.assert_close(o.double(), want.detach(), **LOOSE[dtype])
+        found = kernels.attention_backward(d_part, part, keys, values, o, lse, **both)
+        torch.testing.assert_close(found[0].double(), wanted[0][:, :, places], **LOOSE[dtype])
+        for a, b in zip(found[1:], wanted[1:], strict=True):
+            torch.testing.assert_close(a.double(), b, **LOOSE[dtype])
+        summed = [a + b for a, b in zip(summed, wanted, strict=True)]
+    plain = torch.autograd.grad(_plain_attention(*exact, **options)[0], exact, do)
+    for a, b in zip(summed, plain, strict=True):  # the oracle is right: ranks make up the whole
+        torch.testing.assert_close(a, b, **EXACT)
+
+
 def test_backends_are_chosen_by_what_they_can_do() -> None:
     q = torch.empty(1, 2, 8, 8)
     assert backend_of(q, True, 0, 0.0) == backend_of(q, True, 8, 0.0) == "cpu_flash"

@@ -9,6 +9,7 @@ them, and tests/runtime/test_kernels.py states what it relies on.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,9 +39,13 @@ def attention(
     window: int,
     softcap: float,
     start: int = 0,
+    tail: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(o, log-sum-exp). start: the place in the sequence of the first query; the queries are then
-    those of a shard, the keys and values those of the whole sequence."""
+    those of a shard, the keys and values those of the whole sequence. tail: the place of the first
+    query of a mirrored shard's second half."""
+    if tail is not None:
+        return mirrored(q, k, v, (start, tail), scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
         return sharded(q, k, v, start, scale, causal, window, softcap)
     backend = backend_of(q, causal, window, softcap)
@@ -70,8 +75,12 @@ def attention_backward(
     window: int,
     softcap: float,
     start: int = 0,
+    tail: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); of a shard of queries, the shares that these have in dk and dv."""
+    if tail is not None:
+        both = (start, tail)
+        return mirrored_backward(do, q, k, v, o, lse, both, scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
         return sharded_backward(do, q, k, v, o, lse, start, scale, causal, window, softcap)
     backend = backend_of(q, causal, window, softcap)
@@ -104,6 +113,59 @@ def sharded(
     if start == 0:
         return own
     return _joined(_fused(backend)(q, k[:, :, :start], v[:, :, :start], scale, False), own)
+
+
+def mirrored(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: tuple[int, int],
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of two halves of queries, each over the keys up to its own last place."""
+    run = partial(attention, scale=scale, causal=causal, window=window, softcap=softcap)
+    parts = []
+    for half, start in zip(q.chunk(2, dim=2), starts, strict=True):
+        keys, values = (_prefix(x, start + half.shape[2], causal) for x in (k, v))
+        parts.append(run(half, keys, values, start=start))
+    o, lse = zip(*parts, strict=True)
+    return torch.cat(o, dim=2), torch.cat(lse, dim=2)
+
+
+def mirrored_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    starts: tuple[int, int],
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `mirrored`; those of keys and values are summed over both halves."""
+    dk, dv, dq = torch.zeros_like(k), torch.zeros_like(v), []
+    run = partial(attention_backward, scale=scale, causal=causal, window=window, softcap=softcap)
+    halves = zip(*(x.chunk(2, dim=2) for x in (do, q, o, lse)), starts, strict=True)
+    for do_half, q_half, o_half, lse_half, start in halves:
+        stop = start + q_half.shape[2]
+        keys, values = (_prefix(x, stop, causal) for x in (k, v))
+        # Fused backends read log-sum-exps as one block.
+        found = run(do_half, q_half, keys, values, o_half, lse_half.contiguous(), start=start)
+        dq.append(found[0])
+        _prefix(dk, stop, causal).add_(found[1])
+        _prefix(dv, stop, causal).add_(found[2])
+    return torch.cat(dq, dim=2), dk, dv
+
+
+def _prefix(x: Tensor, stop: int, causal: bool) -> Tensor:
+    """The keys or values that queries before `stop` can see."""
+    return x[:, :, :stop] if causal else x
 
 
 def _joined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
