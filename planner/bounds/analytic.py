@@ -9,14 +9,16 @@ from ..remat.options import Menu
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 
-OptionTimes = list[
-    tuple[tuple[float, float], ...]
-]  # of each unit by level: (forward, backward), us
+# By unit and level: (forward, backward) of a micro-batch, in us.
+OptionTimes = list[tuple[tuple[float, float], ...]]
 
 
 def compute_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
-    """Return compute alone. kinds: of each unit, the same number for equal menus. reduces:
-    gradients go over dp after every micro-batch."""
+    """Return the times of units without collectives, but for what compute waits for.
+
+    kinds: a number for each unit, the same for equal menus. reduces: gradients are reduced after
+    every micro-batch.
+    """
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
     return [
         _levels(known, (kind,), menu, reduces, 0.0, (0.0, 0.0))
@@ -25,9 +27,11 @@ def compute_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) ->
 
 
 def overlapped_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
-    """Return each unit beside the gather of the next one in that direction and, backward, the
-    reduction of the one before; the next one waits for its gather, which runs behind that
-    reduction."""
+    """Return the times of units beside their collectives.
+
+    Beside a unit run the gather of the next one and, in backward, before it the reduction of the
+    one just done. The next unit waits for its gather.
+    """
     known: dict[tuple, tuple[tuple[float, float], ...]] = {}
     found = []
     last = len(menus) - 1
@@ -56,10 +60,11 @@ def _levels(
 
 
 def slack_us(menus: Sequence[Menu], plain: OptionTimes, full: OptionTimes) -> float:
-    """Return how much of the overlapped times a stage may be spared, in us a micro-batch.
+    """Return by how much a stage may be faster than its units' overlapped times, at most, in us a
+    micro-batch.
 
-    Its ends have no neighbour there; in return the gather of the first unit of a pass, whichever it
-    is, stands beside no compute.
+    The units at its ends have no neighbour, and so fewer collectives beside them. In return no
+    compute hides the gather of the unit that it begins with.
     """
     pairs = {
         pair
@@ -83,8 +88,10 @@ def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) 
 
 
 def _beside(compute_us: float, gather_us: float, reduce_us: float) -> float:
-    """From the start of a unit to that of the next one, whose parameters arrive meanwhile; where
-    they are there already nothing waits for the reduction."""
+    """Return the time from the start of a unit to the start of the next one.
+
+    Without a gather the next unit has its parameters, and waits for no collective.
+    """
     collective_us = gather_us + reduce_us
     slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
     return max(slowed, collective_us) if gather_us else slowed

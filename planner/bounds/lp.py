@@ -112,9 +112,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class LpBound:
-    """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
-    up. stage_us: of an optimum, what each stage's units take alone at their fastest. paths: those
-    that it holds all of."""
+    """step_us: a bound on all cuts and levels that fit; inf where none fit, 0 where the solver gave
+    up. stage_us: by stage, what its units take alone at their fastest, in an optimum. paths: the
+    critical paths in the LP."""
 
     step_us: float
     stage_us: tuple[float, ...] = ()

@@ -53,8 +53,7 @@ def pipeline_bound(
     room: Room | None = None,
     send_us: float = 0.0,
 ) -> float:
-    """Return what no cuts into contiguous stages that fit can beat, in the unit of the times; inf
-    where none fit.
+    """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
     micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
@@ -139,7 +138,7 @@ class _Limits:
 def warmup_bound(
     forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
 ) -> float:
-    """Return what no cuts beat when only the start of a stage waits for those before it.
+    """Return a bound on the step under any cuts, when a stage waits for earlier ones only to start.
 
     forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
     after the forwards P ahead of it: step >= m t + P.

@@ -1,7 +1,7 @@
 """What one pass of a piece costs a rank: time by kind, memory kept and memory passing.
 
 Everything is read off the piece's two functions under its placements, so a plan's text gives the
-same numbers as the search that wrote it. Sizes are those of one micro-batch on one rank.
+same numbers as the search that wrote it. Sizes are of one micro-batch on one rank.
 """
 
 from collections import Counter

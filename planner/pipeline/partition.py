@@ -40,7 +40,10 @@ def stages_of(starts: Sequence[int], count: int) -> list[int]:
 
 
 def check_cuts(text: str, num_stages: int) -> list[int]:
-    """First instance of every stage. Raises PlanError for what fits no model in so many stages."""
+    """Return the first instance of every stage, as pinned.
+
+    Raises PlanError where the text gives no cuts into `num_stages` stages of any model.
+    """
     try:
         starts = [0, *(int(n) for n in text.split(","))]
     except ValueError:

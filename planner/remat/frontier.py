@@ -65,7 +65,7 @@ def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tu
 
 def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> Weights:
     """An op again takes what it takes in a forward that keeps nothing, fused with its neighbours;
-    the exact price of a choice is `work.piece_work`'s."""
+    `piece_cost.piece_work` gives the exact price of a choice."""
     forward = costs.functions.of(graph, ()).forward
     values = [v for op in forward.graph.ops for v in op.outputs]
     values += [i.value for i in graph.inputs_of("activation")]

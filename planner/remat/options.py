@@ -1,8 +1,8 @@
 """Levels of a segment: how much it keeps for backward, from the fastest to the leanest.
 
-The frontier (frontier.py) proposes sets of values to keep, next to the three rules; their exact
-price is that of the piece's two functions (cost/piece_cost.py), and a set that takes no less time
-than one that keeps no more is dropped. A unit that may choose among levels is a *menu*, a tuple of
+The frontier (frontier.py) proposes sets of values to keep, next to the three rules; the piece's two
+functions (cost/piece_cost.py) give their exact price, and a set that takes no less time than one
+that keeps no more is dropped. A unit that may choose among levels is a *menu*, a tuple of
 units.
 
 Over the units of a stage the bytes that must go are taken where they cost least: on the lower hull
@@ -48,10 +48,12 @@ def offloads(
     costs: Costs,
     budget: SearchBudget = BUDGET,
 ) -> tuple[Kept, ...]:
-    """A level with values of it in the host's memory: the largest first, as many as the host link
-    carries in the time of one pass, or shares of them.
+    """Return levels that keep the same values, some of them in the host's memory.
 
-    Beyond that compute would wait for the link, where computing again is the better choice.
+    These are the largest values, as many as the host link carries in the time of one pass, or a
+    share of them.
+
+    With more of them compute would wait for the link, and recomputing would be faster.
     """
     kept, work = level
     most_us = min(work.forward.us, work.backward.us)
@@ -76,7 +78,7 @@ def undominated(levels: Iterable[Level], split: bool) -> list[Level]:
 
 
 def with_staying(levels: Iterable[Level], staying: Iterable[Level], split: bool) -> list[Level]:
-    """Levels, and those among which the last unit of a stage chooses, which offloads nothing."""
+    """Return levels and the staying ones, from which the last unit of a stage chooses."""
     found = dict([*levels, *staying])
     return sorted(found.items(), key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
 
@@ -105,8 +107,10 @@ def fastest(points: Sequence[tuple[float, float]]) -> int:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
-    """Return of a menu's (us, kept bytes) the hull from its fastest point on, cheapest step
-    first."""
+    """Return the steps along the lower hull of (us, kept bytes) from the fastest point on.
+
+    The cheapest step comes first.
+    """
     at = fastest(points)
     found: list[Slope] = []
     while True:

@@ -31,7 +31,7 @@ def peaks(plan: Plan) -> tuple[Peak, ...]:
 
 
 def summary(plan: Plan, costs: Costs | None = None) -> str:
-    """Return the decision in a few lines. costs: instead of those that stand in the plan."""
+    """Return the decision in a few lines. costs: shown in place of the plan's own."""
     mesh = plan.mesh
     memory = max(peak.total_bytes for peak in peaks(plan))
     params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
@@ -150,7 +150,7 @@ def _fate(piece: Piece, name: str) -> str:
 
 
 def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
-    """A warning where the numbers that stand in a plan are not those of its decisions."""
+    """Return a warning where a plan's predicted numbers differ from what its decisions give."""
     found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
     off = [
         f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"

@@ -185,8 +185,10 @@ class CandidateBounds:
         return longer
 
     def _least_bytes(self, c: Candidate) -> float:
-        """What the fullest rank holds at least under any cuts: the mean over ranks, each at one
-        moment of its schedule, every unit counted as on the stage where it weighs least."""
+        """Return bytes that some rank holds at least under any cuts: the mean over ranks.
+
+        Each rank counts at one moment of its schedule, each unit on the stage where it holds least.
+        """
         moments = set(self.costs.memo.schedules.fullest(c.listing))
         held = 0.0
         for menu in self.costs.parts_of(c).menus:
@@ -206,7 +208,9 @@ def held_of(c: Candidate, stage: int) -> int:
 
 
 def _busiest(c: Candidate, parts: Parts, limit_bytes: None) -> float:
-    """What no cuts of an interleaved or zero-bubble pipeline beat, collectives aside.
+    """Return a bound in us on any cuts of an interleaved or zero-bubble pipeline.
+
+    Collectives are left out.
 
     A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
     before its first; unless W fills the end, one more goes back through them. These stages have a

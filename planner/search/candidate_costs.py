@@ -237,5 +237,6 @@ class CandidateCosts:
         return self.storage_bytes(c, held, 0.0)
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
-        """Return bytes of a rank that holds buckets of so many bytes, and the largest of them."""
+        """Return the bytes that a rank stores. bucket: bytes of all its buckets; largest: of the
+        largest one."""
         return Storage(bucket, largest, c.mesh, c.zero, self.problem.precision).total_bytes

@@ -59,7 +59,7 @@ def neighbours(
 
 
 class _Length:
-    """The step of many cuts at once. more: micro-batches beyond those of the waits."""
+    """Step times of many cuts at once. more: micro-batches that the waits leave out."""
 
     def __init__(
         self, parts: Parts, c: Candidate, picks: Sequence[int], waits: Waits, more: int

@@ -6,9 +6,9 @@ bytes that are too many where that costs least (remat/options.py), then the leve
 of it, and last by stages filled in order with all that any choice fits, which finds cuts wherever
 there are some, choices being exact.
 
-Other schedules hold several stages a rank or two kinds of memory. Their cuts are those of equal
-stages and those of their linear relaxation (lp_bound.py), rounded to whole units; then the units of
-a rank give up bytes where they cost least, and where that finds nothing, all units at one price.
+Other schedules hold several stages a rank or two kinds of memory. They are cut into equal stages,
+and into the stages of the LP bound (lp_bound.py) rounded to whole units; then the units of a rank
+give up bytes where they cost least, and where that finds nothing, all units at one price.
 
 What comes near the best is then cut anew by a descent on the longest path (descent.py), and the
 best of all is polished.
@@ -274,7 +274,7 @@ class _Cutter:
         yield from self.leveled(self._cut(sizes, None))
 
     def _rounded(self) -> Iterator[Placed]:
-        """Stages that end with the unit nearest to where those of the linear relaxation end."""
+        """Stages that end with the units nearest to the ends of the LP bound's stages."""
         if self.pinned is not None:
             return
         bound = tightened(self.costs, self.c, self.limit)

@@ -3,7 +3,7 @@
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; the best one's placements are solved again at other prices of a byte, its cuts polished;
-last, what holds up the gap is bounded with more effort.
+last, the candidates that limit the gap are bounded with more effort.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,8 +47,8 @@ class Loser:
 class Incumbent:
     """The best so far, and all that was looked at.
 
-    bounds: of what was simulated, as other cuts of it were not. priced_by: what the best was fitted
-    with.
+    bounds: of simulated candidates, as other cuts of them were not simulated. priced_by: the costs
+    that the best was fitted with.
     """
 
     costs: CandidateCosts
@@ -160,7 +160,7 @@ class Incumbent:
                 self._offer(descended(self.costs, found, self.limit), f"{c}, cut anew")
 
     def _hold(self) -> None:
-        """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
+        """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
         most, budget = self.best_us, self.costs.problem.budget
         for count in range(budget.max_thorough):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
@@ -176,7 +176,7 @@ class Incumbent:
 
 
 def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, CandidateCosts]]:
-    """CandidateCostss whose placements differ, with their share of the default price."""
+    """Candidate costs whose placements differ, after their share of the default price."""
     pins = costs.problem.pins
     if mesh.num_devices == 1 or pins.price is not None:
         return

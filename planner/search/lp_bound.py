@@ -169,7 +169,7 @@ class _Kinds:
         return unit.pass_us(action) + blocking
 
     def _beside(self, index: int) -> Times:
-        """Where backward is in two, its collectives are not told apart."""
+        """Times beside collectives. A split backward has none: I and W share its collectives."""
         forward, backward = zip(*self.parts.full[index], strict=True)
         gathers = {"F": forward} if self.full else {}
         if self.split:
@@ -191,8 +191,8 @@ class _Kinds:
         return [OVERLAP_PRICE * (1 + OVERLAP_PRICE) * (one - min(us)) for one in us]
 
     def _spared(self) -> dict[str, float]:
-        """What the ends of a stage may spare a pass (passes.slack_us, each direction apart); of the
-        last backward without gathers, what its first units are not slowed by."""
+        """Return what the ends of a stage may spare an action, as analytic.slack_us says for both
+        directions together; of the last backward without gathers, what its first units spare."""
         first = min(menu[0].gather_us for menu in self.parts.menus)
         forward, backward = (_most(self.parts.plain, self.parts.full, way) for way in (0, 1))
         backward = max(0.0, 2 * backward - first) if self.gathers else self.unslowed
@@ -201,9 +201,10 @@ class _Kinds:
 
 
 def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[list[float], float]:
-    """By how much reductions slow each unit in a last backward, whatever its level, where the unit
-    before it is at its fastest; and what the first two units of a stage are spared of that at most.
-    reduce: by unit, in us.
+    """Return by how much reductions slow each unit in a last backward, whatever its level, and how
+    much less the first two units of a stage are slowed, at most. reduce: by unit, in us.
+
+    The unit before each is taken at its fastest level.
 
     When a unit begins, the reduction of the one before it has just been issued, and of the one
     before that is left what the time between was too short for. Where compute waits for a copy

@@ -29,7 +29,7 @@ class Placing:
     shard_weights: bool
 
     def num_microbatches(self, mesh: Mesh) -> int:
-        """Return those of a step where the mesh is all that cuts a value."""
+        """Return the micro-batches of a step on a compute mesh; all other devices cut the batch."""
         rows = max(1, self.global_batch * mesh.num_devices // self.cluster.num_devices)
         return rows // self.micro_batch or 1
 

@@ -1,6 +1,6 @@
 """The outer search: the fastest plan that fits, and how far from the best it may be.
 
-Candidates (candidates.py) are taken in order of their lower bound (candidate_costs.py), a floor
+Candidates (candidates.py) are taken in order of their lower bound (candidate_bounds.py), a floor
 first that costs next to nothing, ties by name, until the next bound is no better than the best step
 found (incumbent.py). What was not simulated cannot beat the bound it has, so
 
@@ -10,8 +10,8 @@ found (incumbent.py). What was not simulated cannot beat the bound it has, so
 A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
 level of every instance, with the placements that the sharding ILP gives for each compute mesh at
-the default price of a byte; and, where those of another price made the best plan faster, over these
-as well.
+the default price of a byte. Where another price made the best plan faster, the bound is over the
+placements at that price as well.
 """
 
 from collections.abc import Iterable

@@ -158,7 +158,7 @@ class StageMemory:
         self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
 
     def _hand(self, size: float) -> None:
-        """A later unit's I comes first: what it hands over is there in those of earlier units."""
+        """Add what a later unit's I hands over to the I of earlier units, which run after it."""
         if before := self.moments.get("I"):
             live_bytes = before.live_bytes + size
             self.moments["I"] = Moment(live_bytes, before.passing_bytes, before.where)
