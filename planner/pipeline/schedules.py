@@ -153,7 +153,7 @@ def stages_held(schedule: Schedule, ranks: tuple[int, ...]) -> list[tuple[int, i
     return [most_held(schedule[rank], stage) for stage, rank in enumerate(ranks)]
 
 
-def fullest_moments(schedule: Schedule, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def maximin_moments(schedule: Schedule, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return by stage the micro-batches between F and B or I, and between I and W, at one moment.
 
     The moment of a rank is where the least of its stages holds most. ranks: of the stages.

@@ -9,7 +9,7 @@ p the bytes that a function has alive, a choice fits when for every unit
 where a_u is what the unit offloads and a_before what those right before it do (stage_memory.py).
 The last unit of a stage offloads nothing, as its backward comes first. Stages of few
 units, or where units offload of few choices, are solved exactly: partial choices
-are labels (us, K so far, what the last units offload, the fullest moment so far), and one that
+are labels (us, K so far, what the last units offload, the peak so far), and one that
 another beats in all of them is dropped. Longer ones, which are repetitions of few kinds, give up
 bytes along the hulls of their menus (options.py), the cheapest first, until they fit, and take back
 what they need not give up: the choice is within one step of one unit of the linear relaxation,
@@ -68,7 +68,7 @@ def staying(menu: Menu, us: Sequence[float]) -> list[float]:
 
 
 def peak_bytes(menus: Sequence[Menu], picks: Picks, held: int) -> float:
-    """The fullest moment of a stage, its storage aside."""
+    """The peak of a stage, its storage aside."""
     stage = EMPTY
     for menu, level in zip(menus, picks, strict=True):
         stage = _after(menu, level, *stage)
@@ -81,7 +81,7 @@ EMPTY: Held = (0.0, (0.0,) * IN_TRANSIT, 0.0)
 
 
 def _after(menu: Menu, level: int, kept: float, near: tuple[float, ...], moment: float) -> Held:
-    """(K so far, what the last units offload, fullest moment of the micro-batch itself) with one
+    """(K so far, what the last units offload, peak of the micro-batch itself) with one
     more unit."""
     work, before = menu[level].work, sum(near)
     forward = kept + before + work.entry_bytes + work.forward.peak_bytes
@@ -146,7 +146,7 @@ def select_along(
 ) -> Picks | None:
     """The level of each unit, bytes given up where they cost least until they fit.
 
-    points: of each unit by level its us, and the bytes that it holds at the fullest moment. Few
+    points: of each unit by level its us, and the bytes that it holds at the peak. Few
     combinations are all tried: what functions have alive moves as much there as what units hold.
     """
     if prod(map(len, points)) <= budget.few_choices:

@@ -26,7 +26,7 @@ def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def peaks(plan: Plan) -> tuple[Peak, ...]:
-    """The fullest moment of every pp rank; bytes depend on no cluster's rates."""
+    """The peak of every pp rank; bytes depend on no cluster's rates."""
     return plan_peaks(plan, step_model(plan, CPU))
 
 

@@ -189,7 +189,7 @@ class CandidateBounds:
 
         Each rank counts at one moment of its schedule, each unit on the stage where it holds least.
         """
-        moments = set(self.costs.memo.schedules.fullest(c.listing))
+        moments = set(self.costs.memo.schedules.maximin(c.listing))
         held = 0.0
         for menu in self.costs.parts_of(c).menus:
             works = [(u.work.kept_bytes, u.work.split) for u in menu]

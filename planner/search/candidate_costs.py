@@ -229,7 +229,7 @@ class CandidateCosts:
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:
-        """Return what the fullest stage stores at least: the mean of parameters and their
+        """Return what some stage stores at least: the mean of parameters and their
         states."""
         share = frozen_share(c.mesh, c.zero, self.problem.precision)
         buckets = self.layout(c).buckets

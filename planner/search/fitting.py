@@ -355,7 +355,7 @@ class _Cutter:
 
     def _shared_cuts(self, picks: Picks) -> Iterator[tuple[int, ...]]:
         """Of stages that share a rank; the second for its share of memory, a guess, as the stages
-        of a rank are not fullest at once."""
+        of a rank do not peak at once."""
         times = _times(self.parts.plain, picks)
         for room in (lambda: None, lambda: self._share(picks)):
             starts = self._cut(times, room())

@@ -1,7 +1,7 @@
 """Levels of units whose stages share a rank, or hold two kinds of memory.
 
 A micro-batch of stage s counts as often as s has it in flight at most; the units of a rank give up
-bytes where they cost least by that count, until the fullest moment of its schedule fits.
+bytes where they cost least by that count, until the peak of its schedule fits.
 """
 
 from collections.abc import Sequence

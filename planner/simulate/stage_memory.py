@@ -3,7 +3,7 @@
 A rank holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
 of micro-batch j: what the other micro-batches in flight kept, what this one kept up to k, what k's
 function has alive, and the gathered and reduced buckets around k. Where backward runs in two, what
-I hands to W lives between them. The fullest unit of a stage's F, B, I or W does not depend on what
+I hands to W lives between them. The unit where a stage's F, B, I or W peaks does not depend on what
 the rest of the rank holds, so the walk goes over actions alone.
 """
 
@@ -49,7 +49,7 @@ def usable_host_bytes(cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest moment of a rank: total and parts in bytes, and the unit it happens at."""
+    """The peak of a rank: bytes by kind, and the unit where it occurs."""
 
     bytes_by_kind: tuple[tuple[str, float], ...]
     where: str
@@ -108,7 +108,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Moment:
-    """The fullest of a kind of action. live: bytes of its own micro-batch, passing: of the function
+    """The peak of a kind of action. live: bytes of its own micro-batch, passing: of the function
     that is running."""
 
     live_bytes: float
@@ -169,7 +169,7 @@ class StageMemory:
             self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
 
     def peak(self, held: int, waiting: int) -> Moment:
-        """The fullest moment, `held` micro-batches between F and B or I, and `waiting` for W."""
+        """Return the peak, `held` micro-batches between F and B or I, and `waiting` for W."""
         kept, handed = held * self.kept_bytes, waiting * self.handed_bytes
         beside = {
             "F": kept - self.kept_bytes + handed,
@@ -196,7 +196,7 @@ def memory_of_units(units: Iterable[Unit], split: bool) -> StageMemory:
 def moments(
     actions: tuple[Action, ...], stages: dict[int, StageMemory]
 ) -> Iterator[tuple[Action, Moment, float]]:
-    """Every compute action of a rank's schedule, its fullest moment, and what is live after it;
+    """Every compute action of a rank's schedule, its peak, and what is live after it;
     stages: those the rank holds."""
     others = 0.0
     for action in actions:
@@ -205,13 +205,13 @@ def moments(
         stage, kind = stages[action.stage], action.kind
         others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
         moment = stage.moments[kind]
-        fullest = replace(moment, live_bytes=others + moment.live_bytes)
+        peak = replace(moment, live_bytes=others + moment.live_bytes)
         others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
-        yield action, fullest, others
+        yield action, peak, others
 
 
 def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
-    """The fullest moment of a rank's schedule, the first of equals."""
+    """Return the peak of a rank's schedule, the first of equals."""
     changes = {s: _changes(memory) for s, memory in stages.items()}
     found, most, others = (0.0, actions[0]), -1.0, 0.0
     for action in actions:
@@ -228,8 +228,8 @@ def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
 
 
 def _changes(memory: StageMemory) -> dict[str, tuple[float, float, float]]:
-    """By kind of action: what other micro-batches hold less before it, the action's own fullest
-    moment, and what they hold more after it."""
+    """By kind of action: what other micro-batches hold less before it, the action's own peak,
+    and what they hold more after it."""
     kept, handed = memory.kept_bytes, memory.handed_bytes
     before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
     after = {"F": kept, "I": handed}
@@ -258,7 +258,7 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
 
 
 def host_bytes(model: StepModel, rank: int) -> float:
-    """Return what a rank offloads at most, if its stages are fullest at once."""
+    """Return what a rank offloads at most, if its stages peak at once."""
     homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
     away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
     actions = model.schedule[rank]

@@ -85,7 +85,7 @@ def test_descending_never_loses(costs: CandidateCosts, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_walk_finds_the_fullest_moment(costs: CandidateCosts, name: str) -> None:
+def test_a_walk_finds_the_peak(costs: CandidateCosts, name: str) -> None:
     rng = random.Random(name)
     c = _candidate(name)
     menus = costs.parts_of(c).menus
@@ -94,8 +94,8 @@ def test_a_walk_finds_the_fullest_moment(costs: CandidateCosts, name: str) -> No
             stage: memory_of_units((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
             for stage in range(c.num_stages)
         }
-        fullest = max(moment.total_bytes for _, moment, _ in moments(actions, stages))
-        assert walk(actions, stages).total_bytes == pytest.approx(fullest, rel=1e-12)
+        peak = max(moment.total_bytes for _, moment, _ in moments(actions, stages))
+        assert walk(actions, stages).total_bytes == pytest.approx(peak, rel=1e-12)
 
 
 def test_what_is_listed_is_what_is_made() -> None:
