@@ -67,7 +67,7 @@ class CandidateBounds:
                 )
                 for x in (c, other)
             )
-            buckets = self.costs.layout(c).buckets
+            buckets = [b for b in self.costs.layout(c).buckets if b.trainable]
             tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
             share = min((there.refresh_us(b) - here.refresh_us(b)) / us for us, b in tails)
             self.costs.tails[key] = share * sum(us for us, _ in tails) / c.pp

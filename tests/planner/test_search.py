@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from machines import machine
+from machines import in_nodes, machine
 from sampling import mostly_long
 
 from meshwright.ir.errors import InfeasibleError
@@ -152,6 +152,25 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         assert CandidateBounds(costs).floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
         relaxed = tightened(costs, candidate, 1e15).step_us
         assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+
+
+def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters() -> None:
+    """Frozen buckets are never updated or refreshed, so their part of the tail takes no time."""
+    from meshwright.ir.capture.export import trace
+    from meshwright.models import load_model
+
+    source = load_model("tiny-llama")
+    frozen = trace(source.build, source.name, "bf16", source.vocab_size, ("embed.*",))
+    cluster = in_nodes(machine(4, 2**30, 1e11, 1e9, 3.0), 2, 10.0)
+    costs = CandidateCosts(Problem(frozen, cluster, SEQ, 8, Pins()))
+    pins, count = Pins(pp=2, dp=2, micro_batch=1), len(frozen.segmented.instances)
+    space = list(candidates(cluster, 8, pins, count))
+    assert {c.zero for c in space} == {0, 1, 2, 3}
+    for candidate in space:
+        bound = CandidateBounds(costs).bound_us(candidate)
+        for c in (candidate, candidate.reordered()):
+            assert c is not None and (fitted := fit(costs, c, 1e15)) is not None
+            assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(c)
 
 
 def test_a_relaxation_ends_where_it_is_enough(model) -> None:
