@@ -99,7 +99,7 @@ class CandidateCosts:
     def lp_bounds(self) -> dict[Hashable, LpBound]:
         """LP bounds (lp_bound.py)."""
         problem, budget = self.problem, self.problem.budget
-        spent = budget.max_actions, budget.lp_step
+        spent = budget.max_actions, budget.lp_step, budget.quick
         return self.memo.table("LP bounds", problem.read_by_bounds, *spent)
 
     def sharding(self, mesh: Mesh) -> ShardedModel:
