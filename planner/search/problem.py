@@ -4,13 +4,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
+from ..simulate.stage_memory import context_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload
 from .make_plan import choose_optimizer, choose_precision, choose_reduce_dtype
@@ -101,11 +100,5 @@ class Problem:
 
     def context_bytes(self, c: Candidate) -> float:
         """Return bytes of a rank that every unit is given: tables, and a step's data."""
-        context = self.traced.segmented.context
         sizes = {"B": c.micro_batch, "S": self.seq}
-        given = sum(
-            evaluate(num_elements(context.values[n].shape), sizes)
-            * ITEM_BYTES[context.values[n].dtype]
-            for n in context.outputs
-        )
-        return given + 2 * 8 * c.micro_batch * c.num_microbatches * self.seq
+        return context_bytes(self.traced.segmented.context, sizes, c.num_microbatches)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import REDUCED, STORAGE, Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import COMPUTE, Action
@@ -283,15 +284,16 @@ def model_peaks(
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
-    return model_peaks(model, plan.mesh, precision_of_plan(plan), context_bytes(plan))
+    context = context_bytes(plan.context, plan.sizes, plan.num_microbatches)
+    return model_peaks(model, plan.mesh, precision_of_plan(plan), context)
 
 
-def context_bytes(plan: Plan) -> float:
-    """Values given to every unit: rotary tables and the like, and a step's tokens and labels."""
-    values = plan.context.values
+def context_bytes(context: Graph, sizes: dict[str, int], num_microbatches: int) -> float:
+    """Return bytes of what every unit is given: rotary tables and the like, and a step's tokens
+    and labels. sizes: B and S of a micro-batch."""
+    values = context.values
     given = sum(
-        evaluate(num_elements(values[n].shape), plan.sizes) * ITEM_BYTES[values[n].dtype]
-        for n in plan.context.outputs
+        evaluate(num_elements(values[n].shape), sizes) * ITEM_BYTES[values[n].dtype]
+        for n in context.outputs
     )
-    rows = plan.micro_batch * plan.num_microbatches
-    return given + 2 * 8 * rows * plan.seq
+    return given + 2 * ITEM_BYTES["i64"] * sizes["B"] * num_microbatches * sizes["S"]
