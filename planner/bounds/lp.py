@@ -74,8 +74,8 @@ class Kind:
     @property
     def fastest_us(self) -> float:
         """A micro-batch through it, at the fastest level."""
-        passes = [us for kind, us in self.alone.items() if kind != "last"]
-        return min(map(sum, zip(*passes, strict=True)))
+        actions = [us for kind, us in self.alone.items() if kind != LAST]
+        return min(map(sum, zip(*actions, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class _Builder:
     def _stages(self, rank: int) -> list[int]:
         return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]
 
-    def _rows(self, path: Path) -> Iterator["Row"]:
+    def _rows(self, path: Path) -> Iterator[Row]:
         """A path alone, and with the reductions that its last action starts: of all its units, but
         in W of those that have one."""
         stage, kind = path.end
@@ -301,7 +301,7 @@ class _Builder:
             ]
             yield self._path_row(until, reduce)
 
-    def _path_row(self, path: Path, more: Terms) -> "Row":
+    def _path_row(self, path: Path, more: Terms) -> Row:
         nodes = [(self.durations[node], -float(count)) for node, count in path.nodes.items()]
         sends_us = path.sends_us(self.pipeline.send_us)
         return "path", [(self.end, 1.0), *nodes, *more], sends_us / self.unit_us

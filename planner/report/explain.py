@@ -1,5 +1,7 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
+import difflib
+
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
 from meshwright.ir.mesh import BATCH
@@ -107,8 +109,6 @@ def explain_value(plan: Plan, name: str) -> str:
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:
         known = sorted({n for p in plan.pieces for n in p.graph.values})
-        import difflib
-
         near = difflib.get_close_matches(name, known, 3)
         raise PlanError(
             f"no value %{name} among the plan's {len(known)}; near: {', '.join(near) or 'none'}"

@@ -36,7 +36,7 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
     functions = functions_of(piece.graph, piece.saved)
     recomputed = functions.phases.recomputed
     for phase, ops in (("forward", functions.forward), ("backward", functions.backward)):
-        lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by", *()]
+        lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by"]
         for op in ops.graph.ops:
             again = phase == "backward" and op.output.name in recomputed
             lines += _op_line(op, ops, piece, costs, again)
