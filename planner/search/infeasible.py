@@ -16,7 +16,7 @@ from itertools import combinations
 from meshwright.ir.errors import PlanError
 from meshwright.ir.sizes import num_elements
 
-from ..cost.op_cost import number
+from ..cost.counts import number
 from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
 from ..hardware.cluster_file import parse_cluster
@@ -114,11 +114,11 @@ class Refusal:
     def more_devices(self) -> str:
         """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
         none of a few does."""
-        e, tried = self.costs.problem, 0
-        held = e.precision.param + e.precision.grad + e.precision.state
-        sizes = (number(num_elements(i.value.shape), {}) for i in e.traced.graph.inputs_of("param"))
-        whole = held * sum(sizes)
-        for cluster in larger(e.cluster):
+        problem, tried = self.costs.problem, 0
+        precision, params = problem.precision, problem.traced.graph.inputs_of("param")
+        held = precision.param + precision.grad + precision.state
+        whole = held * sum(number(num_elements(i.value.shape), {}) for i in params)
+        for cluster in larger(problem.cluster):
             limit = usable_bytes(cluster)
             if whole > limit * cluster.num_devices:
                 continue
@@ -129,7 +129,7 @@ class Refusal:
             if any(asked._fits(other, c) for c in by_tp):
                 return cluster.name
             tried += 1
-            if tried == e.budget.max_clusters:
+            if tried == problem.budget.max_clusters:
                 break
         return ""
 
