@@ -204,7 +204,7 @@ def _schedules(
     names = GENERATORS if pp > 1 else GENERATORS[:1]
     if pins.schedule is not None:
         names = (pins.schedule,)
-    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
+    wanted = pins.num_stages
     found = []
     for name in names:
         if not runs(name, pp, m):

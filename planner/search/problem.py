@@ -12,7 +12,7 @@ from ..hardware.cluster import Cluster
 from ..simulate.stage_memory import context_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload
-from .make_plan import choose_optimizer, choose_precision, choose_reduce_dtype
+from .make_plan import resolve_optimizer, resolve_precision, resolve_reduce_dtype
 from .pins import Pins
 
 
@@ -61,8 +61,8 @@ class Problem:
     def precision(self) -> Precision:
         """Bytes of an element under the pins."""
         dtype, pins = self.traced.dtype, self.pins
-        precision, reduced = choose_precision(dtype, pins), choose_reduce_dtype(dtype, pins)
-        return precision_of(dtype, precision, reduced, choose_optimizer(pins))
+        precision, reduced = resolve_precision(dtype, pins), resolve_reduce_dtype(dtype, pins)
+        return precision_of(dtype, precision, reduced, resolve_optimizer(pins))
 
     @cached_property
     def offloads(self) -> bool:

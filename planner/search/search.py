@@ -39,7 +39,7 @@ from .demands import check_defaults
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
-from .make_plan import choose_schedule, make_plan
+from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
 from .pins import Pins
 from .problem import Problem
@@ -204,11 +204,10 @@ def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ..
 def _check(costs: CandidateCosts) -> None:
     """The pins against each other and the sizes, before anything is solved."""
     pins = costs.problem.pins
-    _, chunks = choose_schedule(pins)
+    resolve_schedule(pins)
     if pins.cuts is not None:
         count = len(costs.problem.traced.segmented.instances)
-        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
-        cut_stages([1.0] * count, stages, pins.cuts)
+        cut_stages([1.0] * count, stages_of_cuts(pins), pins.cuts)
     if pins.recompute is not None:
         check_rule(pins.recompute, list(costs.problem.traced.joints.values()))
 
