@@ -150,8 +150,8 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         bound = CandidateBounds(costs).bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
         assert CandidateBounds(costs).floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
-        relaxed = tightened(costs, candidate, 1e15).step_us
-        assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        lp_bound = tightened(costs, candidate, 1e15).step_us
+        assert lp_bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
 
 def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters() -> None:
@@ -173,7 +173,7 @@ def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters() -> None:
             assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(c)
 
 
-def test_a_relaxation_ends_where_it_is_enough(model) -> None:
+def test_an_lp_bound_ends_where_it_is_enough(model) -> None:
     costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
     space = candidates(costs.problem.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
     pipeline = pipeline_of(costs, next(space), None)
