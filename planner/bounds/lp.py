@@ -1,26 +1,26 @@
 """The linear relaxation of a pipeline: the shortest step under its own schedule.
 
-Units are split freely among stages and levels, fractions of them too, and need not be contiguous,
+Units are split freely among stages and options, fractions of them too, and need not be contiguous,
 but for the first and the last, which stay at their ends. The simulated step of every choice of cuts
-and levels that fits is then a point of this linear program, and its optimum a bound:
+and options that fits is then a point of this linear program, and its optimum a bound:
 
 Variables, all >= 0
-    n[s,k,l]   units of kind k at level l on stage s
+    n[s,k,j]   units of kind k under option j on stage s
     d[s,a]     how long an action a (F, B, I, W, last: the last backward) of stage s takes
     o[s], g[s] reductions beside the last action of a rank, a backward of s, and after it
     end, tail  when all actions and collectives are done; what comes after
 Objective
     end + tail
 Constraints
-    all[k]     sum over s, l of n[s,k,l] = how many units there are of k
-    some[s]    sum over k, l of n[s,k,l] >= 1
-    long[s,a]  d[s,a] >= sum of n us(k,l,a), alone; and beside collectives, less what the ends of a
+    all[k]     sum over s, j of n[s,k,j] = how many units there are of k
+    some[s]    sum over k, j of n[s,k,j] >= 1
+    long[s,a]  d[s,a] >= sum of n us(k,j,a), alone; and beside collectives, less what the ends of a
                stage are spared
     path[i]    end >= sum of d and sends along a path of waits (pipeline/critical_path.py), with
                what follows it: the reductions of s instead of d[s], where it ends with the last
                backward or the last W of s; g[s], where that is the last action of its rank
     late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
-               d[s,last] >= sum of n us(k,l,last) + price o[s]
+               d[s,last] >= sum of n us(k,j,last) + price o[s]
     busy[r]    end >= all collectives of rank r
     ends[r]    tail >= update and refreshed parameters of rank r
     fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
@@ -48,7 +48,7 @@ INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
 
-Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
+Times = dict[str, tuple[float, ...]]  # us by option, of each kind of action
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Kind:
     alone, beside: without collectives and with them; beside lacks kinds of action that have none,
     "last" is a backward in one of the last micro-batch. reduce_us: its reductions, when they run
     only then; traffic_us: all its collectives of a step; tail_us: its update. kept, handed: by
-    level, bytes of a micro-batch up to B or I, and from I to W.
+    option, bytes of a micro-batch up to B or I, and from I to W.
     """
 
     count: int
@@ -73,7 +73,7 @@ class Kind:
 
     @property
     def fastest_us(self) -> float:
-        """A micro-batch through it, at the fastest level."""
+        """A micro-batch through it, under the fastest option."""
         actions = [us for kind, us in self.alone.items() if kind != LAST]
         return min(map(sum, zip(*actions, strict=True)))
 
@@ -112,7 +112,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class LpBound:
-    """step_us: a bound on all cuts and levels that fit; inf where none fit, 0 where the solver gave
+    """step_us: a bound on all cuts and options that fit; inf where none do, 0 where the solver gave
     up. stage_us: by stage, what its units take alone at their fastest, in an optimum. paths: the
     critical paths in the LP."""
 
@@ -236,9 +236,9 @@ class _Builder:
             homes = ([0], [stages - 1])[k] if k < 2 else range(stages)
             mine = []
             for s in homes:
-                for level in range(len(kind.kept)):
-                    mine.append(self._new(f"n[{s},{k},{level}]"))
-                    self.shares[s].append((kind, level, mine[-1]))
+                for option in range(len(kind.kept)):
+                    mine.append(self._new(f"n[{s},{k},{option}]"))
+                    self.shares[s].append((kind, option, mine[-1]))
             self.problem.equal(f"all[{k}]", [(v, 1.0) for v in mine], float(kind.count))
         for s in range(1, stages - 1):
             self.problem.at_least(f"some[{s}]", [(v, 1.0) for _, _, v in self.shares[s]], 1.0)
@@ -325,5 +325,5 @@ class _Builder:
                     for s in stages
                     for k, n, v in self.shares[s]
                 ]  # fmt: skip
-                room = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
-                self.problem.at_least("fits", terms, -room)
+                free = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
+                self.problem.at_least("fits", terms, -free)

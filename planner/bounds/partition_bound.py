@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..pipeline.partition import Room, no_longer
+from ..pipeline.partition import MemoryCost, no_memory_cost
 
 INF = float("inf")
 
 
 @dataclass(frozen=True)
 class LeastTimes:
-    """Least times of one micro-batch through each unit, whatever its level.
+    """Least times of one micro-batch through each unit, whatever its option.
 
-    both: least of a forward and a backward of one level. longest_forward: the most. reduce: of its
-    gradients, where they start in the last backward (0 where they run after every one). slowed: how
-    much longer its last backward takes beside the reductions of the unit behind it on its stage.
+    both: least of a forward and a backward under one option. longest_forward: the most. reduce: of
+    its gradients, where they start in the last backward (0 where they run after every one). slowed:
+    how much longer its last backward takes beside the reductions of the next unit on its stage.
     """
 
     forward: Sequence[float]
@@ -31,17 +31,17 @@ class LeastTimes:
 
     @staticmethod
     def of(
-        levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
+        times: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
     ) -> "LeastTimes":
-        """levels: (forward, backward) of each level of each unit. price: of overlap, a share."""
+        """times: (forward, backward) by unit and option. price: of overlap, a share."""
         behind = [*reduce[1:], 0.0]
         return LeastTimes(
-            [min(f for f, _ in unit) for unit in levels],
-            [min(b for _, b in unit) for unit in levels],
-            [min(f + b for f, b in unit) for unit in levels],
-            [max(f for f, _ in unit) for unit in levels],
+            [min(f for f, _ in unit) for unit in times],
+            [min(b for _, b in unit) for unit in times],
+            [min(f + b for f, b in unit) for unit in times],
+            [max(f for f, _ in unit) for unit in times],
             reduce,
-            [price * min(r, *(b for _, b in unit)) for unit, r in zip(levels, behind, strict=True)],
+            [price * min(r, *(b for _, b in unit)) for unit, r in zip(times, behind, strict=True)],
         )
 
 
@@ -50,7 +50,7 @@ def pipeline_bound(
     num_stages: int,
     num_microbatches: int,
     warmup: Callable[[int], int],
-    room: Room | None = None,
+    memory_cost: MemoryCost | None = None,
     send_us: float = 0.0,
 ) -> float:
     """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
@@ -70,7 +70,7 @@ def pipeline_bound(
     a stage, so it is left out.
     """
     warmups = [warmup(s) for s in range(num_stages)]
-    limits = _Limits(units, num_microbatches, warmups, room, send_us)
+    limits = _Limits(units, num_microbatches, warmups, memory_cost, send_us)
     if not limits.met(INF):
         return INF
     low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
@@ -90,9 +90,14 @@ class _Limits:
     """The inequalities of `pipeline_bound`, asked at one limit after another."""
 
     def __init__(
-        self, units: LeastTimes, m: int, warmups: list[int], room: Room | None, send_us: float
+        self,
+        units: LeastTimes,
+        m: int,
+        warmups: list[int],
+        memory_cost: MemoryCost | None,
+        send_us: float,
     ) -> None:
-        self.units, self.m, self.warmups, self.room = units, m, warmups, room
+        self.units, self.m, self.warmups, self.memory_cost = units, m, warmups, memory_cost
         self.send_us = send_us
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
@@ -113,7 +118,7 @@ class _Limits:
         units, m = self.units, self.m
         ahead = self.ahead[index] + 2 * stage * self.send_us
         total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
-        longer = self.room(stage) if self.room is not None else no_longer
+        extra = self.memory_cost(stage) if self.memory_cost is not None else no_memory_cost
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
             both += units.both[index]
@@ -121,7 +126,7 @@ class _Limits:
             backward += units.backward[index]
             longest += units.longest_forward[index]
             reduce += units.reduce[index]
-            more = longer(index)
+            more = extra(index)
             t = both + more
             steady = (m - w) * t
             late = total + more + steady + (w - 1) * max(backward, t - longest)

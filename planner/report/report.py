@@ -116,7 +116,7 @@ def _bound(found: Found) -> list[str]:
         f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
-        "  recompute: over the levels of each segment's frontier (kept bytes against time)",
+        "  recompute: over the options of each segment (kept bytes against time)",
         f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
         "over these",
     ]

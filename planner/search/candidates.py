@@ -34,7 +34,7 @@ from .pins import Pins
 @dataclass(frozen=True, order=True)
 class Candidate:
     """One combination. num_microbatches follows from the global batch; recompute is a rule, or
-    `chosen`: the level of every instance is found within the combination (fitting.py)."""
+    `chosen`: the option of every instance is found within the combination (fitting.py)."""
 
     pp: int
     dp: int

@@ -30,7 +30,7 @@ from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
 from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
-from ..remat.rules import Kept, check_rule, saved_values
+from ..remat.rules import SavedSet, check_rule, saved_values
 from ..sharding.boundary_layouts import ShardedModel, shard_model
 from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
@@ -50,7 +50,7 @@ def make_plan(
     pins: Pins,
     progress: Progress = lambda _: None,
     sharded: ShardedModel | None = None,
-    saved: tuple[Kept, ...] | None = None,
+    saved: tuple[SavedSet, ...] | None = None,
 ) -> Plan:
     """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
 
@@ -86,7 +86,8 @@ def make_plan(
     else:
         check_rule(recompute, [low.graph for low in sharded.lowered.values()])
         kept = {
-            name: Kept(saved_values(low.graph, recompute)) for name, low in sharded.lowered.items()
+            name: SavedSet(saved_values(low.graph, recompute))
+            for name, low in sharded.lowered.items()
         }
     pieces = tuple(
         Piece(low.name, low.graph, low.placements, kept[low.name].saved, kept[low.name].offloaded)

@@ -7,9 +7,9 @@ found (incumbent.py). What was not simulated cannot beat the bound it has, so
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
 
-A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
+A candidate counts with its bound even when simulated, as other cuts and options of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
-level of every instance, with the placements that the sharding ILP gives for each compute mesh at
+option of every instance, with the placements that the sharding ILP gives for each compute mesh at
 the default price of a byte. Where another price made the best plan faster, the bound is over the
 placements at that price as well.
 """
