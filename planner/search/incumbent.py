@@ -45,7 +45,7 @@ class Loser:
 
 @dataclass
 class Incumbent:
-    """The best so far, and all that was looked at.
+    """The best so far, and all that was considered.
 
     bounds: of simulated candidates, as other cuts of them were not simulated. priced_by: the costs
     that the best was fitted with.
@@ -69,7 +69,7 @@ class Incumbent:
     def best_us(self) -> float:
         return INF if self.best is None else self.best.timeline.step_us
 
-    def look(self, c: Candidate, bound: float) -> None:
+    def consider(self, c: Candidate, bound: float) -> None:
         """Bound a candidate again, and simulate it unless that is enough."""
         bound = _tighter(self.costs, c, bound, self.best_us, self.limit)
         if bound == INF:
@@ -94,7 +94,7 @@ class Incumbent:
         self.fitted.append(fitted)
         self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
         if self._offer(fitted, str(c)):
-            self._cut_anew(fitted)  # a lower best leaves less to look at
+            self._cut_anew(fitted)  # a lower best leaves less to consider
 
     def _offer(self, fitted: Fitted, what: str) -> bool:
         """Whether it is the best now."""
@@ -119,7 +119,7 @@ class Incumbent:
             self._offer(other, f"{c}, cut anew")
 
     def _note(self, c: Candidate, **found: float) -> None:
-        """What became known of a candidate that was looked at."""
+        """What became known of a candidate that was considered."""
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
         self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ class Incumbent:
                 if self._offer(found, f"a byte of its placements at {share:g} of the price"):
                     self.priced_by = other
         self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
-        self._hold()
+        self._tighten()
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
@@ -159,7 +159,7 @@ class Incumbent:
             for found in ways:
                 self._offer(descended(self.costs, found, self.limit), f"{c}, cut anew")
 
-    def _hold(self) -> None:
+    def _tighten(self) -> None:
         """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
         most, budget = self.best_us, self.costs.problem.budget
         for count in range(budget.max_thorough):

@@ -47,7 +47,7 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was looked at. num_prices: of a
+    """The winner, what it was priced by, its bound and what else was considered. num_prices: of a
     byte, at which placements were solved for all combinations."""
 
     best: Fitted
@@ -110,70 +110,70 @@ def search(costs: CandidateCosts, progress: Progress = lambda _: None) -> Found:
     they are of another price of a byte."""
     _check(costs)
     limit = usable_bytes(costs.problem.cluster)
-    passes = [_explored(costs, limit, progress)]
-    first = passes[0].looking
+    explored = [_explore(costs, limit, progress)]
+    first = explored[0].incumbent
     if first.best is None:
         raise InfeasibleError(Refusal(costs, limit).text())
     first.finish()
     if first.priced_by is not costs:
         progress("all combinations again, with the placements of the best")
-        passes.append(_explored(first.priced_by, limit, progress, first.best))
-        passes[-1].looking.finish()
-    last = passes[-1].looking
+        explored.append(_explore(first.priced_by, limit, progress, first.best))
+        explored[-1].incumbent.finish()
+    last = explored[-1].incumbent
     assert last.best is not None
-    losers = _merged(x for one in passes for x in one.looking.losers)
+    losers = _merged(x for one in explored for x in one.incumbent.losers)
     return Found(
         last.best,
         last.priced_by,
-        min(last.best.timeline.step_us, *(one.bound_us for one in passes)),
+        min(last.best.timeline.step_us, *(one.bound_us for one in explored)),
         tuple(x for x in losers if x.candidate != last.best.candidate)
-        + _unseen(passes[0].known, losers),
-        len(passes),
-        passes[0].num_candidates,
-        sum(one.looking.simulated for one in passes),
+        + _unseen(explored[0].known, losers),
+        len(explored),
+        explored[0].num_candidates,
+        sum(one.incumbent.simulated for one in explored),
         first.num_unfit,
     )
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """Every candidate under one kind of placements. left_us: a bound on those never looked at.
+class _Explored:
+    """Every candidate under one kind of placements. left_us: a bound on those never considered.
     known: the best bound of each that can store the model."""
 
-    looking: Incumbent
+    incumbent: Incumbent
     left_us: float
     known: dict[Candidate, float]
     num_candidates: int
 
     @property
     def bound_us(self) -> float:
-        return min(self.left_us, *self.looking.bounds.values(), INF)
+        return min(self.left_us, *self.incumbent.bounds.values(), INF)
 
 
-def _explored(
+def _explore(
     costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None = None
-) -> _Pass:
-    """Look at candidates, the lowest bound first, until none can be faster than the best."""
+) -> _Explored:
+    """Consider candidates, the lowest bound first, until none can be faster than the best."""
     ranked, num_unfit = _ranked(costs, limit, progress)
-    looking = Incumbent(costs, limit, progress, num_unfit, best)
+    incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     left, known = INF, {candidate: floor for floor, candidate in ranked}
     first = [(floor, c) for floor, c in ranked if c.pp == 1]
     # They take no time to fit, and with a best step known, bounds need not be tightened beyond it.
     first = first[: costs.problem.budget.first_candidates]
     for floor, candidate in first:
-        looking.look(candidate, floor)
+        incumbent.consider(candidate, floor)
     waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
-        if looking.simulated == costs.problem.budget.max_simulated or bound >= looking.best_us:
+        if incumbent.simulated == costs.problem.budget.max_simulated or bound >= incumbent.best_us:
             left = bound
             break
         if bounded:
-            looking.look(candidate, bound)
+            incumbent.consider(candidate, bound)
         else:
             known[candidate] = max(bound, CandidateBounds(costs).bound_us(candidate))
             heappush(waiting, (known[candidate], True, candidate))
-    return _Pass(looking, left, known, len(ranked) + num_unfit)
+    return _Explored(incumbent, left, known, len(ranked) + num_unfit)
 
 
 def _merged(losers: Iterable[Loser]) -> list[Loser]:
