@@ -143,11 +143,16 @@ def paths_of_equal_stages(
     twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
     kinds = {kind for _, kind in waits.nodes}
     us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
-    kind = Kind(1, us, {}, 0.0, 0.0, 0.0, 0.0, (0.0,), (0.0,))
-    others = replace(kind, count=4 * len(stage_ranks) - 2)
-    none = (0.0,) * len(schedule)
-    given = schedule, waits, stage_ranks, dict.fromkeys(us, 0.0), (0.0,) * len(stage_ranks), 0.0
-    equal = Pipeline((kind, kind, others), *given, None, none, (0.0, 0.0), ())
+    kind = Kind(
+        count=1, alone=us, beside={}, reduce_us=0.0, traffic_us=0.0, tail_us=0.0,
+        stored_bytes=0.0, kept=(0.0,), handed=(0.0,),
+    )  # fmt: skip
+    equal = Pipeline(
+        kinds=(kind, kind, replace(kind, count=4 * len(stage_ranks) - 2)),
+        schedule=schedule, waits=waits, stage_ranks=stage_ranks, spared=dict.fromkeys(us, 0.0),
+        send_us=(0.0,) * len(stage_ranks), overlap_price=0.0, limit_bytes=None,
+        fixed_bytes=(0.0,) * len(schedule), passing_bytes=(0.0, 0.0), moments=(),
+    )  # fmt: skip
     return bound_pipeline(equal, INF, effort, (), step).paths
 
 

@@ -77,17 +77,17 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     passing = _passing(units.options[-1:], c), _passing(units.options, c)
     schedules = costs.memo.schedules
     return Pipeline(
-        kinds,
-        schedules.schedule(c.listing),
-        schedules.waits(c.listing),
-        ranks,
-        spared,
-        CandidateBounds(costs).bound_sends_us(c, ranks),
-        OVERLAP_PRICE,
-        limit_bytes,
-        _fixed_bytes(costs, c, units, ranks),
-        passing,
-        schedules.peaks(c.listing, passing[0] >= passing[1]),
+        kinds=kinds,
+        schedule=schedules.schedule(c.listing),
+        waits=schedules.waits(c.listing),
+        stage_ranks=ranks,
+        spared=spared,
+        send_us=CandidateBounds(costs).bound_sends_us(c, ranks),
+        overlap_price=OVERLAP_PRICE,
+        limit_bytes=limit_bytes,
+        fixed_bytes=_fixed_bytes(costs, c, units, ranks),
+        passing_bytes=passing,
+        moments=schedules.peaks(c.listing, passing[0] >= passing[1]),
     )
 
 
