@@ -27,6 +27,7 @@ from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .fitting import fits, least_peak_bytes
 from .pins import MESH_PINS, Pins
+from .problem import Problem
 
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
@@ -115,12 +116,10 @@ class Refusal:
         """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
         none of a few does."""
         problem, tried = self.costs.problem, 0
-        precision, params = problem.precision, problem.traced.graph.inputs_of("param")
-        held = precision.param + precision.grad + precision.state
-        whole = held * sum(number(num_elements(i.value.shape), {}) for i in params)
+        least = states_bytes(problem)
         for cluster in larger(problem.cluster):
             limit = usable_bytes(cluster)
-            if whole > limit * cluster.num_devices:
+            if least > limit * cluster.num_devices:
                 continue
             other = self.costs.under(cluster=cluster, placing=None)
             asked = Refusal(other, limit)
@@ -157,6 +156,16 @@ class Refusal:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
+
+
+def states_bytes(problem: Problem) -> float:
+    """Return bytes of all parameters, with gradients and optimizer state where they train."""
+    p, params = problem.precision, problem.traced.graph.inputs_of("param")
+    return sum(
+        (p.param + p.grad + p.state if i.trainable else p.param)
+        * number(num_elements(i.value.shape), {})
+        for i in params
+    )
 
 
 def larger(cluster: Cluster) -> Iterator[Cluster]:

@@ -10,9 +10,11 @@ from sampling import mostly_long
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
+from meshwright.ir.sizes import num_elements
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds.lp import bound_pipeline
+from meshwright.planner.cost.counts import number
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
@@ -21,7 +23,7 @@ from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
 from meshwright.planner.search.fitting import fit, polished
 from meshwright.planner.search.incumbent import repriced
-from meshwright.planner.search.infeasible import larger
+from meshwright.planner.search.infeasible import larger, states_bytes
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
@@ -38,6 +40,16 @@ def model() -> Traced:
 
     source = load_model("tiny-llama")
     return trace(source.build, source.name, "bf16", source.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def frozen() -> Traced:
+    """The same model with a frozen embedding."""
+    from meshwright.ir.capture.export import trace
+    from meshwright.models import load_model
+
+    source = load_model("tiny-llama")
+    return trace(source.build, source.name, "bf16", source.vocab_size, ("embed.*",))
 
 
 @pytest.mark.parametrize(
@@ -154,13 +166,17 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         assert lp_bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
 
-def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters() -> None:
-    """Frozen buckets are never updated or refreshed, so their part of the tail takes no time."""
-    from meshwright.ir.capture.export import trace
-    from meshwright.models import load_model
+def test_frozen_parameters_need_no_memory_but_their_own(model, frozen) -> None:
+    """bf16: a trained element has a weight, a gradient and two moments."""
+    trained, some = (
+        states_bytes(Problem(m, parse_cluster("h200:1"), SEQ, 8, Pins())) for m in (model, frozen)
+    )
+    (embedding,) = (i.value for i in frozen.graph.inputs_of("param") if not i.trainable)
+    assert trained - some == 6 * number(num_elements(embedding.shape), {})
 
-    source = load_model("tiny-llama")
-    frozen = trace(source.build, source.name, "bf16", source.vocab_size, ("embed.*",))
+
+def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters(frozen) -> None:
+    """Frozen buckets are never updated or refreshed, so their part of the tail takes no time."""
     cluster = in_nodes(machine(4, 2**30, 1e11, 1e9, 3.0), 2, 10.0)
     costs = CandidateCosts(Problem(frozen, cluster, SEQ, 8, Pins()))
     pins, count = Pins(pp=2, dp=2, micro_batch=1), len(frozen.segmented.instances)
