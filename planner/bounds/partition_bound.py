@@ -1,6 +1,6 @@
 """How short the pipeline of a step can be at best, under any contiguous cuts.
 
-A limit on the step is met when stages, filled in order, each as far as the limit and its memory
+A limit on the step is met when stages, packed in order, each as far as the limit and its memory
 allow, take all units: whatever a stage leaves to those behind it makes theirs longer.
 """
 
@@ -107,13 +107,13 @@ class _Limits:
         self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
 
     def met(self, limit: float) -> bool:
-        """Whether stages filled in order, each as far as it may, take all units."""
+        """Whether stages packed in order, each as far as it may, take all units."""
         index = 0
         for stage, warmup in enumerate(self.warmups):
-            index = self._filled(index, warmup, stage, limit)
+            index = self._packed(index, warmup, stage, limit)
         return index == len(self.units.both)
 
-    def _filled(self, index: int, w: int, stage: int, limit: float) -> int:
+    def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
         units, m = self.units, self.m
         ahead = self.ahead[index] + 2 * stage * self.send_us
@@ -161,7 +161,7 @@ def warmup_bound(
 def _starts_within(
     forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
 ) -> bool:
-    """Whether stages filled in order, each as far as it may, take all units within a limit."""
+    """Whether stages packed in order, each as far as it may, take all units within a limit."""
     before, index = 0.0, 0
     for _ in range(num_stages):
         busy = ahead = 0.0

@@ -1,7 +1,7 @@
 """Pipeline cuts: contiguous stages whose slowest is as fast as can be.
 
 For stage times t and m micro-batches a step takes sum t + (m - 1) max t (1F1B and GPipe, transfers
-aside), so the slowest stage decides. A limit v on it is feasible when filling stages greedily, each
+aside), so the slowest stage decides. A limit v on it is feasible when packing stages greedily, each
 as far as v and memory allow, uses all units: a stage that ends later leaves less for those after.
 """
 
@@ -74,19 +74,19 @@ def balanced(
     Earliest among equals, unless those do not fit.
     """
     found = (
-        _fill(costs, num_stages, float("inf"), memory_cost) if num_stages <= len(costs) else None
+        _pack(costs, num_stages, float("inf"), memory_cost) if num_stages <= len(costs) else None
     )
     if found is None or num_stages == 1:
         return found
     low, limit = 0.0, _slowest(costs, found, memory_cost)
     while limit - low > 1e-6 * limit:
         middle = (low + limit) / 2
-        tried = _fill(costs, num_stages, middle, memory_cost)
+        tried = _pack(costs, num_stages, middle, memory_cost)
         low = middle if tried is None else low
         found, limit = (
             (found, limit) if tried is None else (tried, _slowest(costs, tried, memory_cost))
         )
-    while (tried := _fill(costs, num_stages, nextafter(limit, 0.0), memory_cost)) is not None:
+    while (tried := _pack(costs, num_stages, nextafter(limit, 0.0), memory_cost)) is not None:
         found, limit = tried, _slowest(costs, tried, memory_cost)
     earliest = _earliest(costs, num_stages, limit)
     return (
@@ -94,17 +94,17 @@ def balanced(
     )
 
 
-def _fill(
+def _pack(
     costs: Sequence[float], num_stages: int, limit: float, memory_cost: MemoryCost | None
 ) -> list[int] | None:
-    """Stages filled in order, each as far as it may; None when units are left over.
+    """Stages packed in order, each as far as it may; None when units are left over.
 
     Where a stage has no memory for the first unit that is left to it, the stages before it must end
     earlier: every stage has a unit, and that one belongs to a later stage.
     """
     ends = [len(costs) - (num_stages - stage - 1) for stage in range(num_stages)]
     while True:
-        starts, end = _fill_up_to(costs, ends, limit, memory_cost)
+        starts, end = _pack_up_to(costs, ends, limit, memory_cost)
         if end != "no memory":
             return starts if end == "full" else None
         stage = len(starts) - 1
@@ -113,10 +113,10 @@ def _fill(
         ends[stage - 1] = starts[stage] - 1
 
 
-def _fill_up_to(
+def _pack_up_to(
     costs: Sequence[float], ends: Sequence[int], limit: float, memory_cost: MemoryCost | None
 ) -> tuple[list[int], str]:
-    """First units of the stages, each ending at `ends` at the latest, and how filling them ended:
+    """First units of the stages, each ending at `ends` at the latest, and how packing them ended:
     "full", "left over", or "no memory" for the first unit of the last one."""
     starts: list[int] = []
     start = 0
@@ -158,7 +158,7 @@ def _stage_totals(
 
 
 def _total(costs: Sequence[float]) -> float:
-    total = 0.0  # in the order of _fill, to the last bit; sum() rounds otherwise
+    total = 0.0  # in the order of _pack, to the last bit; sum() rounds otherwise
     for cost in costs:
         total += cost
     return total
