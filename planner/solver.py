@@ -84,7 +84,7 @@ class LinearProgram:
             row.SetCoefficient(self._variables[index], coefficient)
 
     def solve(self) -> Relaxation | None:
-        """None where nothing satisfies the rows."""
+        """Return the optimum; None where nothing satisfies the rows."""
         status = self._solver.Solve()
         if status == self._solver.INFEASIBLE:
             return None

@@ -250,8 +250,10 @@ def _forward_peak(work: PhaseWork, size: Sizes) -> float:
 
 
 def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]) -> float:
-    """The same for the backward, with the incoming gradient; dx lives on, gradients are added
-    into their bucket as soon as they are made, or where they are."""
+    """Return the most bytes alive at once in the backward, with the incoming gradient.
+
+    dx lives on; gradients are added into their bucket as soon as they are made, or where they are.
+    """
     phases, work = functions.phases, functions.backward
     gradients = frozenset(phases.joint.made_grads)
     dx = [n for n in phases.backward.outputs if n not in gradients]

@@ -52,7 +52,10 @@ def make_schedule(
 
 
 def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int = 0) -> Schedule:
-    """The same, not validated: what a search prices by the hundred. Its plan's is made anew."""
+    """Return what `make_schedule` does, not validated: a search prices hundreds of schedules.
+
+    The schedule of the plan that it returns is made and validated by `make_schedule`.
+    """
     check_sizes(name, pp, num_microbatches)
     compute = [_compute(name, rank, pp, num_microbatches, chunks) for rank in range(pp)]
     return with_transfers(compute, stage_ranks(name, pp, chunks), silent)

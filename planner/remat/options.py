@@ -145,7 +145,7 @@ class Freeing:
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def us(self, needed_bytes: float) -> float:
-        """inf where all of them have less to give."""
+        """Return the least time for these bytes; inf where the units have less to give."""
         total = 0.0
         if needed_bytes <= 0:
             return 0.0

@@ -192,7 +192,7 @@ def _moves(points: Sequence[Sequence[tuple[float, float]]]) -> list[Move]:
 def _taken_back(
     picks: Picks, moves: Sequence[Move], start: Picks, fits: Callable[[Picks], bool]
 ) -> Picks:
-    """Without the moves, dearest first, that the rest fits without: one try a kind of move."""
+    """Undo moves, dearest first, where the rest fits without them; try each kind of move once."""
     tried: set[tuple[float, int]] = set()
     before = list(start)
     undo: list[tuple[float, int, int, int]] = []

@@ -57,7 +57,7 @@ def _piece(plan: Plan, name: str) -> Piece:
 
 
 def _op_line(op: Op, work: PhaseWork, piece: Piece, costs: Costs, again: bool) -> list[str]:
-    """One line an op; none for views, and for what a fused kernel has in passing."""
+    """Return the line of an op; none for views and for ops inside a fused kernel."""
     if definition(op).free:
         return []
     us = op_us(op, work, piece.placements, costs)

@@ -57,7 +57,7 @@ class CandidateBounds:
         return own if self._longer_tail_us(c, other) >= spared else least
 
     def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
-        """By how much the tail is longer at least with the other outer axis."""
+        """Return the least by which the tail is longer with the other outer axis."""
         key = (c.mesh, c.zero)
         if key not in self.costs.tails:
             here, there = (
@@ -98,13 +98,13 @@ class CandidateBounds:
         return max(busy, self._traffic_us(c, units) / c.pp) + self._tail_us(c, units)
 
     def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
-        """After the last backward, of the rank that has most to do."""
+        """Return the least time after the last backward on the rank that has most to do then."""
         buckets, table = self.costs.layout(c).buckets, units.table
         tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
         return tail + table.links.world_us()
 
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
-        """Of the collective streams of all stages in a step."""
+        """Return the time of the collective streams of all stages in a step."""
         reduce = sum(options[0].reduce_us for options in units.options)
         gather = sum(options[0].gather_us for options in units.options)
         passes = c.num_microbatches if c.zero >= 2 else 1
@@ -113,7 +113,7 @@ class CandidateBounds:
     def _without_pipeline(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None
     ) -> float:
-        """Of a rank that runs all units."""
+        """Return the bound of a rank that runs all units."""
         m, sharded = c.num_microbatches, c.zero >= 2
         late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
         slowed = late * sum(options[0].reduce_us for options in units.options[1:])
@@ -139,7 +139,7 @@ class CandidateBounds:
         return self.costs.pipelines[key]
 
     def _plain(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
-        """Of 1F1B or GPipe: the better of the bounds without collectives and beside them."""
+        """Return the bound of 1F1B or GPipe, the better of those without and beside collectives."""
         bound = self._plain_at(c, units, units.compute, units.compute_hulls, limit_bytes)
         if units.overlapped != units.compute:
             spared = (c.num_microbatches + c.pp) * units.slack_us

@@ -170,7 +170,7 @@ class CandidateCosts:
         return Costs(problem.rates, mesh, sizes, wide, self.memo.functions)
 
     def _proposals(self, mesh: Mesh, name: str) -> tuple[SavedSet, ...]:
-        """At the sizes of the placements; bytes and times all grow with the rows."""
+        """Propose saved sets at the sizes of the placements: bytes and times all grow with rows."""
         if (mesh, name) not in self.proposed:
             low, of = self.sharding(mesh).lowered[name], self.problem.placed_for
             sizes = {"B": of.micro_batch, "S": of.seq}

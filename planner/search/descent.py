@@ -70,7 +70,7 @@ class _Length:
         self.sums = {kind: _sums(units, picks, kind) for kind in _kinds(c)}
 
     def of(self, cuts: Sequence[Starts]) -> NDArray[np.float64]:
-        """By cuts, in us."""
+        """Return the step times of cuts, in us."""
         ends = np.array([(*starts, self.count) for starts in cuts]).T
         stages = {
             (stage, kind): sums[ends[stage + 1]] - sums[ends[stage]]
@@ -92,7 +92,7 @@ def _kinds(c: Candidate) -> tuple[str, ...]:
 
 
 def _sums(units: CandidateUnits, picks: Sequence[int], kind: str) -> NDArray[np.float64]:
-    """Of an action of a kind over the units before each."""
+    """Return, for every unit, how long an action of a kind takes on all units before it."""
     action = "B" if kind == LAST else kind
     us = [options[k].pass_us(action) for options, k in zip(units.options, picks, strict=True)]
     return np.concatenate([[0.0], np.cumsum(us)])

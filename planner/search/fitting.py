@@ -226,8 +226,10 @@ def least_peak_bytes(costs: CandidateCosts, c: Candidate) -> float:
 
 
 def _cutters(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
-    """One; where units may offload, another one whose units do not, as choices count no copies
-    that compute waits for."""
+    """Return the cutters to try: one, and where units may offload a second that offloads nothing.
+
+    The choice of options counts no copies that compute waits for, so the second may be faster.
+    """
     offloads = (False, True) if costs.problem.offloads else (False,)
     return [_Cutter(costs, c, limit_bytes, stays) for stays in offloads]
 
@@ -350,8 +352,10 @@ class _Cutter:
         return of_stage
 
     def _shared_cuts(self, picks: Picks) -> Iterator[tuple[int, ...]]:
-        """Of stages that share a rank; the second for its share of memory, a guess, as the stages
-        of a rank do not peak at once."""
+        """Cuts for stages that share a rank: without a limit, then for equal shares of its memory.
+
+        The shares are a guess, as the stages of a rank do not peak at once.
+        """
         times = [sum(us[k]) for us, k in zip(self.units.compute, picks, strict=True)]
         for memory in (lambda: None, lambda: self._share(picks)):
             starts = self._cut(times, memory())

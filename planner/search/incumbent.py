@@ -34,7 +34,7 @@ class Loser:
     fits: bool | None = None
 
     def reason(self, best: Fitted) -> str:
-        """One line."""
+        """Return in one line why the candidate lost."""
         won = best.timeline.step_us
         if self.step_us is not None:
             return f"{self.step_us / 1e3:,.1f} ms a step, {self.step_us / won - 1:+.1%}"
@@ -105,7 +105,7 @@ class Incumbent:
         return better
 
     def _near(self) -> list[Fitted]:
-        """What was simulated and is not far from the best, the fastest first."""
+        """Return the simulated plans that are not much slower than the best, the fastest first."""
         found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
         most_us = (1 + self.costs.problem.budget.near) * self.best_us
         return [f for f in found if f.timeline.step_us <= most_us]
@@ -119,7 +119,7 @@ class Incumbent:
             self._offer(other, f"{c}, cut anew")
 
     def _note(self, c: Candidate, **found: float) -> None:
-        """What became known of a candidate that was considered."""
+        """Change what is known of a candidate that was considered."""
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
         self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
 

@@ -92,7 +92,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
 
 
 def _passing(units: Sequence[UnitOptions], c: Candidate) -> float:
-    """What a backward of one of the units has alive at least."""
+    """Return the least bytes that the backward of any of the units has alive."""
     return min(_start(u, c).peak_bytes for options in units for u in options)
 
 
@@ -104,7 +104,7 @@ def _start(unit: Unit, c: Candidate) -> Phase:
 def _fixed_bytes(
     costs: CandidateCosts, c: Candidate, units: CandidateUnits, ranks: tuple[int, ...]
 ) -> tuple[float, ...]:
-    """Of each rank: data and context, and the buffers of its largest bucket at least."""
+    """Return by rank bytes of data and context, and of its largest bucket's buffers at least."""
     sizes = [options[0].bucket_bytes for options in units.options]
     largest = [min(sizes)] * c.pp
     for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
@@ -162,7 +162,7 @@ class _Kinds:
         return {kind: tuple(self._pass_us(u, kind) for u in options) for kind in kinds}
 
     def _pass_us(self, unit: Unit, kind: str) -> float:
-        """With what compute waits for before reductions, where there are any."""
+        """Return the time of an action on a unit, with what compute waits for before reductions."""
         action = "B" if kind == LAST else kind
         ready = self.reduces or kind == LAST
         blocking = unit.blocking_us if ready and kind != "F" and unit.completes_in(action) else 0.0
@@ -236,7 +236,7 @@ def _most(units: CandidateUnits, way: int) -> float:
 
 
 def _tails(costs: CandidateCosts, c: Candidate, units: CandidateUnits) -> list[float]:
-    """By unit, the update and refresh of the buckets that it is the first to hold, in us."""
+    """Return by unit the update and refresh of the buckets that it is the first to hold, in us."""
     layout, table = costs.layout(c), units.table
     us = {b.name: table.optimizer_us(b) + table.refresh_us(b) for b in layout.buckets}
     return [sum(us.pop(name, 0.0) for name in item.buckets) for item in layout.instances]

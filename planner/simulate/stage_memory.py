@@ -229,8 +229,8 @@ def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
 
 
 def _changes(memory: StageMemory) -> dict[str, tuple[float, float, float]]:
-    """By kind of action: what other micro-batches hold less before it, the action's own peak,
-    and what they hold more after it."""
+    """Return by kind of action how bytes of other micro-batches change before it, the action's own
+    peak, and how they change after it."""
     kept, handed = memory.kept_bytes, memory.handed_bytes
     before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
     after = {"F": kept, "I": handed}
