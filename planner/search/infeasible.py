@@ -2,8 +2,9 @@
 change.
 
 Pins are demands next to the device's memory and the size of the model and its sequences. A set of
-pins is in conflict when nothing fits under it alone, all other decisions free; sets are asked by
-size, so the first one found is a smallest one. The empty set means that the sizes alone do not fit.
+pins is in conflict when candidates under it alone, all other decisions free, do not fit; sets are
+asked by size, so the first one found is a smallest one. The empty set means that the sizes alone do
+not fit.
 Changes are looked for the same way, under all other pins: one pin, or as few as needed; then more
 devices, shorter sequences, and larger memories under all pins.
 """
@@ -70,12 +71,12 @@ class Refusal:
         return [n for n in MEMORY_PINS if getattr(self.costs.problem.pins, n) is not None]
 
     def conflict(self) -> tuple[str, ...]:
-        """A smallest set of pins under which nothing fits."""
+        """A smallest set of pins under which there are candidates and none fits."""
         names = self.pinned()
         for size in range(len(names)):
             for some in combinations(names, size):
-                free = [n for n in names if n not in some]
-                if not self.fitting(self.without(free)):
+                freed = self.without([n for n in names if n not in some])
+                if frugal(freed) and not self.fitting(freed):
                     return some
         return tuple(names)
 

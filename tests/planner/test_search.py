@@ -23,7 +23,7 @@ from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
 from meshwright.planner.search.fitting import fit, polished
 from meshwright.planner.search.incumbent import repriced
-from meshwright.planner.search.infeasible import larger, states_bytes
+from meshwright.planner.search.infeasible import Refusal, frugal, larger, states_bytes
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
@@ -143,6 +143,16 @@ def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
     smaller = parse_cluster("h200:1" if name == names[0] else names[names.index(name) - 1])
     with pytest.raises(InfeasibleError):
         search(CandidateCosts(Problem(model, smaller, SEQ, 16, Pins())))
+
+
+def test_pins_that_leave_no_mesh_alone_are_no_conflict(model) -> None:
+    """Three rows go over eight nodes of one device only where all of them cut the sequence."""
+    cluster = in_nodes(machine(8, 2**10, 1e11, 1e9, 3.0), 8, 10.0)
+    free, pinned = (
+        CandidateCosts(Problem(model, cluster, SEQ, 3, p)) for p in (Pins(), Pins(cp=8))
+    )
+    assert not frugal(free) and frugal(pinned)
+    assert Refusal(pinned, 1.0).conflict() == ("cp",)
 
 
 def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> None:
