@@ -114,7 +114,7 @@ class PieceText:
         grad: str = "",
         added: str = "",
     ) -> str:
-        """One op or unit, after a comment where its origin differs from `last`; returns the origin.
+        """Write an op or unit, after a comment where its origin is not `last`; return the origin.
 
         grad: where its output `added` is added.
         """
@@ -246,7 +246,7 @@ class PieceText:
 
 
 def _saved(phases: Phases) -> list[str]:
-    """What forward hands to backward, in order: x, data and context, then saved values."""
+    """Return what forward hands to backward, in order: x, data and context, then saved values."""
     entry = [v.name for v in phases.joint.values("activation")]
     first = [n for n in phases.kept if n in entry]
     return [*first, *phases.given, *(n for n in phases.kept if n not in entry)]

@@ -104,7 +104,7 @@ def stage_source(plan: Plan, stage: int) -> str:
 
 
 def _taken(plan: Plan, pieces: list[Piece]) -> set[str]:
-    """What the functions of units must not be called: values, and the stage's other functions."""
+    """Return names that functions of units must not have: values, and the stage's functions."""
     graphs = (plan.context, *(piece.graph for piece in pieces))
     values = {identifier(name) for graph in graphs for name in graph.values}
     loops = {"context", "forward", "backward", "input_grad", "weight_grad"}
@@ -112,7 +112,7 @@ def _taken(plan: Plan, pieces: list[Piece]) -> set[str]:
 
 
 def _backward_span(plan: Plan, instances: list[InstancePlan]) -> dict[str, str]:
-    """Where the loops of backward run: not where nothing trains, there or before."""
+    """Return the bounds of the backward loops, which end before the instances that only forward."""
     ends = {p.name: not Joint(p.graph).results for p in plan.pieces}
     first = sum(ends[item.piece] for item in instances)
     if not first:

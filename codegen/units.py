@@ -35,7 +35,7 @@ class Unit:
 def grouped(
     graph: Graph, ops: Sequence[Op], outputs: Collection[str], allowed: Collection[str]
 ) -> list[Op | Unit]:
-    """The ops of a function in order, those of a unit in one place.
+    """Return the ops of a function in order, with the ops of each unit gathered into one item.
 
     outputs: values that the function hands out. allowed: first outputs of ops that may join.
     """
@@ -61,7 +61,7 @@ def _inside(op: Op) -> bool:
 
 
 def _parts(graph: Graph, ops: list[Op]) -> Iterator[list[Op]]:
-    """Ops in a row from one file as candidates: a submodule's, or those of one line of it."""
+    """Split ops in a row from one file into candidates: whole submodules, else single lines."""
     for part in _connected(ops):
         if _whole(part, graph):
             yield part
@@ -94,10 +94,10 @@ def _unit(graph: Graph, part: list[Op], function: Sequence[Op], outputs: Collect
 
 
 def title(unit: Unit, graph: Graph) -> str:
-    """Return the name of a unit's function before names are told apart.
+    """Return the name of a unit's function, which a number may still have to make unique.
 
-    After its submodule, where it is that; else after the submodule whose context it applies, or
-    after its result.
+    The submodule gives it where the unit is a whole one; else the submodule whose context the unit
+    applies, or the unit's result.
     """
     module = plain(_prefix(unit.ops)).rpartition("_")[2]
     if _whole(unit.ops, graph) and module.isidentifier():

@@ -91,7 +91,7 @@ class Writer:
 
 
 def _head(text: str) -> tuple[str, str]:
-    """What a statement does with an expression, and the expression."""
+    """Split a statement into its target or `return`, and the expression."""
     if text.startswith("return "):
         return "return ", text.removeprefix("return ")
     target, equals, made = text.partition(" = ")
@@ -99,7 +99,7 @@ def _head(text: str) -> tuple[str, str]:
 
 
 def _outer(text: str) -> int:
-    """Where the bracket opens that a text ends by closing; -1 where it ends otherwise."""
+    """Return where the bracket opens that the text's last character closes, -1 where none does."""
     depth = 0
     for i in range(len(text) - 1, -1, -1):
         depth += (text[i] == ")") - (text[i] == "(")

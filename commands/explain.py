@@ -100,14 +100,14 @@ def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
     """Draw the simulated step; return what was written."""
-    from meshwright.planner.report.draw import draw
+    from meshwright.planner.report.timeline_svg import timeline_svg
     from meshwright.planner.simulate.predict import predict
     from meshwright.planner.simulate.timeline import perfetto
 
     if path.suffix not in (".svg", ".json"):
         raise ValueError(f"--timeline {path}: give a name that ends with .svg or .json")
     prediction = predict(plan, cluster)
-    text = draw(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
+    text = timeline_svg(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
     path.write_text(text, encoding="utf-8")
     return f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
 

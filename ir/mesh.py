@@ -94,8 +94,8 @@ class Mesh:
 def make_mesh(sizes: Mapping[str, int], outermost: str = PIPELINE, inner: int = 1) -> Mesh:
     """The mesh of sizes by role, in canonical order, `outermost` moved to the front.
 
-    inner: ranks of the tensor axis's inner part. Axes of one rank are left out but for those of
-    ALWAYS.
+    inner: ranks of the tensor axis's inner part. Axes of one rank are left out, except for the
+    roles in ALWAYS.
     """
     ranks = {name: sizes.get(role, 1) for role, name in AXIS_OF.items()}
     outer, split = (name for name, role in ROLES.items() if role == TENSOR)

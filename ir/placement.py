@@ -4,9 +4,9 @@ Note. A mesh *axis* splits devices; a tensor *dim* is split over axes. A shard s
 of a dim: a dim of size outer * n * inner, split over n, is strided (the thirds of a fused qkv, the
 sequence factor of a flattened B*S). `outer` is 1 for the ordinary contiguous shard.
 
-Several axes may cut one dim: each shard lies inside those of smaller `outer`, which counts logical
-elements, so that the order of shards in a dim follows from what they are. A collective along one
-axis sees a local tensor, which the other axes have cut already: `local_outer`.
+Several axes may cut one dim: each shard lies inside the shards of smaller `outer`. `outer` counts
+logical elements, so the order of shards in a dim follows from the shards alone. A collective along
+one axis sees a local tensor, which the other axes have cut already: `local_outer`.
 
 A mirrored shard balances causal work: of 2n equal chunks rank r of n holds chunk r and chunk
 2n - 1 - r. What lies inside it cuts the two chunks put together.

@@ -199,7 +199,7 @@ class Plan:
         return any(action.kind == "W" for action in self.schedule[0])
 
     def homes(self, bucket: Bucket) -> tuple[int, ...]:
-        """The pp ranks that hold a bucket, that of its first stage first."""
+        """The pp ranks that hold a bucket, the rank of its first stage first."""
         return tuple(dict.fromkeys(self.stage_ranks[stage] for stage in bucket.stages))
 
     @property

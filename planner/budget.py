@@ -1,7 +1,7 @@
 """What a search may spend, and the constants it is tuned with; no other file holds one.
 
 None of them is a time: the same problem gives the same plan however fast the machine is. Shares
-are of 1. Where a constant was read off shapes, they are those of benchmarks/search_time.py.
+are of 1. Constants that were tuned on problems were tuned on those in benchmarks/search_time.py.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Effort:
     """Effort of one LP bound.
 
-    rounds, close: LPs are solved until the critical path of a solution is no more than the share
-    `close` longer than the bound, or the bound grows by less than that share in so many LPs.
+    LPs are solved until the critical path of a solution exceeds the bound by at most the share
+    `close`, or until the bound has grown by at most that share over the last `rounds` LPs.
     """
 
     rounds: int

@@ -54,13 +54,12 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Raise InfeasibleError naming the first family at fault, PlanError without OR-tools."""
-    relaxed, bound = _run(problem, "GLOP", False)
-    fractional = [k for k in problem.integer if abs(relaxed[k] - round(relaxed[k])) > _INTEGRAL]
-    if not fractional:
-        values = tuple(round(v) for v in relaxed)
-        return Solution(values, _objective(problem, values), bound, False)
-    values = tuple(round(v) for v in _run(problem, "SCIP", True)[0])
-    return Solution(values, _objective(problem, values), bound, True)
+    found, bound = _run(problem, "GLOP", False)
+    branched = any(abs(found[k] - round(found[k])) > _INTEGRAL for k in problem.integer)
+    if branched:
+        found, _ = _run(problem, "SCIP", True)
+    values = tuple(map(round, found))
+    return Solution(values, _objective(problem, values), bound, branched)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class LinearProgram:
             row.SetCoefficient(self._variables[index], coefficient)
 
     def solve(self) -> Relaxation | None:
-        """None where nothing satisfies the rows."""
+        """Return the optimum; None where nothing satisfies the rows."""
         status = self._solver.Solve()
         if status == self._solver.INFEASIBLE:
             return None

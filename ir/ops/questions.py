@@ -49,7 +49,7 @@ def passing(graph: Graph) -> frozenset[str]:
 
 
 def without_passing(graph: Graph, kept: Collection[str] = ()) -> Graph:
-    """The graph without those of `passing` that are not kept."""
+    """The graph without the values of `passing` that are not kept."""
     gone = passing(graph).difference(kept)
     return replace(graph, ops=tuple(_without(op, gone) for op in graph.ops)) if gone else graph
 
@@ -64,5 +64,5 @@ def _without(op: Op, gone: frozenset[str]) -> Op:
 
 
 def _last(items: tuple[Item, ...], position: int | None) -> tuple[Item, ...]:
-    """The item at the last place, where it is that of `position`."""
+    """The item at `position`, which is the last place; none where there is no such item."""
     return () if position is None else items[position:]

@@ -44,7 +44,7 @@ DEFINITIONS: dict[str, OpDef] = _collected()
 
 
 def definition(op: Op) -> OpDef:
-    """The op's definition; that of a replicated call where nobody registered it."""
+    """The op's definition, or a replicated call's where nobody registered the op."""
     return DEFINITIONS.get(op.target) or _replicated_call(op.target)
 
 

@@ -1,74 +1,82 @@
-"""Times of one micro-batch through units that may choose their level, beside their collectives.
+"""Times of one micro-batch through units, by rematerialisation option, beside their collectives.
 
-Of a unit's levels only compute differs; gathers and reductions belong to its buckets.
+The options of a unit differ in compute alone; gathers and reductions belong to its buckets.
 """
 
 from collections.abc import Sequence
 
-from ..remat.options import Menu
+from ..remat.options import UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 
-OptionTimes = list[
-    tuple[tuple[float, float], ...]
-]  # of each unit by level: (forward, backward), us
+# By option of a unit: (forward, backward) of a micro-batch, in us.
+UnitTimes = tuple[tuple[float, float], ...]
+OptionTimes = list[UnitTimes]  # by unit
 
 
-def compute_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
-    """Return compute alone. kinds: of each unit, the same number for equal menus. reduces:
-    gradients go over dp after every micro-batch."""
-    known: dict[tuple, tuple[tuple[float, float], ...]] = {}
+def compute_times(units: Sequence[UnitOptions], kinds: Sequence[int], reduces: bool) -> OptionTimes:
+    """Return the times of units without collectives, but for what compute waits for.
+
+    kinds: a number for each unit, the same for units of equal options. reduces: gradients are
+    reduced after every micro-batch.
+    """
+    known: dict[tuple, UnitTimes] = {}
     return [
-        _levels(known, (kind,), menu, reduces, 0.0, (0.0, 0.0))
-        for kind, menu in zip(kinds, menus, strict=True)
+        _times(known, (kind,), options, reduces, 0.0, (0.0, 0.0))
+        for kind, options in zip(kinds, units, strict=True)
     ]
 
 
-def overlapped_times(menus: Sequence[Menu], kinds: Sequence[int], reduces: bool) -> OptionTimes:
-    """Return each unit beside the gather of the next one in that direction and, backward, the
-    reduction of the one before; the next one waits for its gather, which runs behind that
-    reduction."""
-    known: dict[tuple, tuple[tuple[float, float], ...]] = {}
+def overlapped_times(
+    units: Sequence[UnitOptions], kinds: Sequence[int], reduces: bool
+) -> OptionTimes:
+    """Return the times of units beside their collectives.
+
+    Beside a unit run the gather of the next one and, in backward, before it the reduction of the
+    one just done. The next unit waits for its gather.
+    """
+    known: dict[tuple, UnitTimes] = {}
     found = []
-    last = len(menus) - 1
-    for index, menu in enumerate(menus):
-        after = menus[index + 1][0] if index < last else None
+    last = len(units) - 1
+    for index, options in enumerate(units):
+        after = units[index + 1][0] if index < last else None
         ahead = after.gather_us if after else 0.0
-        gather = menus[index - 1][0].gather_us if index else 0.0
+        gather = units[index - 1][0].gather_us if index else 0.0
         behind = (gather, after.reduce_us if after and reduces else 0.0)
-        found.append(_levels(known, (kinds[index], ahead, behind), menu, reduces, ahead, behind))
+        found.append(_times(known, (kinds[index], ahead, behind), options, reduces, ahead, behind))
     return found
 
 
-def _levels(
+def _times(
     known: dict,
     key: tuple,
-    menu: Menu,
+    options: UnitOptions,
     reduces: bool,
     ahead: float,
     behind: tuple[float, float],
-) -> tuple[tuple[float, float], ...]:
+) -> UnitTimes:
     if key not in known:
         known[key] = tuple(
-            (_forward_us(unit, ahead), _backward_us(unit, reduces, *behind)) for unit in menu
+            (_forward_us(unit, ahead), _backward_us(unit, reduces, *behind)) for unit in options
         )
     return known[key]
 
 
-def slack_us(menus: Sequence[Menu], plain: OptionTimes, full: OptionTimes) -> float:
-    """Return how much of the overlapped times a stage may be spared, in us a micro-batch.
+def slack_us(units: Sequence[UnitOptions], compute: OptionTimes, overlapped: OptionTimes) -> float:
+    """Return by how much a stage may be faster than its units' overlapped times, at most, in us a
+    micro-batch.
 
-    Its ends have no neighbour there; in return the gather of the first unit of a pass, whichever it
-    is, stands beside no compute.
+    The units at its ends have no neighbour, and so fewer collectives beside them. In return no
+    compute hides the gather of the unit that it begins with.
     """
     pairs = {
         pair
-        for plainly, fully in zip(plain, full, strict=True)
-        for pair in zip(plainly, fully, strict=True)
+        for alone, beside in zip(compute, overlapped, strict=True)
+        for pair in zip(alone, beside, strict=True)
     }
-    forward = max(full[0] - plain[0] for plain, full in pairs)
-    backward = max(full[1] - plain[1] for plain, full in pairs)
-    first = min(menu[0].gather_us for menu in menus)
+    forward = max(beside[0] - alone[0] for alone, beside in pairs)
+    backward = max(beside[1] - alone[1] for alone, beside in pairs)
+    first = min(options[0].gather_us for options in units)
     return max(0.0, forward - first) + max(0.0, 2 * backward - first)
 
 
@@ -83,8 +91,10 @@ def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) 
 
 
 def _beside(compute_us: float, gather_us: float, reduce_us: float) -> float:
-    """From the start of a unit to that of the next one, whose parameters arrive meanwhile; where
-    they are there already nothing waits for the reduction."""
+    """Return the time from the start of a unit to the start of the next one.
+
+    Without a gather the next unit has its parameters, and waits for no collective.
+    """
     collective_us = gather_us + reduce_us
     slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
     return max(slowed, collective_us) if gather_us else slowed

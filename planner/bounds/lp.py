@@ -1,26 +1,26 @@
 """The linear relaxation of a pipeline: the shortest step under its own schedule.
 
-Units are split freely among stages and levels, fractions of them too, and need not be contiguous,
+Units are split freely among stages and options, fractions of them too, and need not be contiguous,
 but for the first and the last, which stay at their ends. The simulated step of every choice of cuts
-and levels that fits is then a point of this linear program, and its optimum a bound:
+and options that fits is then a point of this linear program, and its optimum a bound:
 
 Variables, all >= 0
-    n[s,k,l]   units of kind k at level l on stage s
+    n[s,k,j]   units of kind k under option j on stage s
     d[s,a]     how long an action a (F, B, I, W, last: the last backward) of stage s takes
     o[s], g[s] reductions beside the last action of a rank, a backward of s, and after it
     end, tail  when all actions and collectives are done; what comes after
 Objective
     end + tail
 Constraints
-    all[k]     sum over s, l of n[s,k,l] = how many units there are of k
-    some[s]    sum over k, l of n[s,k,l] >= 1
-    long[s,a]  d[s,a] >= sum of n us(k,l,a), alone; and beside collectives, less what the ends of a
+    all[k]     sum over s, j of n[s,k,j] = how many units there are of k
+    some[s]    sum over k, j of n[s,k,j] >= 1
+    long[s,a]  d[s,a] >= sum of n us(k,j,a), alone; and beside collectives, less what the ends of a
                stage are spared
     path[i]    end >= sum of d and sends along a path of waits (pipeline/critical_path.py), with
                what follows it: the reductions of s instead of d[s], where it ends with the last
                backward or the last W of s; g[s], where that is the last action of its rank
     late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
-               d[s,last] >= sum of n us(k,l,last) + price o[s]
+               d[s,last] >= sum of n us(k,j,last) + price o[s]
     busy[r]    end >= all collectives of rank r
     ends[r]    tail >= update and refreshed parameters of rank r
     fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
@@ -48,7 +48,7 @@ INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
 
-Times = dict[str, tuple[float, ...]]  # us by level, of each kind of action
+Times = dict[str, tuple[float, ...]]  # us by option, of each kind of action
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Kind:
     alone, beside: without collectives and with them; beside lacks kinds of action that have none,
     "last" is a backward in one of the last micro-batch. reduce_us: its reductions, when they run
     only then; traffic_us: all its collectives of a step; tail_us: its update. kept, handed: by
-    level, bytes of a micro-batch up to B or I, and from I to W.
+    option, bytes of a micro-batch up to B or I, and from I to W.
     """
 
     count: int
@@ -73,9 +73,9 @@ class Kind:
 
     @property
     def fastest_us(self) -> float:
-        """A micro-batch through it, at the fastest level."""
-        passes = [us for kind, us in self.alone.items() if kind != "last"]
-        return min(map(sum, zip(*passes, strict=True)))
+        """A micro-batch through it, under the fastest option."""
+        actions = [us for kind, us in self.alone.items() if kind != LAST]
+        return min(map(sum, zip(*actions, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class LpBound:
-    """step_us: no cuts and levels that fit take less; inf where none do, 0 where the solver gave
-    up. stage_us: of an optimum, what each stage's units take alone at their fastest. paths: those
-    that it holds all of."""
+    """step_us: a bound on all cuts and options that fit; inf where none do, 0 where the solver gave
+    up. stage_us: by stage, what its units take alone at their fastest, in an optimum. paths: the
+    critical paths in the LP."""
 
     step_us: float
     stage_us: tuple[float, ...] = ()
@@ -143,11 +143,16 @@ def paths_of_equal_stages(
     twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
     kinds = {kind for _, kind in waits.nodes}
     us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
-    kind = Kind(1, us, {}, 0.0, 0.0, 0.0, 0.0, (0.0,), (0.0,))
-    others = replace(kind, count=4 * len(stage_ranks) - 2)
-    none = (0.0,) * len(schedule)
-    given = schedule, waits, stage_ranks, dict.fromkeys(us, 0.0), (0.0,) * len(stage_ranks), 0.0
-    equal = Pipeline((kind, kind, others), *given, None, none, (0.0, 0.0), ())
+    kind = Kind(
+        count=1, alone=us, beside={}, reduce_us=0.0, traffic_us=0.0, tail_us=0.0,
+        stored_bytes=0.0, kept=(0.0,), handed=(0.0,),
+    )  # fmt: skip
+    equal = Pipeline(
+        kinds=(kind, kind, replace(kind, count=4 * len(stage_ranks) - 2)),
+        schedule=schedule, waits=waits, stage_ranks=stage_ranks, spared=dict.fromkeys(us, 0.0),
+        send_us=(0.0,) * len(stage_ranks), overlap_price=0.0, limit_bytes=None,
+        fixed_bytes=(0.0,) * len(schedule), passing_bytes=(0.0, 0.0), moments=(),
+    )  # fmt: skip
     return bound_pipeline(equal, INF, effort, (), step).paths
 
 
@@ -236,9 +241,9 @@ class _Builder:
             homes = ([0], [stages - 1])[k] if k < 2 else range(stages)
             mine = []
             for s in homes:
-                for level in range(len(kind.kept)):
-                    mine.append(self._new(f"n[{s},{k},{level}]"))
-                    self.shares[s].append((kind, level, mine[-1]))
+                for option in range(len(kind.kept)):
+                    mine.append(self._new(f"n[{s},{k},{option}]"))
+                    self.shares[s].append((kind, option, mine[-1]))
             self.problem.equal(f"all[{k}]", [(v, 1.0) for v in mine], float(kind.count))
         for s in range(1, stages - 1):
             self.problem.at_least(f"some[{s}]", [(v, 1.0) for _, _, v in self.shares[s]], 1.0)
@@ -286,7 +291,7 @@ class _Builder:
     def _stages(self, rank: int) -> list[int]:
         return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]
 
-    def _rows(self, path: Path) -> Iterator["Row"]:
+    def _rows(self, path: Path) -> Iterator[Row]:
         """A path alone, and with the reductions that its last action starts: of all its units, but
         in W of those that have one."""
         stage, kind = path.end
@@ -301,7 +306,7 @@ class _Builder:
             ]
             yield self._path_row(until, reduce)
 
-    def _path_row(self, path: Path, more: Terms) -> "Row":
+    def _path_row(self, path: Path, more: Terms) -> Row:
         nodes = [(self.durations[node], -float(count)) for node, count in path.nodes.items()]
         sends_us = path.sends_us(self.pipeline.send_us)
         return "path", [(self.end, 1.0), *nodes, *more], sends_us / self.unit_us
@@ -325,5 +330,5 @@ class _Builder:
                     for s in stages
                     for k, n, v in self.shares[s]
                 ]  # fmt: skip
-                room = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
-                self.problem.at_least("fits", terms, -room)
+                free = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
+                self.problem.at_least("fits", terms, -free)

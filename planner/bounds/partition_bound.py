@@ -1,6 +1,6 @@
 """How short the pipeline of a step can be at best, under any contiguous cuts.
 
-A limit on the step is met when stages, filled in order, each as far as the limit and its memory
+A limit on the step is met when stages, packed in order, each as far as the limit and its memory
 allow, take all units: whatever a stage leaves to those behind it makes theirs longer.
 """
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..pipeline.partition import Room, no_longer
+from ..pipeline.partition import MemoryCost, no_memory_cost
 
 INF = float("inf")
 
 
 @dataclass(frozen=True)
 class LeastTimes:
-    """Least times of one micro-batch through each unit, whatever its level.
+    """Least times of one micro-batch through each unit, whatever its option.
 
-    both: least of a forward and a backward of one level. longest_forward: the most. reduce: of its
-    gradients, where they start in the last backward (0 where they run after every one). slowed: how
-    much longer its last backward takes beside the reductions of the unit behind it on its stage.
+    both: least of a forward and a backward under one option. longest_forward: the most. reduce: of
+    its gradients, where they start in the last backward (0 where they run after every one). slowed:
+    how much longer its last backward takes beside the reductions of the next unit on its stage.
     """
 
     forward: Sequence[float]
@@ -31,17 +31,17 @@ class LeastTimes:
 
     @staticmethod
     def of(
-        levels: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
+        times: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
     ) -> "LeastTimes":
-        """levels: (forward, backward) of each level of each unit. price: of overlap, a share."""
+        """times: (forward, backward) by unit and option. price: of overlap, a share."""
         behind = [*reduce[1:], 0.0]
         return LeastTimes(
-            [min(f for f, _ in unit) for unit in levels],
-            [min(b for _, b in unit) for unit in levels],
-            [min(f + b for f, b in unit) for unit in levels],
-            [max(f for f, _ in unit) for unit in levels],
+            [min(f for f, _ in unit) for unit in times],
+            [min(b for _, b in unit) for unit in times],
+            [min(f + b for f, b in unit) for unit in times],
+            [max(f for f, _ in unit) for unit in times],
             reduce,
-            [price * min(r, *(b for _, b in unit)) for unit, r in zip(levels, behind, strict=True)],
+            [price * min(r, *(b for _, b in unit)) for unit, r in zip(times, behind, strict=True)],
         )
 
 
@@ -50,11 +50,10 @@ def pipeline_bound(
     num_stages: int,
     num_microbatches: int,
     warmup: Callable[[int], int],
-    room: Room | None = None,
+    memory_cost: MemoryCost | None = None,
     send_us: float = 0.0,
 ) -> float:
-    """Return what no cuts into contiguous stages that fit can beat, in the unit of the times; inf
-    where none fit.
+    """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
     micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
@@ -71,7 +70,7 @@ def pipeline_bound(
     a stage, so it is left out.
     """
     warmups = [warmup(s) for s in range(num_stages)]
-    limits = _Limits(units, num_microbatches, warmups, room, send_us)
+    limits = _Limits(units, num_microbatches, warmups, memory_cost, send_us)
     if not limits.met(INF):
         return INF
     low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
@@ -91,9 +90,14 @@ class _Limits:
     """The inequalities of `pipeline_bound`, asked at one limit after another."""
 
     def __init__(
-        self, units: LeastTimes, m: int, warmups: list[int], room: Room | None, send_us: float
+        self,
+        units: LeastTimes,
+        m: int,
+        warmups: list[int],
+        memory_cost: MemoryCost | None,
+        send_us: float,
     ) -> None:
-        self.units, self.m, self.warmups, self.room = units, m, warmups, room
+        self.units, self.m, self.warmups, self.memory_cost = units, m, warmups, memory_cost
         self.send_us = send_us
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
@@ -103,18 +107,18 @@ class _Limits:
         self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
 
     def met(self, limit: float) -> bool:
-        """Whether stages filled in order, each as far as it may, take all units."""
+        """Whether stages packed in order, each as far as it may, take all units."""
         index = 0
         for stage, warmup in enumerate(self.warmups):
-            index = self._filled(index, warmup, stage, limit)
+            index = self._packed(index, warmup, stage, limit)
         return index == len(self.units.both)
 
-    def _filled(self, index: int, w: int, stage: int, limit: float) -> int:
+    def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
         units, m = self.units, self.m
         ahead = self.ahead[index] + 2 * stage * self.send_us
         total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
-        longer = self.room(stage) if self.room is not None else no_longer
+        extra = self.memory_cost(stage) if self.memory_cost is not None else no_memory_cost
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
             both += units.both[index]
@@ -122,7 +126,7 @@ class _Limits:
             backward += units.backward[index]
             longest += units.longest_forward[index]
             reduce += units.reduce[index]
-            more = longer(index)
+            more = extra(index)
             t = both + more
             steady = (m - w) * t
             late = total + more + steady + (w - 1) * max(backward, t - longest)
@@ -139,7 +143,7 @@ class _Limits:
 def warmup_bound(
     forward: Sequence[float], both: Sequence[float], num_stages: int, num_microbatches: int
 ) -> float:
-    """Return what no cuts beat when only the start of a stage waits for those before it.
+    """Return a bound on the step under any cuts, when a stage waits for earlier ones only to start.
 
     forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
     after the forwards P ahead of it: step >= m t + P.
@@ -157,7 +161,7 @@ def warmup_bound(
 def _starts_within(
     forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
 ) -> bool:
-    """Whether stages filled in order, each as far as it may, take all units within a limit."""
+    """Whether stages packed in order, each as far as it may, take all units within a limit."""
     before, index = 0.0, 0
     for _ in range(num_stages):
         busy = ahead = 0.0

@@ -26,7 +26,7 @@ class OpWork:
 
 @dataclass(frozen=True)
 class GraphWork:
-    """Work of every op of a joint graph, forward and backward told apart."""
+    """Work of every op of a joint graph, whose fused kernels end where backward begins."""
 
     graph: Graph
 

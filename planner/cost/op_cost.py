@@ -22,8 +22,7 @@ from ..hardware.topology import strided_us
 from .counts import number
 from .graph_work import OpWork
 from .phase_work import FunctionTable
-from .redistribution import Move, paths
-from .redistribution import Path as MovePath
+from .redistribution import Move, MovePath, move_paths
 
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
@@ -100,7 +99,7 @@ class Costs:
         if key not in self._ways:
             found = [
                 (sum(self.move_us(value, m) for m in path), path)
-                for path in paths(src, dst, self.mesh)
+                for path in move_paths(src, dst, self.mesh)
             ]
             self._ways[key] = min(found, key=lambda way: way[0], default=None)
         return self._ways[key]

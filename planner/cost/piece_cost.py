@@ -1,7 +1,7 @@
 """What one pass of a piece costs a rank: time by kind, memory kept and memory passing.
 
 Everything is read off the piece's two functions under its placements, so a plan's text gives the
-same numbers as the search that wrote it. Sizes are those of one micro-batch on one rank.
+same numbers as the search that wrote it. Sizes are of one micro-batch on one rank.
 """
 
 from collections import Counter
@@ -250,8 +250,11 @@ def _forward_peak(work: PhaseWork, size: Sizes) -> float:
 
 
 def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]) -> float:
-    """The same for the backward, with the incoming gradients; gradients of inputs live on, others
-    are added into their bucket as soon as they are made, or where they are."""
+    """Return the most bytes alive at once in the backward, with the incoming gradients.
+
+    Gradients of inputs live on; others are added into their bucket as soon as they are made, or
+    where they are.
+    """
     phases, work = functions.phases, functions.backward
     gradients = frozenset(phases.joint.made_grads)
     dxs = [n for n in phases.backward.outputs if n not in gradients]

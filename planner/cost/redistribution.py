@@ -25,7 +25,7 @@ class Move:
     dst: Placement
 
 
-Path = tuple[Move, ...]
+MovePath = tuple[Move, ...]
 
 # How axes place a value where no single collective along all of them sees it.
 APART = "apart"
@@ -74,7 +74,7 @@ def move_kind(src: Placement, dst: Placement, axes: tuple[str, ...], mesh: Mesh)
     return "all_to_all" if other_dim else "all_gather"
 
 
-def paths(src: Placement, dst: Placement, mesh: Mesh) -> Iterator[Path]:
+def move_paths(src: Placement, dst: Placement, mesh: Mesh) -> Iterator[MovePath]:
     """Ways from one placement to another, each axis that differs moved in some order; none where a
     value would have to become partial."""
     units = moved_units(src, dst, mesh)
@@ -103,7 +103,7 @@ def _walk(
     order: tuple[tuple[str, ...], ...],
     mesh: Mesh,
     whole_first: bool = False,
-) -> Iterator[Path]:
+) -> Iterator[MovePath]:
     """The moves of axes in an order, if every placement on the way exists."""
     moves: list[Move] = []
     at = src

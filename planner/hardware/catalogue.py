@@ -1,9 +1,9 @@
 """The catalogue: nodes by name. Each figure's source stands beside it and shows in the coverage."""
 
 from .cluster import Cluster, Device, LinkLevel
-from .parts_amd import MI300X
-from .parts_pcie import L40S, RTX4090, RTX5090
-from .parts_sxm import A100, B200, H100, H200
+from .devices_amd import MI300X
+from .devices_pcie import L40S, RTX4090, RTX5090
+from .devices_sxm import A100, B200, H100, H200
 
 _ASSUMED = "assumed: to plan the demo and the tests on any machine"
 

@@ -82,8 +82,8 @@ class AttentionReading:
 class Curve:
     """Readings of one collective over `group` ranks: (bytes, us) by growing size.
 
-    Bytes are those of the largest buffer on a rank: gathered output, input of a reduction, and the
-    local buffer of all_to_all and send_recv.
+    Bytes count the largest buffer on a rank: gathered output, input of a reduction, and the local
+    buffer of all_to_all and send_recv.
     """
 
     collective: str

@@ -1,7 +1,7 @@
 """Pipeline cuts: contiguous stages whose slowest is as fast as can be.
 
 For stage times t and m micro-batches a step takes sum t + (m - 1) max t (1F1B and GPipe, transfers
-aside), so the slowest stage decides. A limit v on it is feasible when filling stages greedily, each
+aside), so the slowest stage decides. A limit v on it is feasible when packing stages greedily, each
 as far as v and memory allow, uses all units: a stage that ends later leaves less for those after.
 """
 
@@ -10,9 +10,9 @@ from math import nextafter
 
 from meshwright.ir.errors import PlanError
 
-# Of a stage: a function that takes its units' indices in order and says by how much all those so
-# far take longer than alone for them to fit a rank's memory; inf where they cannot.
-Room = Callable[[int], Callable[[int], float]]
+# By stage: a function that takes the indices of its units in order, and returns how much longer the
+# units so far must take to fit a rank's memory; inf where they cannot.
+MemoryCost = Callable[[int], Callable[[int], float]]
 
 
 def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> list[int]:
@@ -40,7 +40,10 @@ def stages_of(starts: Sequence[int], count: int) -> list[int]:
 
 
 def check_cuts(text: str, num_stages: int) -> list[int]:
-    """First instance of every stage. Raises PlanError for what fits no model in so many stages."""
+    """Return the first instance of every stage, as pinned.
+
+    Raises PlanError where the text gives no cuts into `num_stages` stages of any model.
+    """
     try:
         starts = [0, *(int(n) for n in text.split(","))]
     except ValueError:
@@ -63,38 +66,46 @@ def _pinned(text: str, num_stages: int, count: int) -> list[int]:
     return starts
 
 
-def balanced(costs: Sequence[float], num_stages: int, room: Room | None = None) -> list[int] | None:
+def balanced(
+    costs: Sequence[float], num_stages: int, memory_cost: MemoryCost | None = None
+) -> list[int] | None:
     """First unit of every stage of the best cuts; None where none fits.
 
     Earliest among equals, unless those do not fit.
     """
-    found = _fill(costs, num_stages, float("inf"), room) if num_stages <= len(costs) else None
+    found = (
+        _pack(costs, num_stages, float("inf"), memory_cost) if num_stages <= len(costs) else None
+    )
     if found is None or num_stages == 1:
         return found
-    low, limit = 0.0, _slowest(costs, found, room)
+    low, limit = 0.0, _slowest(costs, found, memory_cost)
     while limit - low > 1e-6 * limit:
         middle = (low + limit) / 2
-        tried = _fill(costs, num_stages, middle, room)
+        tried = _pack(costs, num_stages, middle, memory_cost)
         low = middle if tried is None else low
-        found, limit = (found, limit) if tried is None else (tried, _slowest(costs, tried, room))
-    while (tried := _fill(costs, num_stages, nextafter(limit, 0.0), room)) is not None:
-        found, limit = tried, _slowest(costs, tried, room)
+        found, limit = (
+            (found, limit) if tried is None else (tried, _slowest(costs, tried, memory_cost))
+        )
+    while (tried := _pack(costs, num_stages, nextafter(limit, 0.0), memory_cost)) is not None:
+        found, limit = tried, _slowest(costs, tried, memory_cost)
     earliest = _earliest(costs, num_stages, limit)
-    return earliest if room is None or _has_room(earliest, costs, room, limit) else found
+    return (
+        earliest if memory_cost is None or _within(earliest, costs, memory_cost, limit) else found
+    )
 
 
-def _fill(
-    costs: Sequence[float], num_stages: int, limit: float, room: Room | None
+def _pack(
+    costs: Sequence[float], num_stages: int, limit: float, memory_cost: MemoryCost | None
 ) -> list[int] | None:
-    """Stages filled in order, each as far as it may; None when units are left over.
+    """Stages packed in order, each as far as it may; None when units are left over.
 
-    Where a stage has no room for the first unit that is left to it, the stages before it must end
+    Where a stage has no memory for the first unit that is left to it, the stages before it must end
     earlier: every stage has a unit, and that one belongs to a later stage.
     """
     ends = [len(costs) - (num_stages - stage - 1) for stage in range(num_stages)]
     while True:
-        starts, end = _fill_up_to(costs, ends, limit, room)
-        if end != "no room":
+        starts, end = _pack_up_to(costs, ends, limit, memory_cost)
+        if end != "no memory":
             return starts if end == "full" else None
         stage = len(starts) - 1
         if stage == 0 or starts[stage] <= stage:
@@ -102,50 +113,52 @@ def _fill(
         ends[stage - 1] = starts[stage] - 1
 
 
-def _fill_up_to(
-    costs: Sequence[float], ends: Sequence[int], limit: float, room: Room | None
+def _pack_up_to(
+    costs: Sequence[float], ends: Sequence[int], limit: float, memory_cost: MemoryCost | None
 ) -> tuple[list[int], str]:
-    """First units of the stages, each ending at `ends` at the latest, and how filling them ended:
-    "full", "left over", or "no room" for the first unit of the last one."""
+    """First units of the stages, each ending at `ends` at the latest, and how packing them ended:
+    "full", "left over", or "no memory" for the first unit of the last one."""
     starts: list[int] = []
     start = 0
     for stage, end in enumerate(ends):
         starts.append(start)
         stop, total = start, 0.0
-        longer, more = room(stage) if room is not None else no_longer, 0.0
+        extra, more = memory_cost(stage) if memory_cost is not None else no_memory_cost, 0.0
         while stop < end:
             total += costs[stop]
-            more = longer(stop)
+            more = extra(stop)
             if more == float("inf") or total + more > limit:
                 break
             stop += 1
         if stop == start:
-            return starts, "no room" if more == float("inf") else "left over"
+            return starts, "no memory" if more == float("inf") else "left over"
         start = stop
     return starts, "full" if start == len(costs) else "left over"
 
 
-def no_longer(index: int) -> float:
+def no_memory_cost(index: int) -> float:
     return 0.0
 
 
-def _slowest(costs: Sequence[float], starts: Sequence[int], room: Room | None) -> float:
-    return max(_stage_totals(starts, costs, room))
+def _slowest(
+    costs: Sequence[float], starts: Sequence[int], memory_cost: MemoryCost | None
+) -> float:
+    return max(_stage_totals(starts, costs, memory_cost))
 
 
 def _stage_totals(
-    starts: Sequence[int], costs: Sequence[float], room: Room | None
+    starts: Sequence[int], costs: Sequence[float], memory_cost: MemoryCost | None
 ) -> Iterator[float]:
-    """Of each stage what it takes in the room it has."""
+    """Return by stage what it takes in the memory it has."""
     stops = [*starts[1:], len(costs)]
     for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        longer = room(stage) if room is not None else no_longer
-        more = [longer(index) for index in range(start, stop)]
+        extra = memory_cost(stage) if memory_cost is not None else no_memory_cost
+        more = [extra(index) for index in range(start, stop)]
         yield _total(costs[start:stop]) + more[-1]
 
 
 def _total(costs: Sequence[float]) -> float:
-    total = 0.0  # in the order of _fill, to the last bit; sum() rounds otherwise
+    total = 0.0  # in the order of _pack, to the last bit; sum() rounds otherwise
     for cost in costs:
         total += cost
     return total
@@ -170,5 +183,7 @@ def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int
     return starts
 
 
-def _has_room(starts: Sequence[int], costs: Sequence[float], room: Room, limit: float) -> bool:
-    return all(total <= limit for total in _stage_totals(starts, costs, room))
+def _within(
+    starts: Sequence[int], costs: Sequence[float], memory_cost: MemoryCost, limit: float
+) -> bool:
+    return all(total <= limit for total in _stage_totals(starts, costs, memory_cost))

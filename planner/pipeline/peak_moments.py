@@ -16,7 +16,7 @@ def peak_moments(
 ) -> tuple[tuple[Moment, ...], ...]:
     """Return by rank the moments that no other has all of.
 
-    most_at_last: whether the last stage's functions have more alive than those of others.
+    most_at_last: whether the functions of the last stage have more alive than those of the others.
     """
     return tuple(_of_rank(actions, num_stages, most_at_last) for actions in schedule)
 

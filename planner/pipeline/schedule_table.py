@@ -8,7 +8,7 @@ from meshwright.ir.schedule import Schedule
 
 from .critical_path import Waits, waits_of
 from .peak_moments import Moment, peak_moments
-from .schedules import fullest_moments, listed, stage_ranks, stages_held
+from .schedules import listed, maximin_moments, stage_ranks, stages_held
 
 Made = TypeVar("Made")
 
@@ -57,12 +57,12 @@ class ScheduleTable:
     def _held(self, of: Listing) -> list[tuple[int, int]]:
         return stages_held(self.schedule(of), of.stage_ranks)
 
-    def fullest(self, of: Listing) -> tuple[tuple[int, int], ...]:
-        """Return `schedules.fullest_moments`."""
-        return self._once(self._fullest, of)
+    def maximin(self, of: Listing) -> tuple[tuple[int, int], ...]:
+        """Return `schedules.maximin_moments`."""
+        return self._once(self._maximin, of)
 
-    def _fullest(self, of: Listing) -> tuple[tuple[int, int], ...]:
-        return fullest_moments(self.schedule(of), of.stage_ranks)
+    def _maximin(self, of: Listing) -> tuple[tuple[int, int], ...]:
+        return maximin_moments(self.schedule(of), of.stage_ranks)
 
     def peaks(self, of: Listing, most_at_last: bool) -> tuple[tuple[Moment, ...], ...]:
         """Return `peak_moments` by rank."""

@@ -52,26 +52,32 @@ def make_schedule(
 
 
 def listed(name: str, pp: int, num_microbatches: int, chunks: int, silent: int = 0) -> Schedule:
-    """The same, not validated: what a search prices by the hundred. Its plan's is made anew."""
+    """Return what `make_schedule` does, not validated: a search prices hundreds of schedules.
+
+    The schedule of the plan that it returns is made and validated by `make_schedule`.
+    """
     check_sizes(name, pp, num_microbatches)
     compute = [_compute(name, rank, pp, num_microbatches, chunks) for rank in range(pp)]
     return with_transfers(compute, stage_ranks(name, pp, chunks), silent)
 
 
 def has_chunks(name: str, chunks: int) -> bool:
-    """Return whether a schedule can have so many stages a rank."""
+    """Return whether a schedule can have `chunks` stages on every rank."""
     return chunks > 1 if name == "interleaved" else chunks == chunks_of(name, None)
 
 
 def runs(name: str, pp: int, num_microbatches: int) -> bool:
-    """Return whether a schedule can run on so many ranks and micro-batches."""
+    """Return whether a schedule can run `num_microbatches` micro-batches on `pp` ranks."""
     if pp == 1:
         return name in PLAIN
     return name != "interleaved" or num_microbatches % pp == 0
 
 
 def check_sizes(name: str, pp: int, num_microbatches: int) -> None:
-    """Raise PlanError where a schedule cannot run on so many ranks or micro-batches."""
+    """Raise PlanError where a schedule cannot run `num_microbatches` micro-batches on `pp` ranks.
+
+    The message says which numbers it can run.
+    """
     if runs(name, pp, num_microbatches):
         return
     if pp == 1:
@@ -150,9 +156,11 @@ def stages_held(schedule: Schedule, ranks: tuple[int, ...]) -> list[tuple[int, i
     return [most_held(schedule[rank], stage) for stage, rank in enumerate(ranks)]
 
 
-def fullest_moments(schedule: Schedule, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return by stage its micro-batches between F and B or I, and between I and W, at one moment
-    of its rank: where the stage of the rank that holds fewest holds most. ranks: of the stages."""
+def maximin_moments(schedule: Schedule, ranks: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return by stage the micro-batches between F and B or I, and between I and W, at one moment.
+
+    The moment of a rank is where the least of its stages holds most. ranks: of the stages.
+    """
     found = [(0, 0)] * len(ranks)
     for rank, actions in enumerate(schedule):
         held = {stage: [0, 0] for stage, home in enumerate(ranks) if home == rank}

@@ -39,7 +39,7 @@ PICOSECONDS = 1e6  # of a us
 
 
 @dataclass(frozen=True)
-class Choice:
+class FrontierPoint:
     """bytes: kept of one micro-batch on a rank, the segment's input with it. again_ps: picoseconds
     of what is computed again. saved: names, in order of definition."""
 
@@ -56,7 +56,9 @@ class Weights:
     bytes: dict[str, int]
 
 
-def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Choice, ...]:
+def frontier(
+    graph: Graph, placements: dict[str, Placement], costs: Costs
+) -> tuple[FrontierPoint, ...]:
     """Vertices of the hull of a lowered joint graph, from the most bytes to the fewest; without
     values that backward can do without."""
     graph = without_passing(graph)
@@ -65,7 +67,7 @@ def frontier(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tu
 
 def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> Weights:
     """An op again takes what it takes in a forward that keeps nothing, fused with its neighbours;
-    the exact price of a choice is `work.piece_work`'s."""
+    `piece_cost.piece_work` gives the exact price of a choice."""
     forward = costs.functions.of(graph, ()).forward
     values = [v for op in forward.graph.ops for v in op.outputs]
     values += [i.value for i in graph.inputs_of("activation")]
@@ -78,7 +80,7 @@ def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> 
     )
 
 
-def hull(graph: Graph, weights: Weights) -> tuple[Choice, ...]:
+def hull(graph: Graph, weights: Weights) -> tuple[FrontierPoint, ...]:
     """Vertices of the lower hull of (bytes, again_ps), from the most bytes to the fewest."""
     problem = _Problem(graph, weights)
     most_ps, most_bytes = (1 + sum(w.values()) for w in (weights.again_ps, weights.bytes))
@@ -88,7 +90,9 @@ def hull(graph: Graph, weights: Weights) -> tuple[Choice, ...]:
     return (fastest, *_between(problem.best, fastest, leanest), leanest)
 
 
-def _between(best: Callable[[int, int], Choice], a: Choice, b: Choice) -> tuple[Choice, ...]:
+def _between(
+    best: Callable[[int, int], FrontierPoint], a: FrontierPoint, b: FrontierPoint
+) -> tuple[FrontierPoint, ...]:
     """The vertices between two: none is when no choice lies below their line."""
     price = Fraction(b.again_ps - a.again_ps, a.bytes - b.bytes)
     of_ps, of_byte = price.denominator, price.numerator
@@ -111,22 +115,22 @@ class _Problem:
         read = [n for op in backward for n in op.inputs] + list(Joint(graph).results)
         self.read = [n for n in dict.fromkeys(read) if n in self.maker or n in self.entries]
 
-    def best(self, of_ps: int, of_byte: int) -> Choice:
+    def best(self, of_ps: int, of_byte: int) -> FrontierPoint:
         """The choice of least of_ps * again_ps + of_byte * bytes."""
         if not self.read:
-            return Choice(0, 0, ())
+            return FrontierPoint(0, 0, ())
         _, (kept_side, _) = nx.minimum_cut(
             self._network(of_ps, of_byte), "source", "sink", flow_func=preflow_push
         )
         again = {op.output.name for op in self.ops if ("r", op.output.name) in kept_side}
         return self.choice(again)
 
-    def choice(self, again: set[str]) -> Choice:
+    def choice(self, again: set[str]) -> FrontierPoint:
         """What is kept, and what of `again` is run, when these ops may be computed again."""
         saved, reached = saved_under(self.graph, lambda op: op.output.name in again)
         run = {self.maker[n].output.name for n in reached} & again
         held = set(saved) | self._entries_read(run)
-        return Choice(
+        return FrontierPoint(
             sum(self.weights.bytes[n] for n in held),
             sum(self.weights.again_ps[n] for n in run),
             saved,

@@ -1,13 +1,13 @@
-"""Levels of a segment: how much it keeps for backward, from the fastest to the leanest.
+"""Rematerialisation options: what a piece keeps for backward, from the fastest to the leanest.
 
-The frontier (frontier.py) proposes sets of values to keep, next to the three rules; their exact
-price is that of the piece's two functions (cost/piece_cost.py), and a set that takes no less time
-than one that keeps no more is dropped. A unit that may choose among levels is a *menu*, a tuple of
-units.
+The frontier (frontier.py) proposes sets of values to keep, next to the three rules; the piece's two
+functions (cost/piece_cost.py) give their exact price, and a set that takes no less time than one
+that keeps no more is dropped. An option of a piece is a saved set and the piece's work under it;
+the options of a unit are that unit under each of them.
 
 Over the units of a stage the bytes that must go are taken where they cost least: on the lower hull
-of every menu, cheapest slope first, the last one in part. That is the linear relaxation of one
-level a unit, so no choice of levels is faster.
+of every unit's options, cheapest slope first, the last one in part. That is the linear relaxation
+of one option a unit, so no choice of options is faster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,36 +24,38 @@ from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, offloadable
 from ..simulate.step_model import Unit
 from .frontier import frontier
-from .rules import RULES, Kept, saved_values
+from .rules import RULES, SavedSet, saved_values
 
-CHOSEN = "chosen"  # the level of every instance is the planner's
-Level = tuple[Kept, PieceWork]
-Menu = tuple[Unit, ...]
+CHOSEN = "chosen"  # the search takes an option for every instance
+Option = tuple[SavedSet, PieceWork]
+UnitOptions = tuple[Unit, ...]
 
 
-def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[Kept, ...]:
+def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> tuple[SavedSet, ...]:
     """Return sets of values to keep that deserve an exact price; each with and without those that
     backward can do without."""
     found = [c.saved for c in frontier(graph, placements, costs)]
     sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
     names, more = tuple(graph.values), passing(graph)
     both = [(kept, tuple(n for n in names if n in more.union(kept))) for kept in sets]
-    return tuple(map(Kept, dict.fromkeys(chain.from_iterable(both))))
+    return tuple(map(SavedSet, dict.fromkeys(chain.from_iterable(both))))
 
 
 def offloads(
     graph: Graph,
     placements: dict[str, Placement],
-    level: Level,
+    option: Option,
     costs: Costs,
     budget: SearchBudget = BUDGET,
-) -> tuple[Kept, ...]:
-    """A level with values of it in the host's memory: the largest first, as many as the host link
-    carries in the time of one pass, or shares of them.
+) -> tuple[SavedSet, ...]:
+    """Return saved sets with the values of an option, some of them in the host's memory.
 
-    Beyond that compute would wait for the link, where computing again is the better choice.
+    These are the largest values, as many as the host link carries in the time of one pass, or a
+    share of them.
+
+    With more of them compute would wait for the link, and recomputing would be faster.
     """
-    kept, work = level
+    kept, work = option
     most_us = min(work.forward.us, work.backward.us)
     names, us = [], 0.0
     for size, name in offloadable(graph, placements, kept.saved, costs):
@@ -62,27 +64,27 @@ def offloads(
             us += copy_us
             names.append(name)
     counts = dict.fromkeys(ceil(share * len(names)) for share in budget.offload_shares)
-    return tuple(Kept(kept.saved, tuple(names[:count])) for count in counts if count)
+    return tuple(SavedSet(kept.saved, tuple(names[:count])) for count in counts if count)
 
 
-def undominated(levels: Iterable[Level], split: bool) -> list[Level]:
-    """Levels from the fastest to the leanest, none beaten in both."""
-    order = sorted(levels, key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
-    found: list[Level] = []
-    for pair in order:
-        if not found or pair[1].kept_bytes < found[-1][1].kept_bytes:
-            found.append(pair)
+def undominated(options: Iterable[Option], split: bool) -> list[Option]:
+    """Options from the fastest to the leanest, none beaten in both."""
+    order = sorted(options, key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
+    found: list[Option] = []
+    for option in order:
+        if not found or option[1].kept_bytes < found[-1][1].kept_bytes:
+            found.append(option)
     return found
 
 
-def with_staying(levels: Iterable[Level], staying: Iterable[Level], split: bool) -> list[Level]:
-    """Levels, and those among which the last unit of a stage chooses, which offloads nothing."""
-    found = dict([*levels, *staying])
+def with_staying(options: Iterable[Option], staying: Iterable[Option], split: bool) -> list[Option]:
+    """Return options and the staying ones, from which the last unit of a stage chooses."""
+    found = dict([*options, *staying])
     return sorted(found.items(), key=lambda p: (work_us(p[1], split), p[1].kept_bytes, p[0]))
 
 
 def work_us(work: PieceWork, split: bool) -> float:
-    """Both passes."""
+    """Return forward and backward in us."""
     if not split:
         return work.forward.us + work.backward.us
     assert work.split is not None
@@ -91,22 +93,26 @@ def work_us(work: PieceWork, split: bool) -> float:
 
 @dataclass(frozen=True, order=True)
 class Slope:
-    """One step along the hull of a menu: us for each byte given up, and how many."""
+    """One step along the hull of a unit's options: us for each byte given up, and how many."""
 
     us_per_byte: float
     bytes: float
-    level: int  # that it leads to
+    option: int  # that it leads to
 
 
 def fastest(points: Sequence[tuple[float, float]]) -> int:
-    """The level of a menu's (us, kept bytes) to start from; the leanest among equals, as beside
-    collectives levels may all take the same time."""
+    """Return the option to start from, of (us, kept bytes) each; the leanest among equals.
+
+    Beside collectives all options of a unit may take the same time.
+    """
     return min(range(len(points)), key=lambda k: points[k])
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
-    """Return of a menu's (us, kept bytes) the hull from its fastest point on, cheapest step
-    first."""
+    """Return the steps along the lower hull of (us, kept bytes) from the fastest point on.
+
+    The cheapest step comes first.
+    """
     at = fastest(points)
     found: list[Slope] = []
     while True:
@@ -120,7 +126,7 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
             return found
         step = min(ways, key=lambda s: (s.us_per_byte, -s.bytes))
         found.append(step)
-        at = step.level
+        at = step.option
 
 
 @dataclass
@@ -139,7 +145,7 @@ class Freeing:
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def us(self, needed_bytes: float) -> float:
-        """inf where all of them have less to give."""
+        """Return the least time for these bytes; inf where the units have less to give."""
         total = 0.0
         if needed_bytes <= 0:
             return 0.0
@@ -156,27 +162,30 @@ class Freeing:
 
 
 @dataclass(frozen=True)
-class Menus:
-    """Numbers of menus that bounds ask for; times: of a unit's levels, (forward, backward).
+class OptionHulls:
+    """The lower hulls of the options of units, for bounds.
 
-    first: the fastest level of each. kinds: of each, a number; slopes: by that number. order: all
-    slopes, cheapest first and then by kind, with the number of their kind.
+    first: by unit, its fastest option. kinds: a number for each unit; slopes: by that number.
+    order: all slopes, cheapest first and then by kind, with the number of their kind.
     """
 
-    menus: tuple[Menu, ...]
+    units: tuple[UnitOptions, ...]
     first: tuple[int, ...]
     kinds: tuple[int, ...]
     slopes: tuple[Sequence[Slope], ...]
     order: tuple[tuple[Slope, int], ...]
 
     @staticmethod
-    def of(menus: Sequence[Menu], times: Sequence[Sequence[tuple[float, float]]]) -> "Menus":
+    def of(
+        units: Sequence[UnitOptions], times: Sequence[Sequence[tuple[float, float]]]
+    ) -> "OptionHulls":
+        """times: (forward, backward) by unit and option."""
         numbers: dict[tuple, int] = {}  # in order of first use
         found: list[list[Slope]] = []
         kinds, first = [], []
-        for menu, passes in zip(menus, times, strict=True):
+        for options, us in zip(units, times, strict=True):
             points = tuple(
-                (f + b, u.work.kept_bytes) for u, (f, b) in zip(menu, passes, strict=True)
+                (f + b, u.work.kept_bytes) for u, (f, b) in zip(options, us, strict=True)
             )
             if points not in numbers:
                 numbers[points] = len(found)
@@ -184,7 +193,7 @@ class Menus:
             kinds.append(numbers[points])
             first.append(fastest(points))
         order = sorted((s, kind) for kind, steps in enumerate(found) for s in steps)
-        return Menus(tuple(menus), tuple(first), tuple(kinds), tuple(found), tuple(order))
+        return OptionHulls(tuple(units), tuple(first), tuple(kinds), tuple(found), tuple(order))
 
     def freeing(self, indices: Iterable[int] = ()) -> Freeing:
         found = Freeing(self.kinds, self.order)
@@ -197,18 +206,18 @@ Storing = Callable[[float, float], float]  # (bucket bytes, the largest of them)
 
 
 @dataclass
-class Stage:
+class StageMemoryCost:
     """The least extra us of a micro-batch for which units, added in order, fit a rank.
 
-    held: micro-batches in flight. A choice of levels keeps K bytes of a micro-batch, k_u up to unit
-    u, whose function has at least p_u alive; for every u
+    held: micro-batches in flight. A choice of options keeps K bytes of a micro-batch, k_u up to
+    unit u, whose function has at least p_u alive; for every u
 
         stored + (held - 1) K + k_u + p_u <= limit
 
     of which the weaker ones with the least k_u, and with k_u = K and the least p of all, are taken.
     """
 
-    menus: Menus
+    hulls: OptionHulls
     stored: Storing
     held: int
     limit_bytes: float
@@ -221,35 +230,35 @@ class Stage:
     largest_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        self.freeing = self.menus.freeing()
+        self.freeing = self.hulls.freeing()
 
     def add(self, index: int) -> float:
         """Extra us with this unit too; inf where nothing fits."""
-        menu = self.menus.menus[index]
+        options = self.hulls.units[index]
         self.freeing.add(index)
-        self.fastest_bytes += menu[self.menus.first[index]].work.kept_bytes
-        self.least_bytes += min(u.work.kept_bytes for u in menu)
-        passing = min(u.work.backward.peak_bytes for u in menu)
+        self.fastest_bytes += options[self.hulls.first[index]].work.kept_bytes
+        self.least_bytes += min(u.work.kept_bytes for u in options)
+        passing = min(u.work.backward.peak_bytes for u in options)
         self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
-        self.bucket_bytes += menu[0].owned_bytes
-        self.largest_bytes = max(self.largest_bytes, menu[0].bucket_bytes)
+        self.bucket_bytes += options[0].owned_bytes
+        self.largest_bytes = max(self.largest_bytes, options[0].bucket_bytes)
         return self.freeing.us(self._excess())
 
     def _excess(self) -> float:
-        """Bytes of a micro-batch that the fastest levels keep too many."""
-        room = self.limit_bytes - self.stored(self.bucket_bytes, self.largest_bytes)
-        excess = self.fastest_bytes - (room - self.least_passing) / self.held
+        """Return the bytes of a micro-batch that the fastest options keep too many."""
+        free = self.limit_bytes - self.stored(self.bucket_bytes, self.largest_bytes)
+        excess = self.fastest_bytes - (free - self.least_passing) / self.held
         if self.held == 1:
-            return float("inf") if self.moment_bytes > room else excess
-        return max(excess, self.fastest_bytes - (room - self.moment_bytes) / (self.held - 1))
+            return float("inf") if self.moment_bytes > free else excess
+        return max(excess, self.fastest_bytes - (free - self.moment_bytes) / (self.held - 1))
 
 
-def priced_levels(menus: Menus) -> Iterator[tuple[int, ...]]:
-    """The levels of all units when every byte has one price, from nothing up."""
-    prices = sorted({slope.us_per_byte for slope, _ in menus.order})
+def picks_by_price(hulls: OptionHulls) -> Iterator[tuple[int, ...]]:
+    """The options of all units when every byte has one price, from nothing up."""
+    prices = sorted({slope.us_per_byte for slope, _ in hulls.order})
     for price in (-1.0, *prices):
         picks = []
-        for first, kind in zip(menus.first, menus.kinds, strict=True):
-            taken = [s for s in menus.slopes[kind] if s.us_per_byte <= price]
-            picks.append(taken[-1].level if taken else first)
+        for first, kind in zip(hulls.first, hulls.kinds, strict=True):
+            taken = [s for s in hulls.slopes[kind] if s.us_per_byte <= price]
+            picks.append(taken[-1].option if taken else first)
         yield tuple(picks)

@@ -22,7 +22,7 @@ RULES = ("cheap", "all", "none")
 
 
 @dataclass(frozen=True, order=True)
-class Kept:
+class SavedSet:
     """Values that an instance keeps for backward, and which of them, or of its input,
     wait for it in the host's memory."""
 

@@ -170,7 +170,7 @@ def _offload_words(plan: Plan) -> str:
 
 
 def _recompute_words(plan: Plan) -> str:
-    """Two choices of levels differ in what they keep."""
+    """Two choices of options differ in what they keep."""
     if plan.recompute != CHOSEN:
         return plan.recompute
     kept = {p.name: sum(plan.local_bytes(p, n) for n in p.saved) for p in plan.pieces}

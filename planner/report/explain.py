@@ -1,5 +1,7 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
+import difflib
+
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
 from meshwright.ir.mesh import BATCH, CONTEXT
@@ -26,12 +28,12 @@ def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def peaks(plan: Plan) -> tuple[Peak, ...]:
-    """The fullest moment of every pp rank; bytes depend on no cluster's rates."""
+    """The peak of every pp rank; bytes depend on no cluster's rates."""
     return plan_peaks(plan, step_model(plan, CPU))
 
 
 def summary(plan: Plan, costs: Costs | None = None) -> str:
-    """Return the decision in a few lines. costs: instead of those that stand in the plan."""
+    """Return the decision in a few lines. costs: shown in place of the plan's own."""
     mesh = plan.mesh
     memory = max(peak.total_bytes for peak in peaks(plan))
     params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
@@ -109,8 +111,6 @@ def explain_value(plan: Plan, name: str) -> str:
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:
         known = sorted({n for p in plan.pieces for n in p.graph.values})
-        import difflib
-
         near = difflib.get_close_matches(name, known, 3)
         raise PlanError(
             f"no value %{name} among the plan's {len(known)}; near: {', '.join(near) or 'none'}"
@@ -152,7 +152,7 @@ def _fate(piece: Piece, name: str) -> str:
 
 
 def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
-    """A warning where the numbers that stand in a plan are not those of its decisions."""
+    """Return a warning where a plan's predicted numbers differ from what its decisions give."""
     found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
     off = [
         f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"

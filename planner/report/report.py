@@ -22,7 +22,7 @@ def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
         ["us of one micro-batch by segment, forward + backward", *_segments(plan, prediction)],
         [f"ranks (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
          *_ranks(plan, prediction)],
-        [f"memory at the peak of rank {prediction.fullest}", *_memory(prediction)],
+        [f"memory at the peak of rank {prediction.peak_rank}", *_memory(prediction)],
         ["runners-up and why each lost", *_losers(found)],
         ["coverage", *coverage(plan, cluster)],
         ["bound", *_bound(found)],
@@ -87,7 +87,7 @@ def _thinned(lines: list[str]) -> list[str]:
 
 
 def _memory(prediction: Prediction) -> list[str]:
-    peak = prediction.peaks[prediction.fullest]
+    peak = prediction.peaks[prediction.peak_rank]
     rows = [(kind, size) for kind, size in peak.bytes_by_kind if size]
     if away := prediction.host_bytes:
         most = gib(usable_host_bytes(prediction.cluster))
@@ -116,7 +116,7 @@ def _bound(found: Found) -> list[str]:
         f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded above the best",
-        "  recompute: over the levels of each segment's frontier (kept bytes against time)",
+        "  recompute: over the options of each segment (kept bytes against time)",
         f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
         "over these",
     ]

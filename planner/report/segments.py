@@ -36,7 +36,7 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
     functions = functions_of(piece.graph, piece.saved)
     recomputed = functions.phases.recomputed
     for phase, ops in (("forward", functions.forward), ("backward", functions.backward)):
-        lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by", *()]
+        lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by"]
         for op in ops.graph.ops:
             again = phase == "backward" and op.output.name in recomputed
             lines += _op_line(op, ops, piece, costs, again)
@@ -57,7 +57,7 @@ def _piece(plan: Plan, name: str) -> Piece:
 
 
 def _op_line(op: Op, work: PhaseWork, piece: Piece, costs: Costs, again: bool) -> list[str]:
-    """One line an op; none for views, and for what a fused kernel has in passing."""
+    """Return the line of an op; none for views and for ops inside a fused kernel."""
     if definition(op).free:
         return []
     us = op_us(op, work, piece.placements, costs)

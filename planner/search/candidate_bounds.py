@@ -2,10 +2,12 @@
 
 The bound of a candidate, in us, holds for all cuts and all options of its units:
 
-    pace       from the start of one unit to that of the next pass at least its compute at its
-               fastest level, slowed by the gather and reduction beside it, and at least these
-    memory     and at least what freeing the bytes that are too many takes (remat/options.py)
-    pipeline   no contiguous cuts that have room beat pipeline_bound of that
+    units      from the start of a unit to the start of the next one takes at least the unit's
+               compute under its fastest option, slowed by the gather and reduction beside it, and
+               at least these
+    memory     units take longer by at least the cost of freeing the bytes that are too many
+               (remat/options.py)
+    pipeline   no contiguous cuts that fit the memory beat pipeline_bound of these times
     traffic    the collective stream of some stage carries at least the mean over stages
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 
@@ -18,13 +20,13 @@ from dataclasses import dataclass
 from ..bounds.analytic import OptionTimes
 from ..bounds.partition_bound import LeastTimes, pipeline_bound, warmup_bound
 from ..hardware.topology import Links
-from ..pipeline.partition import Room
+from ..pipeline.partition import MemoryCost
 from ..pipeline.schedules import PLAIN, SPLIT
-from ..remat.options import Menus, Stage
+from ..remat.options import OptionHulls, StageMemoryCost
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import UnitTable
 from .candidate_costs import CandidateCosts
-from .candidate_units import Parts
+from .candidate_units import CandidateUnits
 from .candidates import Candidate
 
 INF = float("inf")
@@ -44,18 +46,18 @@ class CandidateBounds:
         than a rank's actions and the stages on the way there and back, and where refreshing makes
         every bucket's part of the tail longer by a share, it does so with any rank's tail.
         """
-        parts = self.costs.parts_of(c)
-        own = parts.sends_us(ranks)
+        units = self.costs.units_of(c)
+        own = units.sends_us(ranks)
         if not self.costs.problem.any_order or (other := c.reordered()) is None:
             return own
-        least = parts.sends_us(ranks, any_order=True)
+        least = units.sends_us(ranks, any_order=True)
         passes = 3 if c.schedule in SPLIT else 2
         sends = passes * c.chunks * c.num_microbatches + 4 * c.num_stages
         spared = sends * max(a - b for a, b in zip(own, least, strict=True))
         return own if self._longer_tail_us(c, other) >= spared else least
 
     def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
-        """By how much the tail is longer at least with the other outer axis."""
+        """Return the least by which the tail is longer with the other outer axis."""
         key = (c.mesh, c.zero)
         if key not in self.costs.tails:
             here, there = (
@@ -67,130 +69,140 @@ class CandidateBounds:
                 )
                 for x in (c, other)
             )
-            buckets = self.costs.layout(c).buckets
+            buckets = [b for b in self.costs.layout(c).buckets if b.trainable]
             tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
             share = min((there.refresh_us(b) - here.refresh_us(b)) / us for us, b in tails)
             self.costs.tails[key] = share * sum(us for us, _ in tails) / c.pp
         return self.costs.tails[key]
 
     def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
-        """A lower bound on the simulated step, for any cuts and levels that fit the limit (see
+        """A lower bound on the simulated step, for any cuts and options that fit the limit (see
         above); inf where none do."""
         with self.costs.memo.clock.layer("bounds"):
             return self._bound_us(c, limit_bytes)
 
     def _bound_us(self, c: Candidate, limit_bytes: float | None) -> float:
-        parts = self.costs.parts_of(c)
-        traffic = self._traffic_us(c, parts) / c.pp
-        run = self._pipeline if c.pp > 1 else self._alone
-        return max(run(c, parts, limit_bytes), traffic) + self._tail_us(c, parts)
+        units = self.costs.units_of(c)
+        traffic = self._traffic_us(c, units) / c.pp
+        run = self._pipeline if c.pp > 1 else self._without_pipeline
+        return max(run(c, units, limit_bytes), traffic) + self._tail_us(c, units)
 
     def floor_us(self, c: Candidate) -> float:
-        """A lower bound that costs next to nothing, whatever the schedule, cuts and levels.
+        """A lower bound that costs next to nothing, whatever the schedule, cuts and options.
 
-        Some rank is busy for the mean over ranks at least. A backward in two reads what both parts
-        need twice and writes what the one hands to the other, so it is no faster than in one.
+        Some rank is busy for the mean over ranks at least. A backward in two reads what both halves
+        need twice and writes what I hands to W, so it is no faster than in one.
         """
-        parts = self.costs.parts_of(c)
-        busy = c.num_microbatches * parts.least_us / c.pp
-        return max(busy, self._traffic_us(c, parts) / c.pp) + self._tail_us(c, parts)
+        units = self.costs.units_of(c)
+        busy = c.num_microbatches * sum(units.least_compute_us) / c.pp
+        return max(busy, self._traffic_us(c, units) / c.pp) + self._tail_us(c, units)
 
-    def _tail_us(self, c: Candidate, parts: Parts) -> float:
-        """After the last backward, of the rank that has most to do."""
-        buckets, table = self.costs.layout(c).buckets, parts.table
+    def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
+        """Return the least time after the last backward on the rank that has most to do then."""
+        buckets, table = self.costs.layout(c).buckets, units.table
         tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
         return tail + table.links.world_us()
 
-    def _traffic_us(self, c: Candidate, parts: Parts) -> float:
-        """Of the collective streams of all stages in a step."""
-        reduce = sum(menu[0].reduce_us for menu in parts.menus)
-        gather = sum(menu[0].gather_us for menu in parts.menus)
+    def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
+        """Return the time of the collective streams of all stages in a step."""
+        reduce = sum(options[0].reduce_us for options in units.options)
+        gather = sum(options[0].gather_us for options in units.options)
         passes = c.num_microbatches if c.zero >= 2 else 1
         return passes * reduce + c.num_microbatches * 2 * gather
 
-    def _alone(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
-        """Of a rank that runs all units."""
+    def _without_pipeline(
+        self, c: Candidate, units: CandidateUnits, limit_bytes: float | None
+    ) -> float:
+        """Return the bound of a rank that runs all units."""
         m, sharded = c.num_microbatches, c.zero >= 2
         late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
-        slowed = late * sum(menu[0].reduce_us for menu in parts.menus[1:])
-        one = sum(min(map(sum, levels)) for levels in parts.full)
-        one += parts.menus[0][0].gather_us + parts.menus[-1][0].gather_us  # beside no compute
+        slowed = late * sum(options[0].reduce_us for options in units.options[1:])
+        one = sum(units.least_overlapped_us)
+        one += units.options[0][0].gather_us + units.options[-1][0].gather_us  # beside no compute
         if limit_bytes is not None:
-            last = min(u.work.backward.peak_bytes for u in parts.menus[-1])
-            take = self.room(c, parts, parts.at_full, limit_bytes, last)(0)
-            one += [take(index) for index in range(len(parts.menus))][-1]
-        return m * one + slowed + parts.menus[0][0].reduce_us
+            last = min(u.work.backward.peak_bytes for u in units.options[-1])
+            take = self.memory_cost(c, units, units.overlapped_hulls, limit_bytes, last)(0)
+            one += [take(index) for index in range(len(units.options))][-1]
+        return m * one + slowed + units.options[0][0].reduce_us
 
-    def _pipeline(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
+    def _pipeline(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
         if c.schedule not in PLAIN:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
         key = (c.mesh, c.micro_batch, c.num_microbatches, c.zero, c.recompute, c.schedule)
         if limit_bytes is not None:
-            return self._shortest(c, parts, limit_bytes)
+            return self._plain(c, units, limit_bytes)
         if key not in self.costs.pipelines:
-            shortest = self._shortest if c.schedule in PLAIN else _busiest
-            self.costs.pipelines[key] = shortest(c, parts, None)
+            bound = self._plain if c.schedule in PLAIN else _busiest
+            self.costs.pipelines[key] = bound(c, units, None)
         return self.costs.pipelines[key]
 
-    def _shortest(self, c: Candidate, parts: Parts, limit_bytes: float | None) -> float:
-        length = self._length(c, parts, parts.plain, parts.at_plain, limit_bytes)
-        if parts.full != parts.plain:
-            spared = (c.num_microbatches + c.pp) * parts.slack_us
-            full = self._length(c, parts, parts.full, parts.at_full, limit_bytes)
-            length = max(length, full - spared)
-        return length
+    def _plain(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
+        """Return the bound of 1F1B or GPipe, the better of those without and beside collectives."""
+        bound = self._plain_at(c, units, units.compute, units.compute_hulls, limit_bytes)
+        if units.overlapped != units.compute:
+            spared = (c.num_microbatches + c.pp) * units.slack_us
+            hulls = units.overlapped_hulls
+            overlapped = self._plain_at(c, units, units.overlapped, hulls, limit_bytes)
+            bound = max(bound, overlapped - spared)
+        return bound
 
-    def _length(
-        self, c: Candidate, parts: Parts, pace: OptionTimes, menus: Menus, limit_bytes: float | None
+    def _plain_at(
+        self,
+        c: Candidate,
+        units: CandidateUnits,
+        times: OptionTimes,
+        hulls: OptionHulls,
+        limit_bytes: float | None,
     ) -> float:
-        """The pipeline bound at a pace."""
-        reduces = [0.0 if c.zero >= 2 else menu[0].reduce_us for menu in parts.menus]
-        room = None if limit_bytes is None else self.room(c, parts, menus, limit_bytes)
-
+        """The pipeline bound of units that take these times."""
+        reduces = [0.0 if c.zero >= 2 else options[0].reduce_us for options in units.options]
+        memory = None if limit_bytes is None else self.memory_cost(c, units, hulls, limit_bytes)
         send_us = min(self.bound_sends_us(c, range(c.pp)))
 
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
 
         return pipeline_bound(
-            LeastTimes.of(pace, reduces, OVERLAP_PRICE),
+            LeastTimes.of(times, reduces, OVERLAP_PRICE),
             c.pp,
             c.num_microbatches,
             warmup,
-            room,
+            memory,
             send_us,
         )
 
-    def room(
+    def memory_cost(
         self,
         c: Candidate,
-        parts: Parts,
-        menus: Menus,
+        units: CandidateUnits,
+        hulls: OptionHulls,
         limit_bytes: float,
         least_passing: float | None = None,
-    ) -> Room:
-        """Return by how much units are slower that fit a stage of 1F1B or GPipe, at least."""
+    ) -> MemoryCost:
+        """Return the least extra time in which units fit a stage of 1F1B or GPipe."""
         rest = limit_bytes - self.costs.problem.context_bytes(c)
         if least_passing is None:
-            least_passing = parts.least_passing_bytes
+            least_passing = units.least_passing_bytes
 
         def stored(bucket: float, largest: float) -> float:
             return self.costs.storage_bytes(c, bucket, largest)
 
-        def longer(stage: int) -> Callable[[int], float]:
-            return Stage(menus, stored, held_of(c, stage), rest, least_passing).add
+        def of_stage(stage: int) -> Callable[[int], float]:
+            return StageMemoryCost(hulls, stored, held_of(c, stage), rest, least_passing).add
 
-        return longer
+        return of_stage
 
     def _least_bytes(self, c: Candidate) -> float:
-        """What the fullest rank holds at least under any cuts: the mean over ranks, each at one
-        moment of its schedule, every unit counted as on the stage where it weighs least."""
-        moments = set(self.costs.memo.schedules.fullest(c.listing))
+        """Return bytes that some rank holds at least under any cuts: the mean over ranks.
+
+        Each rank counts at one moment of its schedule, each unit on the stage where it holds least.
+        """
+        moments = set(self.costs.memo.schedules.maximin(c.listing))
         held = 0.0
-        for menu in self.costs.parts_of(c).menus:
-            works = [(u.work.kept_bytes, u.work.split) for u in menu]
+        for options in self.costs.units_of(c).options:
+            works = [(u.work.kept_bytes, u.work.split) for u in options]
             held += min(
                 k * kept + w * (split.handed_bytes if split else 0.0)
                 for k, w in moments
@@ -205,16 +217,18 @@ def held_of(c: Candidate, stage: int) -> int:
     return m if c.schedule == "gpipe" else min(m, c.pp - stage)
 
 
-def _busiest(c: Candidate, parts: Parts, limit_bytes: None) -> float:
-    """What no cuts of an interleaved or zero-bubble pipeline beat, collectives aside.
+def _busiest(c: Candidate, units: CandidateUnits, limit_bytes: None) -> float:
+    """Return a bound in us on any cuts of an interleaved or zero-bubble pipeline.
+
+    Collectives are left out.
 
     A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
     before its first; unless W fills the end, one more goes back through them. These stages have a
     unit each at least, and where a rank has one stage, all that the ranks before it have.
     """
     m, split = c.num_microbatches, c.schedule in SPLIT
-    forward = [min(f for f, _ in levels) for levels in parts.plain]
-    both = [min(map(sum, levels)) for levels in parts.plain]
+    forward = [min(f for f, _ in times) for times in units.compute]
+    both = units.least_compute_us
     if c.chunks == 1:
         return warmup_bound(forward, both, c.pp, m)
     edge = forward if split else both

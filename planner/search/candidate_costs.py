@@ -21,18 +21,18 @@ from ..hardware.topology import Links
 from ..pipeline.schedules import SPLIT
 from ..remat.options import (
     CHOSEN,
-    Level,
-    Menu,
+    Option,
+    UnitOptions,
     offloads,
     proposals,
     undominated,
     with_staying,
 )
-from ..remat.rules import Kept, saved_values
+from ..remat.rules import SavedSet, saved_values
 from ..sharding.boundary_layouts import ShardedModel, shard_model
 from ..simulate.stage_memory import Storage
 from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes, frozen_share, unit_buckets
-from .candidate_units import Layout, Parts, piece_at
+from .candidate_units import CandidateUnits, Layout, piece_under
 from .candidates import Candidate
 from .instances import instances_of, params_of
 from .memo import Memo
@@ -57,7 +57,7 @@ class CandidateCosts:
         return self.memo.table("placements", self.problem.placed_for)
 
     @cached_property
-    def proposed(self) -> dict[tuple[Mesh, str], tuple[Kept, ...]]:
+    def proposed(self) -> dict[tuple[Mesh, str], tuple[SavedSet, ...]]:
         """Return by compute mesh and piece the sets of values to keep that deserve an exact
         price."""
         return self.memo.table("proposals", self.problem.placed_for)
@@ -76,11 +76,11 @@ class CandidateCosts:
         return self.memo.table("works", problem.rates, problem.seq, problem.precision.wide_grads)
 
     @cached_property
-    def _options(self) -> dict[Hashable, list[Level]]:
+    def _options(self) -> dict[Hashable, list[Option]]:
         return self.memo.table("options", self.problem.read_by_options)
 
     @cached_property
-    def _units(self) -> dict[Hashable, Parts]:
+    def _units(self) -> dict[Hashable, CandidateUnits]:
         return self.memo.table("units", self.problem.read_by_units)
 
     @cached_property
@@ -99,7 +99,7 @@ class CandidateCosts:
     def lp_bounds(self) -> dict[Hashable, LpBound]:
         """LP bounds (lp_bound.py)."""
         problem, budget = self.problem, self.problem.budget
-        spent = budget.max_actions, budget.lp_step
+        spent = budget.max_actions, budget.lp_step, budget.quick
         return self.memo.table("LP bounds", problem.read_by_bounds, *spent)
 
     def sharding(self, mesh: Mesh) -> ShardedModel:
@@ -125,9 +125,11 @@ class CandidateCosts:
             order=of.order,
         )
 
-    def levels(self, c: Candidate) -> dict[str, list[Level]]:
-        """Return by piece name its levels, the fastest first; one where a rule is given and nothing
-        may be offloaded."""
+    def options(self, c: Candidate) -> dict[str, list[Option]]:
+        """Return the options of every piece by its name, the fastest first.
+
+        There is one where a rule is given and nothing may be offloaded.
+        """
         split = c.schedule in SPLIT
         found = {}
         for name in self.sharding(c.compute).lowered:
@@ -138,23 +140,23 @@ class CandidateCosts:
             found[name] = self._options[key]
         return found
 
-    def _priced(self, c: Candidate, name: str, split: bool) -> list[Level]:
+    def _priced(self, c: Candidate, name: str, split: bool) -> list[Option]:
         low, table = self.sharding(c.compute).lowered[name], self._table(c)
         if c.recompute == CHOSEN:
             sets = self._proposals(c.compute, name)
         else:
-            sets = (Kept(saved_values(low.graph, c.recompute)),)
+            sets = (SavedSet(saved_values(low.graph, c.recompute)),)
 
-        def level(kept: Kept) -> Level:
+        def option(kept: SavedSet) -> Option:
             given = low.graph, low.placements, kept.saved, split, kept.offloaded
             return kept, table.of(*given)
 
-        found = undominated(map(level, sets), split)
+        found = undominated(map(option, sets), split)
         if not self.problem.offloads:
             return found
         given, budget = (low.graph, low.placements), self.problem.budget
         away = [k for one in found for k in offloads(*given, one, table.costs, budget)]
-        return with_staying(undominated([*found, *map(level, away)], split), found, split)
+        return with_staying(undominated([*found, *map(option, away)], split), found, split)
 
     def _table(self, c: Candidate) -> WorkTable:
         key = c.compute, c.micro_batch
@@ -168,8 +170,8 @@ class CandidateCosts:
         wide = problem.precision.wide_grads
         return Costs(problem.rates, mesh, sizes, wide, self.memo.functions)
 
-    def _proposals(self, mesh: Mesh, name: str) -> tuple[Kept, ...]:
-        """At the sizes of the placements; bytes and times all grow with the rows."""
+    def _proposals(self, mesh: Mesh, name: str) -> tuple[SavedSet, ...]:
+        """Propose saved sets at the sizes of the placements: bytes and times all grow with rows."""
         if (mesh, name) not in self.proposed:
             low, of = self.sharding(mesh).lowered[name], self.problem.placed_for
             sizes = {"B": of.micro_batch, "S": of.seq}
@@ -193,34 +195,34 @@ class CandidateCosts:
         stages, mesh = [0] * len(sharded.instances), replace(c, pp=1).mesh
         return Layout(*instances_of(traced, sharded, stages, params, pieces, mesh), params)
 
-    def parts_of(self, c: Candidate) -> Parts:
-        """The units of a candidate with their levels."""
+    def units_of(self, c: Candidate) -> CandidateUnits:
+        """The units of a candidate with their options."""
         key = (c.mesh, c.micro_batch, c.zero, c.recompute, c.schedule in SPLIT)
         if key not in self._units:
-            self._units[key] = self._parts(c)
+            self._units[key] = self._candidate_units(c)
         return self._units[key]
 
-    def _parts(self, c: Candidate) -> Parts:
-        layout, levels = self.layout(c), self.levels(c)
+    def _candidate_units(self, c: Candidate) -> CandidateUnits:
+        layout, options = self.layout(c), self.options(c)
         works = {
-            piece_at(name, k): work
-            for name, found in levels.items()
+            piece_under(name, k): work
+            for name, found in options.items()
             for k, (_, work) in enumerate(found)
         }
         links = Links(self.problem.rates, c.mesh)
         table = UnitTable(works, c.zero, links, self.problem.precision)
-        shared: dict[tuple, tuple[int, Menu]] = {}
+        shared: dict[tuple, tuple[int, UnitOptions]] = {}
         found = []
         for instance, held in zip(layout.instances, self._unit_buckets(c), strict=True):
             key = (instance.piece, held.key)
             if key not in shared:
-                pieces = (piece_at(instance.piece, k) for k in range(len(levels[instance.piece])))
-                menu = tuple(table.unit(piece, held) for piece in pieces)
-                shared[key] = len(shared), menu
+                counts = range(len(options[instance.piece]))
+                pieces = (piece_under(instance.piece, k) for k in counts)
+                shared[key] = len(shared), tuple(table.unit(piece, held) for piece in pieces)
             found.append(shared[key])
-        kinds, menus = zip(*found, strict=True)
-        given = menus, kinds, c.zero >= 2
-        return Parts(table, menus, kinds, compute_times(*given), overlapped_times(*given))
+        kinds, units = zip(*found, strict=True)
+        given = units, kinds, c.zero >= 2
+        return CandidateUnits(table, units, kinds, compute_times(*given), overlapped_times(*given))
 
     def _unit_buckets(self, c: Candidate) -> list[UnitBuckets]:
         key = (c.tp, c.cp, c.dp, c.zero)
@@ -230,7 +232,7 @@ class CandidateCosts:
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:
-        """Return what the fullest stage stores at least: the mean of parameters and their
+        """Return what some stage stores at least: the mean of parameters and their
         states."""
         share = frozen_share(c.mesh, c.zero, self.problem.precision)
         buckets = self.layout(c).buckets
@@ -238,5 +240,6 @@ class CandidateCosts:
         return self.storage_bytes(c, held, 0.0)
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
-        """Return bytes of a rank that holds buckets of so many bytes, and the largest of them."""
+        """Return the bytes that a rank stores. bucket: bytes of all its buckets; largest: of the
+        largest one."""
         return Storage(bucket, largest, c.mesh, c.zero, self.problem.precision).total_bytes

@@ -7,7 +7,7 @@ from functools import cached_property
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
 from ..bounds.analytic import OptionTimes, slack_us
-from ..remat.options import Menu, Menus
+from ..remat.options import OptionHulls, UnitOptions
 from ..simulate.step_model import UnitTable
 
 
@@ -21,44 +21,50 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The units of a candidate in order, as if on one stage, each with its levels.
+class CandidateUnits:
+    """The units of a candidate in order, as if on one stage, each with its options.
 
-    kinds: a number for each unit, the same for those with equal levels and buckets.
+    kinds: a number for each unit, the same for units of equal options and buckets. compute,
+    overlapped: times without collectives and beside them (bounds/analytic.py).
     """
 
     table: UnitTable
-    menus: tuple[Menu, ...]
+    options: tuple[UnitOptions, ...]
     kinds: tuple[int, ...]
-    plain: OptionTimes
-    full: OptionTimes
+    compute: OptionTimes
+    overlapped: OptionTimes
 
     @cached_property
-    def at_plain(self) -> Menus:
-        return Menus.of(self.menus, self.plain)
+    def compute_hulls(self) -> OptionHulls:
+        return OptionHulls.of(self.options, self.compute)
 
     @cached_property
-    def at_full(self) -> Menus:
-        return Menus.of(self.menus, self.full)
+    def overlapped_hulls(self) -> OptionHulls:
+        return OptionHulls.of(self.options, self.overlapped)
 
     @cached_property
     def slack_us(self) -> float:
-        return slack_us(self.menus, self.plain, self.full)
+        return slack_us(self.options, self.compute, self.overlapped)
 
     @cached_property
-    def least_us(self) -> float:
-        """Compute of a micro-batch at the fastest levels."""
-        return sum(min(map(sum, levels)) for levels in self.plain)
+    def least_compute_us(self) -> list[float]:
+        """Least forward and backward of each unit without collectives, whatever its option."""
+        return [min(map(sum, times)) for times in self.compute]
+
+    @cached_property
+    def least_overlapped_us(self) -> list[float]:
+        """Least forward and backward of each unit beside its collectives, whatever its option."""
+        return [min(map(sum, times)) for times in self.overlapped]
 
     @cached_property
     def least_passing_bytes(self) -> float:
         """Return what every function has alive in backward at least."""
-        return min(u.work.backward.peak_bytes for menu in set(self.menus) for u in menu)
+        return min(u.work.backward.peak_bytes for options in set(self.options) for u in options)
 
     def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
         """Return the least time from every stage to the next; ranks: of the stages. any_order:
         whichever of pp and dp is the outer axis."""
-        least = min(menu[0].work.exit_bytes for menu in self.menus[:-1])
+        least = min(options[0].work.exit_bytes for options in self.options[:-1])
         links = self.table.links
         transfer = links.least_transfer_us if any_order else links.transfer_us
         hops = list(zip(ranks, ranks[1:], strict=False))
@@ -66,15 +72,15 @@ class Parts:
         return tuple(us[hop] for hop in hops)
 
 
-def piece_at(piece: str, level: int) -> str:
-    """The key of a piece at a level in a table of works."""
-    return f"{piece}#{level}"
+def piece_under(piece: str, option: int) -> str:
+    """The key of a piece under an option in a table of works."""
+    return f"{piece}#{option}"
 
 
-def with_levels(
-    instances: tuple[InstancePlan, ...], levels: Sequence[int]
+def with_picks(
+    instances: tuple[InstancePlan, ...], picks: Sequence[int]
 ) -> tuple[InstancePlan, ...]:
-    """Instances of pieces at levels, as a table of works names them."""
+    """Instances under the picked options, as a table of works names their pieces."""
     return tuple(
-        replace(i, piece=piece_at(i.piece, k)) for i, k in zip(instances, levels, strict=True)
+        replace(i, piece=piece_under(i.piece, k)) for i, k in zip(instances, picks, strict=True)
     )

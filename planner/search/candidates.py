@@ -34,7 +34,7 @@ from .pins import Pins
 @dataclass(frozen=True, order=True)
 class Candidate:
     """One combination. num_microbatches follows from the global batch; recompute is a rule, or
-    `chosen`: the level of every instance is found within the combination (fitting.py)."""
+    `chosen`: the option of every instance is found within the combination (fitting.py)."""
 
     pp: int
     dp: int
@@ -48,7 +48,7 @@ class Candidate:
     outer: str = OUTER[0]  # the axis whose neighbours are the farthest apart
     rep: int = 1
     cp: int = 1
-    inner: int = 1  # of the tp ranks those of the axis's inner part
+    inner: int = 1  # ranks of the tensor axis's inner part
 
     @property
     def num_stages(self) -> int:
@@ -56,7 +56,7 @@ class Candidate:
 
     @cached_property
     def listing(self) -> Listing:
-        """Return name and sizes of its schedule."""
+        """Name and sizes of the candidate's schedule."""
         return Listing(self.schedule, self.pp, self.num_microbatches, self.chunks)
 
     @cached_property
@@ -86,8 +86,10 @@ class Candidate:
         return str(replace(self, outer=OUTER[0]).mesh)
 
     def reordered(self) -> "Candidate | None":
-        """Return it with the other one of pipeline and data outermost; None where one has one
-        rank."""
+        """Return the candidate with the other of pipeline and data outermost.
+
+        None where either axis has a single rank.
+        """
         if 1 in (self.pp, self.rep * self.dp):
             return None
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
@@ -116,7 +118,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters.
 
-    inner_of: of so many tp ranks those of the axis's inner part.
+    inner_of: by the number of tp ranks, how many of them form the tensor axis's inner part.
     """
     for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // (rep * dp)
@@ -194,7 +196,7 @@ def may_offload(cluster: Cluster, pins: Pins) -> bool:
 def _schedules(
     pp: int, m: int, pins: Pins, num_instances: int, budget: SearchBudget
 ) -> list[tuple[str, int]]:
-    """(name, chunks) of the schedules that run on so many ranks, micro-batches and cuts.
+    """(name, chunks) of the schedules that run `m` micro-batches on `pp` ranks under the pins.
 
     Several stages a rank are left out where they have few units: a layer is two, of different
     times, so that such stages are uneven.
@@ -202,7 +204,7 @@ def _schedules(
     names = GENERATORS if pp > 1 else GENERATORS[:1]
     if pins.schedule is not None:
         names = (pins.schedule,)
-    wanted = pins.cuts.count(",") + 2 if pins.cuts is not None else None
+    wanted = pins.num_stages
     found = []
     for name in names:
         if not runs(name, pp, m):
@@ -217,7 +219,7 @@ def _schedules(
 
 
 def _chunks(name: str, pp: int, pins: Pins, wanted: int | None) -> tuple[int, ...]:
-    """Stages of a rank to try; a pin for interleaved passes over the others."""
+    """Stages of a rank to try; a pin that only interleaved can have skips the other schedules."""
     if name != "interleaved":
         chunks = chunks_of(name, None)
         return (chunks,) if pins.chunks in (None, chunks) else ()

@@ -14,11 +14,12 @@ from ..pipeline.partition import check_cuts
 from ..pipeline.schedules import check_sizes
 from .candidates import candidates
 from .make_plan import (
-    choose_mesh,
-    choose_micro_batch,
-    choose_optimizer,
-    choose_reduce_dtype,
-    choose_schedule,
+    resolve_mesh,
+    resolve_micro_batch,
+    resolve_optimizer,
+    resolve_reduce_dtype,
+    resolve_schedule,
+    stages_of_cuts,
 )
 from .pins import Pins
 
@@ -30,8 +31,8 @@ def check_pins(
 
     search: whether decisions without a pin are free, or take their defaults.
     """
-    choose_reduce_dtype(dtype, pins)
-    choose_optimizer(pins)
+    resolve_reduce_dtype(dtype, pins)
+    resolve_optimizer(pins)
     context = pins.cp if search else pins.cp or 1
     if pins.cp_order is not None and context == 1:
         raise PlanError(
@@ -41,10 +42,9 @@ def check_pins(
     if not search:
         check_defaults(cluster, global_batch, pins)
         return
-    _, chunks = choose_schedule(pins)
+    resolve_schedule(pins)
     if pins.cuts is not None:
-        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
-        check_cuts(pins.cuts, stages)
+        check_cuts(pins.cuts, stages_of_cuts(pins))
     if next(candidates(cluster, global_batch, pins, sys.maxsize), None) is None:
         check_defaults(cluster, global_batch, pins)  # its messages say which demands collide
         raise PlanError(
@@ -55,9 +55,9 @@ def check_pins(
 
 def check_defaults(cluster: Cluster, global_batch: int, pins: Pins) -> int:
     """The pins with defaults for the rest; returns the number of stages. Raises PlanError."""
-    mesh = choose_mesh(cluster.num_devices, pins)
-    _, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
-    name, chunks = choose_schedule(pins)
+    mesh = resolve_mesh(cluster.num_devices, pins)
+    _, num_microbatches = resolve_micro_batch(global_batch, mesh, pins)
+    name, chunks = resolve_schedule(pins)
     check_sizes(name, mesh.count(PIPELINE), num_microbatches)
     stages = mesh.count(PIPELINE) * chunks
     if pins.cuts is not None:

@@ -1,14 +1,14 @@
-"""Cuts and levels of a candidate within memory, and its simulated step.
+"""Cuts and options of a candidate within memory, and its simulated step.
 
 1F1B and GPipe: cuts whose slowest stage is the fastest there is, when every stage may free the
-bytes that are too many where that costs least (remat/options.py), then the levels of each stage
+bytes that are too many where that costs least (remat/options.py), then the options of each stage
 (remat/selection.py). Memory that the cuts do not foresee is met by cutting again for a little less
-of it, and last by stages filled in order with all that any choice fits, which finds cuts wherever
-there are some, choices being exact.
+of it, and last by stages that each take, in order, all units that some choice fits; this finds cuts
+wherever there are some, choices being exact.
 
-Other schedules hold several stages a rank or two kinds of memory. Their cuts are those of equal
-stages and those of their linear relaxation (lp_bound.py), rounded to whole units; then the units of
-a rank give up bytes where they cost least, and where that finds nothing, all units at one price.
+Other schedules hold several stages a rank or two kinds of memory. They are cut into equal stages,
+and into the stages of the LP bound (lp_bound.py) rounded to whole units; then the units of a rank
+give up bytes where they cost least, and where that finds nothing, all units at one price.
 
 What comes near the best is then cut anew by a descent on the longest path (descent.py), and the
 best of all is polished.
@@ -20,18 +20,17 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
-from ..bounds.analytic import OptionTimes
-from ..pipeline.partition import Room, balanced, stages_of
+from ..pipeline.partition import MemoryCost, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
-from ..remat.options import fastest, priced_levels
-from ..remat.rules import Kept
+from ..remat.options import fastest, picks_by_price
+from ..remat.rules import SavedSet
 from ..remat.selection import Picks, is_exact, select_options
 from ..simulate.simulator import Timeline, simulate
 from ..simulate.stage_memory import StageMemory, host_bytes, model_peaks, usable_host_bytes
 from ..simulate.step_model import StepModel
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
-from .candidate_units import Parts, with_levels
+from .candidate_units import CandidateUnits, with_picks
 from .candidates import Candidate
 from .descent import descend
 from .instances import with_stages
@@ -44,24 +43,24 @@ INF = float("inf")
 
 @dataclass(frozen=True)
 class Fitted:
-    """A candidate in stages that fit: the first unit of each, the level of each unit, what that
+    """A candidate in stages that fit: the first unit of each, the option of each unit, what that
     keeps, its step, and its peak."""
 
     candidate: Candidate
     starts: tuple[int, ...]
     picks: Picks
-    saved: tuple[Kept, ...]
+    saved: tuple[SavedSet, ...]
     model: StepModel
     timeline: Timeline
     peak_bytes: float
 
 
-Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, level of every unit
+Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, option of every unit
 
 
 def fit(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory."""
-    with costs.memo.clock.layer("cuts and levels"):
+    with costs.memo.clock.layer("cuts and options"):
         found = [_fitted(costs, c, *option) for option in _found(costs, c, limit_bytes)]
     return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
 
@@ -69,9 +68,9 @@ def fit(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Fitted | Non
 def _fitted(
     costs: CandidateCosts, c: Candidate, placed: Placed, model: StepModel, peak_bytes: float
 ) -> Fitted:
-    levels = costs.levels(c)
+    options = costs.options(c)
     pieces = [i.piece for i in costs.layout(c).instances]
-    saved = tuple(levels[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
+    saved = tuple(options[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
     return Fitted(c, *placed, saved, model, simulated(costs, model), peak_bytes)
 
 
@@ -82,18 +81,18 @@ def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
 
 
 def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
-    """Cut again for a shorter critical path, first at the fastest levels and then at those that
-    fit, where that makes it faster."""
-    with costs.memo.clock.layer("cuts and levels"):
+    """Cut again for a shorter critical path, first under the fastest options and then under
+    those that fit, where that makes it faster."""
+    with costs.memo.clock.layer("cuts and options"):
         return _descended(costs, fitted, limit_bytes)
 
 
 def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
-    c, parts = fitted.candidate, costs.parts_of(fitted.candidate)
+    c, units = fitted.candidate, costs.units_of(fitted.candidate)
     if costs.problem.pins.cuts is not None or c.num_stages == 1:
         return fitted
     starts = fitted.starts
-    picks = tuple(fastest([(sum(us), 0.0) for us in levels]) for levels in parts.plain)
+    picks = tuple(fastest([(sum(us), 0.0) for us in times]) for times in units.compute)
     for _ in range(costs.problem.budget.descents):
         starts = descend(costs, c, starts, picks)
         other = _at(costs, c, starts, limit_bytes)
@@ -105,7 +104,7 @@ def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fit
 
 
 def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:
-    """The same cuts and levels with the other axis outermost, which holds the same bytes."""
+    """The same cuts and options with the other axis outermost, which holds the same bytes."""
     other = fitted.candidate.reordered()
     if other is None:
         return None
@@ -116,7 +115,7 @@ def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:
 def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
     """The best reached by moving one cut by one unit again and again, each time to the first that
     is faster."""
-    with costs.memo.clock.layer("cuts and levels"):
+    with costs.memo.clock.layer("cuts and options"):
         return _polished(costs, fitted, limit_bytes)
 
 
@@ -151,20 +150,20 @@ def _at(
     found = [
         _fitted(costs, c, *fitting)
         for cutter in _cutters(costs, c, limit_bytes)
-        for fitting in _fitting(costs, c, limit_bytes, cutter.leveled(starts))
+        for fitting in _fitting(costs, c, limit_bytes, cutter.picked(starts))
     ]
     return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
 
 
 def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:
-    """Return whether cuts and levels are found that fit."""
+    """Return whether cuts and options are found that fit."""
     return next(_found(costs, c, limit_bytes), None) is not None
 
 
 def never_fits(costs: CandidateCosts, c: Candidate) -> bool:
     """Return whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short
     models."""
-    return c.schedule in PLAIN and is_exact(costs.parts_of(c).menus, costs.problem.budget)
+    return c.schedule in PLAIN and is_exact(costs.units_of(c).options, costs.problem.budget)
 
 
 def _found(
@@ -202,20 +201,20 @@ def _host_holds(costs: CandidateCosts, model: StepModel) -> bool:
 
 
 def step_of(costs: CandidateCosts, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
-    """The step under cuts and levels."""
+    """The step under cuts and options."""
     layout = costs.layout(c)
-    picked = with_levels(layout.instances, picks)
+    picked = with_picks(layout.instances, picks)
     stages = stages_of(starts, len(picked))
     instances, buckets = with_stages(picked, layout.buckets, stages)
     silent = silent_stages(instances, buckets, c.pp * c.chunks)
     schedule = costs.memo.schedules.schedule(c.listing, silent)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    table = costs.parts_of(c).table
+    table = costs.units_of(c).table
     return table.step(instances, buckets, ranks, schedule, c.num_microbatches)
 
 
 def least_peak_bytes(costs: CandidateCosts, c: Candidate) -> float:
-    """The smallest limit that cuts and levels of the candidate are found for, to 1%."""
+    """The smallest limit that cuts and options of the candidate are found for, to 1%."""
     low, high = 0.0, 1e15
     while high > 1.01 * max(low, 1.0):
         middle = (max(low, 1.0) * high) ** 0.5
@@ -227,26 +226,28 @@ def least_peak_bytes(costs: CandidateCosts, c: Candidate) -> float:
 
 
 def _cutters(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> list["_Cutter"]:
-    """One; where units may offload, another one whose units do not, as choices count no copies
-    that compute waits for."""
+    """Return the cutters to try: one, and where units may offload a second that offloads nothing.
+
+    The choice of options counts no copies that compute waits for, so the second may be faster.
+    """
     offloads = (False, True) if costs.problem.offloads else (False,)
     return [_Cutter(costs, c, limit_bytes, stays) for stays in offloads]
 
 
 class _Cutter:
-    """Cuts and levels to try for one candidate, the best first."""
+    """Cuts and options to try for one candidate, the best first."""
 
     def __init__(
         self, costs: CandidateCosts, c: Candidate, limit_bytes: float, stays: bool = False
     ) -> None:
         """stays: nothing is offloaded."""
         self.costs, self.c, self.limit, self.stays = costs, c, limit_bytes, stays
-        self.parts: Parts = costs.parts_of(c)
+        self.units: CandidateUnits = costs.units_of(c)
         self.context = costs.problem.context_bytes(c)
         self.pinned = costs.problem.pins.cuts
 
     def ways(self) -> list[Iterator[Placed]]:
-        """Cuts and levels by several rules, none always the best."""
+        """Cuts and options by several rules, none always the best."""
         return [self._chosen() if self.c.schedule in PLAIN else self._equal(), self._rounded()]
 
     def last_resort(self) -> Iterator[Placed]:
@@ -254,36 +255,34 @@ class _Cutter:
             yield from self._tightest()
         else:
             yield from self._even()
-            for picks in priced_levels(self.parts.at_plain):
+            for picks in picks_by_price(self.units.compute_hulls):
                 for starts in self._shared_cuts(picks):
                     yield starts, picks
 
     def _equal(self) -> Iterator[Placed]:
-        """Stages of the same time at the fastest levels."""
-        starts = self._cut([min(map(sum, levels)) for levels in self.parts.full], None)
-        yield from self.leveled(starts)
+        """Stages of the same time under the fastest options."""
+        yield from self.picked(self._cut(self.units.least_overlapped_us, None))
 
     def _even(self) -> Iterator[Placed]:
-        """Stages that hold the same at the leanest levels."""
-        c, menus = self.c, self.parts.menus
+        """Stages that hold the same under the leanest options."""
+        c, units = self.c, self.units.options
         held = self.costs.memo.schedules.held(c.listing)
         most = max(kept + waiting for kept, waiting in held)
-        kept = [min(unit.work.kept_bytes for unit in menu) for menu in menus]
-        stored = [self.costs.storage_bytes(c, menu[0].owned_bytes, 0.0) for menu in menus]
+        kept = [min(unit.work.kept_bytes for unit in options) for options in units]
+        stored = [self.costs.storage_bytes(c, options[0].owned_bytes, 0.0) for options in units]
         sizes = [s + most * k for s, k in zip(stored, kept, strict=True)]
-        yield from self.leveled(self._cut(sizes, None))
+        yield from self.picked(self._cut(sizes, None))
 
     def _rounded(self) -> Iterator[Placed]:
-        """Stages that end with the unit nearest to where those of the linear relaxation end."""
+        """Stages that end with the units nearest to the ends of the LP bound's stages."""
         if self.pinned is not None:
             return
         bound = tightened(self.costs, self.c, self.limit)
         if bound.stage_us:
-            times = [min(map(sum, levels)) for levels in self.parts.plain]
-            yield from self.leveled(rounded(times, bound.stage_us))
+            yield from self.picked(rounded(self.units.least_compute_us, bound.stage_us))
 
-    def leveled(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
-        """Cuts with the levels that fit them, if any do."""
+    def picked(self, starts: tuple[int, ...] | None) -> Iterator[Placed]:
+        """Cuts with the options that fit them, if any do."""
         if starts is None:
             return
         if self.c.schedule in PLAIN:
@@ -294,34 +293,33 @@ class _Cutter:
             yield starts, picks
 
     def _chosen(self) -> Iterator[Placed]:
-        times = [min(map(sum, levels)) for levels in self.parts.full]
+        hulls, times = self.units.overlapped_hulls, self.units.least_overlapped_us
         seen = set()
         for share in self.costs.problem.budget.memory_shares:
             limit = share * self.limit
-            room = CandidateBounds(self.costs).room(self.c, self.parts, self.parts.at_full, limit)
-            starts = self._cut(times, room)
+            memory = CandidateBounds(self.costs).memory_cost(self.c, self.units, hulls, limit)
+            starts = self._cut(times, memory)
             picks = self._picks(starts, limit) if starts else None
             if starts and picks and (starts, picks) not in seen:
                 seen.add((starts, picks))
                 yield starts, picks
 
     def _tightest(self) -> Iterator[Placed]:
-        times = [min(map(sum, levels)) for levels in self.parts.full]
-        starts = self._cut(times, self._exact_room())
+        starts = self._cut(self.units.least_overlapped_us, self._exact_memory_cost())
         picks = self._picks(starts, self.limit) if starts else None
         if starts and picks:
             yield starts, picks
 
-    def _cut(self, times: Sequence[float], room: Room | None) -> tuple[int, ...] | None:
+    def _cut(self, times: Sequence[float], memory: MemoryCost | None) -> tuple[int, ...] | None:
         if self.pinned is not None:
             return (0, *(int(n) for n in self.pinned.split(",")))
-        found = balanced(times, self.c.num_stages, room)
+        found = balanced(times, self.c.num_stages, memory)
         return None if found is None else tuple(found)
 
     def _picks(self, starts: tuple[int, ...], limit: float) -> Picks | None:
-        """The levels of all stages; None where one of them does not fit."""
+        """The options of all stages; None where one of them does not fit."""
         picks: Picks = ()
-        stops = (*starts[1:], len(self.parts.menus))
+        stops = (*starts[1:], len(self.units.options))
         for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             found = self._stage_picks(start, stop, stage, limit)
             if found is None:
@@ -330,59 +328,61 @@ class _Cutter:
         return picks
 
     def _stage_picks(self, start: int, stop: int, stage: int, limit: float) -> Picks | None:
-        menus = self.parts.menus[start:stop]
-        times = [[f + b for f, b in levels] for levels in self.parts.full[start:stop]]
-        held = sum(menu[0].owned_bytes for menu in menus)
-        largest = max(menu[0].bucket_bytes for menu in menus)
-        room = limit - self.context - self.costs.storage_bytes(self.c, held, largest)
-        held_by = held_of(self.c, stage)
-        return select_options(menus, times, held_by, room, self.stays, self.costs.problem.budget)
+        units = self.units.options[start:stop]
+        times = [[f + b for f, b in us] for us in self.units.overlapped[start:stop]]
+        stored = sum(options[0].owned_bytes for options in units)
+        largest = max(options[0].bucket_bytes for options in units)
+        free = limit - self.context - self.costs.storage_bytes(self.c, stored, largest)
+        held, budget = held_of(self.c, stage), self.costs.problem.budget
+        return select_options(units, times, held, free, self.stays, budget)
 
-    def _exact_room(self) -> Room:
-        """Whether some levels fit."""
+    def _exact_memory_cost(self) -> MemoryCost:
+        """Nothing where some options fit, else inf."""
 
-        def room(stage: int) -> Callable[[int], float]:
+        def of_stage(stage: int) -> Callable[[int], float]:
             start: list[int] = []
 
-            def longer(index: int) -> float:
+            def extra(index: int) -> float:
                 start.append(index)
                 found = self._stage_picks(start[0], index + 1, stage, self.limit)
                 return INF if found is None else 0.0
 
-            return longer
+            return extra
 
-        return room
+        return of_stage
 
     def _shared_cuts(self, picks: Picks) -> Iterator[tuple[int, ...]]:
-        """Of stages that share a rank; the second for its share of memory, a guess, as the stages
-        of a rank are not fullest at once."""
-        times = _times(self.parts.plain, picks)
-        for room in (lambda: None, lambda: self._share(picks)):
-            starts = self._cut(times, room())
+        """Cuts for stages that share a rank: without a limit, then for equal shares of its memory.
+
+        The shares are a guess, as the stages of a rank do not peak at once.
+        """
+        times = [sum(us[k]) for us, k in zip(self.units.compute, picks, strict=True)]
+        for memory in (lambda: None, lambda: self._share(picks)):
+            starts = self._cut(times, memory())
             if starts:
                 yield starts
             if self.pinned is not None:
                 return
 
-    def _share(self, picks: Picks) -> Room:
-        """Whether units still fit a stage within its share of a rank."""
+    def _share(self, picks: Picks) -> MemoryCost:
+        """Nothing where units fit a stage within its share of a rank, else inf."""
         c = self.c
         share = (self.limit - self.context) / c.chunks
         held = self.costs.memo.schedules.held(c.listing)
 
-        def room(stage: int) -> Callable[[int], float]:
+        def of_stage(stage: int) -> Callable[[int], float]:
             memory = StageMemory(c.schedule in SPLIT)
             counts = held[stage]
 
-            def longer(index: int) -> float:
-                memory.add(self.parts.menus[index][picks[index]])
+            def extra(index: int) -> float:
+                memory.add(self.units.options[index][picks[index]])
                 stored = memory.bucket_bytes, memory.largest_bytes
                 size = self.costs.storage_bytes(c, *stored) + memory.peak(*counts).total_bytes
                 return 0.0 if size <= share else INF
 
-            return longer
+            return extra
 
-        return room
+        return of_stage
 
 
 def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...]:
@@ -397,12 +397,8 @@ def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...
     return tuple(starts)
 
 
-def _times(pace: OptionTimes, picks: Picks) -> list[float]:
-    return [sum(levels[k]) for levels, k in zip(pace, picks, strict=True)]
-
-
 def fixed_pins(fitted: Fitted, pins: Pins) -> Pins:
-    """The pins that ask for exactly this candidate, its levels aside."""
+    """The pins that ask for exactly this candidate, its options aside."""
     c = fitted.candidate
     cuts = ",".join(map(str, fitted.starts[1:])) or None
     return replace(

@@ -3,7 +3,7 @@
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; the best one's placements are solved again at other prices of a byte, its cuts polished;
-last, what holds up the gap is bounded with more effort.
+last, the candidates that limit the gap are bounded with more effort.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class Loser:
     fits: bool | None = None
 
     def reason(self, best: Fitted) -> str:
-        """One line."""
+        """Return in one line why the candidate lost."""
         won = best.timeline.step_us
         if self.step_us is not None:
             return f"{self.step_us / 1e3:,.1f} ms a step, {self.step_us / won - 1:+.1%}"
@@ -45,10 +45,10 @@ class Loser:
 
 @dataclass
 class Incumbent:
-    """The best so far, and all that was looked at.
+    """The best so far, and all that was considered.
 
-    bounds: of what was simulated, as other cuts of it were not. priced_by: what the best was fitted
-    with.
+    bounds: of simulated candidates, as other cuts of them were not simulated. priced_by: the costs
+    that the best was fitted with.
     """
 
     costs: CandidateCosts
@@ -69,7 +69,7 @@ class Incumbent:
     def best_us(self) -> float:
         return INF if self.best is None else self.best.timeline.step_us
 
-    def look(self, c: Candidate, bound: float) -> None:
+    def consider(self, c: Candidate, bound: float) -> None:
         """Bound a candidate again, and simulate it unless that is enough."""
         bound = _tighter(self.costs, c, bound, self.best_us, self.limit)
         if bound == INF:
@@ -94,7 +94,7 @@ class Incumbent:
         self.fitted.append(fitted)
         self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
         if self._offer(fitted, str(c)):
-            self._cut_anew(fitted)  # a lower best leaves less to look at
+            self._cut_anew(fitted)  # a lower best leaves less to consider
 
     def _offer(self, fitted: Fitted, what: str) -> bool:
         """Whether it is the best now."""
@@ -105,7 +105,7 @@ class Incumbent:
         return better
 
     def _near(self) -> list[Fitted]:
-        """What was simulated and is not far from the best, the fastest first."""
+        """Return the simulated plans that are not much slower than the best, the fastest first."""
         found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
         most_us = (1 + self.costs.problem.budget.near) * self.best_us
         return [f for f in found if f.timeline.step_us <= most_us]
@@ -119,7 +119,7 @@ class Incumbent:
             self._offer(other, f"{c}, cut anew")
 
     def _note(self, c: Candidate, **found: float) -> None:
-        """What became known of a candidate that was looked at."""
+        """Change what is known of a candidate that was considered."""
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
         self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ class Incumbent:
                 if self._offer(found, f"a byte of its placements at {share:g} of the price"):
                     self.priced_by = other
         self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
-        self._hold()
+        self._tighten()
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
@@ -159,8 +159,8 @@ class Incumbent:
             for found in ways:
                 self._offer(descended(self.costs, found, self.limit), f"{c}, cut anew")
 
-    def _hold(self) -> None:
-        """Bound those again that hold up the gap, the lowest first, while it is worth the time."""
+    def _tighten(self) -> None:
+        """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
         most, budget = self.best_us, self.costs.problem.budget
         for count in range(budget.max_thorough):
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
@@ -176,7 +176,7 @@ class Incumbent:
 
 
 def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, CandidateCosts]]:
-    """CandidateCostss whose placements differ, with their share of the default price."""
+    """Candidate costs whose placements differ, after their share of the default price."""
     pins = costs.problem.pins
     if mesh.num_devices == 1 or pins.price is not None:
         return

@@ -2,8 +2,9 @@
 change.
 
 Pins are demands next to the device's memory and the size of the model and its sequences. A set of
-pins is in conflict when nothing fits under it alone, all other decisions free; sets are asked by
-size, so the first one found is a smallest one. The empty set means that the sizes alone do not fit.
+pins is in conflict when candidates under it alone, all other decisions free, do not fit; sets are
+asked by size, so the first one found is a smallest one. The empty set means that the sizes alone do
+not fit.
 Changes are looked for the same way, under all other pins: one pin, or as few as needed; then more
 devices, shorter sequences, and larger memories under all pins.
 """
@@ -16,7 +17,7 @@ from itertools import combinations
 from meshwright.ir.errors import PlanError
 from meshwright.ir.sizes import num_elements
 
-from ..cost.op_cost import number
+from ..cost.counts import number
 from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
 from ..hardware.cluster_file import parse_cluster
@@ -27,6 +28,7 @@ from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .fitting import fits, least_peak_bytes
 from .pins import MESH_PINS, Pins
+from .problem import Problem
 
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
@@ -69,12 +71,12 @@ class Refusal:
         return [n for n in MEMORY_PINS if getattr(self.costs.problem.pins, n) is not None]
 
     def conflict(self) -> tuple[str, ...]:
-        """A smallest set of pins under which nothing fits."""
+        """A smallest set of pins under which there are candidates and none fits."""
         names = self.pinned()
         for size in range(len(names)):
             for some in combinations(names, size):
-                free = [n for n in names if n not in some]
-                if not self.fitting(self.without(free)):
+                freed = self.without([n for n in names if n not in some])
+                if frugal(freed) and not self.fitting(freed):
                     return some
         return tuple(names)
 
@@ -114,13 +116,11 @@ class Refusal:
     def more_devices(self) -> str:
         """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
         none of a few does."""
-        e, tried = self.costs.problem, 0
-        held = e.precision.param + e.precision.grad + e.precision.state
-        sizes = (number(num_elements(i.value.shape), {}) for i in e.traced.graph.inputs_of("param"))
-        whole = held * sum(sizes)
-        for cluster in larger(e.cluster):
+        problem, tried = self.costs.problem, 0
+        least = states_bytes(problem)
+        for cluster in larger(problem.cluster):
             limit = usable_bytes(cluster)
-            if whole > limit * cluster.num_devices:
+            if least > limit * cluster.num_devices:
                 continue
             other = self.costs.under(cluster=cluster, placing=None)
             asked = Refusal(other, limit)
@@ -129,7 +129,7 @@ class Refusal:
             if any(asked._fits(other, c) for c in by_tp):
                 return cluster.name
             tried += 1
-            if tried == e.budget.max_clusters:
+            if tried == problem.budget.max_clusters:
                 break
         return ""
 
@@ -157,6 +157,16 @@ class Refusal:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
+
+
+def states_bytes(problem: Problem) -> float:
+    """Return bytes of all parameters, with gradients and optimizer state where they train."""
+    p, params = problem.precision, problem.traced.graph.inputs_of("param")
+    return sum(
+        (p.param + p.grad + p.state if i.trainable else p.param)
+        * number(num_elements(i.value.shape), {})
+        for i in params
+    )
 
 
 def larger(cluster: Cluster) -> Iterator[Cluster]:

@@ -13,7 +13,7 @@ from meshwright.ir.placement import only_axis, replicated
 from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.traced import Traced
 
-from ..remat.rules import Kept
+from ..remat.rules import SavedSet
 from ..sharding.boundary_layouts import Lowered, ShardedModel
 from .buckets import FROZEN, make_buckets
 
@@ -36,15 +36,15 @@ def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
 
 
 def with_variants(
-    sharded: ShardedModel, saved: Sequence[Kept]
-) -> tuple[ShardedModel, dict[str, Kept]]:
+    sharded: ShardedModel, saved: Sequence[SavedSet]
+) -> tuple[ShardedModel, dict[str, SavedSet]]:
     """A piece for every set of values that instances of one keep, and the set by piece name.
 
     The most frequent set has the piece's own name, the others a number behind it.
     """
     uses = Counter(zip(sharded.instances, saved, strict=True))
     taken = set(sharded.lowered)
-    names: dict[tuple[str, Kept], str] = {}
+    names: dict[tuple[str, SavedSet], str] = {}
     for piece, kept in sorted(uses, key=lambda use: (-uses[use], use)):
         first = all(of != piece for of, _ in names)
         names[piece, kept] = piece if first else _numbered(piece, taken)

@@ -7,17 +7,17 @@ a second and more.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bounds.analytic import OptionTimes
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline, paths_of_equal_stages
 from ..budget import Effort
 from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST, Path
 from ..pipeline.schedules import SPLIT, stage_ranks
+from ..remat.options import UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
-from .candidate_units import Parts
+from .candidate_units import CandidateUnits
 from .candidates import Candidate
 
 
@@ -28,7 +28,7 @@ def tightened(
     enough_us: float = INF,
     effort: Effort | None = None,
 ) -> LpBound:
-    """A lower bound on the simulated step of a pipeline, for any cuts and levels that fit; not
+    """A lower bound on the simulated step of a pipeline, for any cuts and options that fit; not
     tightened beyond `enough_us`, with quick effort unless another one is given."""
     effort = effort or costs.problem.budget.quick
     known, key = costs.lp_bounds, (c, limit_bytes, effort)
@@ -51,7 +51,7 @@ def _tightened(
     # With very many micro-batches the bubbles of a schedule are small.
     if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:
         return LpBound(0.0)
-    sync_us = costs.parts_of(c).table.links.world_us()
+    sync_us = costs.units_of(c).table.links.world_us()
     quick = costs.problem.budget.quick
     paths = tightened(costs, c, limit_bytes).paths if effort != quick else _first_paths(costs, c)
     pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
@@ -71,29 +71,29 @@ def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
 
 def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
     """Return what the LP bound asks of a candidate."""
-    parts = costs.parts_of(c)
+    units = costs.units_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    kinds, spared = _Kinds(costs, c, parts).found()
-    passing = _passing(parts.menus[-1:], c), _passing(parts.menus, c)
+    kinds, spared = _Kinds(costs, c, units).found()
+    passing = _passing(units.options[-1:], c), _passing(units.options, c)
     schedules = costs.memo.schedules
     return Pipeline(
-        kinds,
-        schedules.schedule(c.listing),
-        schedules.waits(c.listing),
-        ranks,
-        spared,
-        CandidateBounds(costs).bound_sends_us(c, ranks),
-        OVERLAP_PRICE,
-        limit_bytes,
-        _fixed_bytes(costs, c, parts, ranks),
-        passing,
-        schedules.peaks(c.listing, passing[0] >= passing[1]),
+        kinds=kinds,
+        schedule=schedules.schedule(c.listing),
+        waits=schedules.waits(c.listing),
+        stage_ranks=ranks,
+        spared=spared,
+        send_us=CandidateBounds(costs).bound_sends_us(c, ranks),
+        overlap_price=OVERLAP_PRICE,
+        limit_bytes=limit_bytes,
+        fixed_bytes=_fixed_bytes(costs, c, units, ranks),
+        passing_bytes=passing,
+        moments=schedules.peaks(c.listing, passing[0] >= passing[1]),
     )
 
 
-def _passing(menus: Sequence[Sequence[Unit]], c: Candidate) -> float:
-    """What a backward of one of the units has alive at least."""
-    return min(_start(u, c).peak_bytes for menu in menus for u in menu)
+def _passing(units: Sequence[UnitOptions], c: Candidate) -> float:
+    """Return the least bytes that the backward of any of the units has alive."""
+    return min(_start(u, c).peak_bytes for options in units for u in options)
 
 
 def _start(unit: Unit, c: Candidate) -> Phase:
@@ -102,10 +102,10 @@ def _start(unit: Unit, c: Candidate) -> Phase:
 
 
 def _fixed_bytes(
-    costs: CandidateCosts, c: Candidate, parts: Parts, ranks: tuple[int, ...]
+    costs: CandidateCosts, c: Candidate, units: CandidateUnits, ranks: tuple[int, ...]
 ) -> tuple[float, ...]:
-    """Of each rank: data and context, and the buffers of its largest bucket at least."""
-    sizes = [menu[0].bucket_bytes for menu in parts.menus]
+    """Return by rank bytes of data and context, and of its largest bucket's buffers at least."""
+    sizes = [options[0].bucket_bytes for options in units.options]
     largest = [min(sizes)] * c.pp
     for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
         largest[rank] = max(largest[rank], size)
@@ -116,67 +116,67 @@ def _fixed_bytes(
 class _Kinds:
     """Equal units counted together."""
 
-    def __init__(self, costs: CandidateCosts, c: Candidate, parts: Parts) -> None:
-        self.c, self.parts, self.reduces = c, parts, c.zero >= 2
+    def __init__(self, costs: CandidateCosts, c: Candidate, units: CandidateUnits) -> None:
+        self.c, self.units, self.reduces = c, units, c.zero >= 2
         self.split = c.schedule in SPLIT
         self.per_byte = costs.storage_bytes(c, 1.0, 0.0)
-        self.tails = _tails(costs, c, parts)
-        self.gathers = any(menu[0].gather_us for menu in parts.menus)
+        self.tails = _tails(costs, c, units)
+        self.gathers = any(options[0].gather_us for options in units.options)
         alone = not (self.reduces and self.gathers)  # no gathers among the reductions
-        reduce = [menu[0].reduce_us if alone else 0.0 for menu in parts.menus]
-        self.slowed, self.unslowed = _slowed(parts.menus, reduce)
-        self.full = parts.full != parts.plain
+        reduce = [options[0].reduce_us if alone else 0.0 for options in units.options]
+        self.slowed, self.unslowed = _slowed(units.options, reduce)
+        self.overlaps = units.overlapped != units.compute
 
     def found(self) -> tuple[tuple[Kind, ...], dict[str, float]]:
         """Kinds, the first and last unit's first; and what an action is spared."""
         counts: dict[tuple, tuple[int, int]] = {}
-        last = len(self.parts.menus) - 1
+        last = len(self.units.options) - 1
         for index in (0, last, *range(1, last)):
             ends = {0: "first", last: LAST}.get(index, "")
-            key = (ends, self.parts.kinds[index], self.slowed[index], self.tails[index],
-                   tuple(self.parts.full[index]))  # fmt: skip
+            key = (ends, self.units.kinds[index], self.slowed[index], self.tails[index],
+                   tuple(self.units.overlapped[index]))  # fmt: skip
             found, count = counts.get(key, (index, 0))
             counts[key] = found, count + 1
         kinds = tuple(self._kind(index, count) for index, count in counts.values())
         return kinds, self._spared()
 
     def _kind(self, index: int, count: int) -> Kind:
-        c, menu = self.c, self.parts.menus[index]
-        unit = menu[0]
+        c, options = self.c, self.units.options[index]
+        unit = options[0]
         passes = c.num_microbatches if self.reduces else 1
-        split = [u.work.split for u in menu]
+        split = [u.work.split for u in options]
         return Kind(
             count=count,
-            alone=self._alone(menu),
+            alone=self._alone(options),
             beside=self._beside(index),
             reduce_us=0.0 if self.reduces else unit.reduce_us,
             traffic_us=passes * unit.reduce_us + 2 * c.num_microbatches * unit.gather_us,
             tail_us=self.tails[index],
             stored_bytes=self.per_byte * unit.owned_bytes,
-            kept=tuple(u.work.kept_bytes for u in menu),
+            kept=tuple(u.work.kept_bytes for u in options),
             handed=tuple(s.handed_bytes if self.split and s else 0.0 for s in split),
         )
 
-    def _alone(self, menu: Sequence[Unit]) -> Times:
+    def _alone(self, options: UnitOptions) -> Times:
         kinds = ("F", "I", "W") if self.split else ("F", "B", LAST)
-        return {kind: tuple(self._pass_us(u, kind) for u in menu) for kind in kinds}
+        return {kind: tuple(self._pass_us(u, kind) for u in options) for kind in kinds}
 
     def _pass_us(self, unit: Unit, kind: str) -> float:
-        """With what compute waits for before reductions, where there are any."""
+        """Return the time of an action on a unit, with what compute waits for before reductions."""
         action = "B" if kind == LAST else kind
         ready = self.reduces or kind == LAST
         blocking = unit.blocking_us if ready and kind != "F" and unit.completes_in(action) else 0.0
         return unit.pass_us(action) + blocking
 
     def _beside(self, index: int) -> Times:
-        """Where backward is in two, its collectives are not told apart."""
-        forward, backward = zip(*self.parts.full[index], strict=True)
-        gathers = {"F": forward} if self.full else {}
+        """Times beside collectives. A split backward has none: I and W share its collectives."""
+        forward, backward = zip(*self.units.overlapped[index], strict=True)
+        gathers = {"F": forward} if self.overlaps else {}
         if self.split:
             return gathers
         if self.reduces and self.gathers:
             return gathers | {"B": backward, LAST: backward}
-        alone = self._alone(self.parts.menus[index])
+        alone = self._alone(self.units.options[index])
         kinds = ("B", LAST) if self.reduces else (LAST,)
         slowed, longer = self.slowed[index], self._lets_drain(index)
         return gathers | {
@@ -185,33 +185,36 @@ class _Kinds:
         }
 
     def _lets_drain(self, index: int) -> list[float]:
-        """By level, how much less the next unit in backward is slowed, at most, because this one
-        takes longer than at its fastest level."""
-        us = [u.pass_us("B") for u in self.parts.menus[index]]
+        """Return by option how much less the next unit in backward is slowed, at most.
+
+        This one takes longer than under its fastest option, so more reductions end before the next.
+        """
+        us = [u.pass_us("B") for u in self.units.options[index]]
         return [OVERLAP_PRICE * (1 + OVERLAP_PRICE) * (one - min(us)) for one in us]
 
     def _spared(self) -> dict[str, float]:
-        """What the ends of a stage may spare a pass (passes.slack_us, each direction apart); of the
-        last backward without gathers, what its first units are not slowed by."""
-        first = min(menu[0].gather_us for menu in self.parts.menus)
-        forward, backward = (_most(self.parts.plain, self.parts.full, way) for way in (0, 1))
+        """Return what the ends of a stage may spare an action, as analytic.slack_us says for both
+        directions together; of the last backward without gathers, what its first units spare."""
+        first = min(options[0].gather_us for options in self.units.options)
+        forward, backward = (_most(self.units, way) for way in (0, 1))
         backward = max(0.0, 2 * backward - first) if self.gathers else self.unslowed
         last = backward if self.reduces else self.unslowed
         return {"F": max(0.0, forward - first), "B": backward, LAST: last}
 
 
-def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[list[float], float]:
-    """By how much reductions slow each unit in a last backward, whatever its level, where the unit
-    before it is at its fastest; and what the first two units of a stage are spared of that at most.
-    reduce: by unit, in us.
+def _slowed(units: Sequence[UnitOptions], reduce: Sequence[float]) -> tuple[list[float], float]:
+    """Return by how much reductions slow each unit in a last backward, whatever its option, and how
+    much less the first two units of a stage are slowed, at most. reduce: by unit, in us.
+
+    The unit before each is taken under its fastest option.
 
     When a unit begins, the reduction of the one before it has just been issued, and of the one
     before that is left what the time between was too short for. Where compute waits for a copy
     meanwhile, it loses more than the reductions that it then runs without would have slowed it.
     """
-    least = [min(u.pass_us("B") for u in menu) for menu in menus]
+    least = [min(u.pass_us("B") for u in options) for options in units]
     walls = [
-        (1 + OVERLAP_PRICE) * (us + m[0].blocking_us) for us, m in zip(least, menus, strict=True)
+        (1 + OVERLAP_PRICE) * (us + m[0].blocking_us) for us, m in zip(least, units, strict=True)
     ]
     walls, late = [*walls, 0.0], [*reduce, 0.0, 0.0]
     found, second = [], []
@@ -223,17 +226,17 @@ def _slowed(menus: Sequence[Sequence[Unit]], reduce: Sequence[float]) -> tuple[l
     return found, max(one + more for one, more in zip(found, ahead, strict=False))
 
 
-def _most(plain: OptionTimes, full: OptionTimes, way: int) -> float:
+def _most(units: CandidateUnits, way: int) -> float:
     """The most that collectives add to a unit in one direction."""
     return max(
         beside[way] - alone[way]
-        for levels in zip(plain, full, strict=True)
-        for alone, beside in zip(*levels, strict=True)
+        for times in zip(units.compute, units.overlapped, strict=True)
+        for alone, beside in zip(*times, strict=True)
     )
 
 
-def _tails(costs: CandidateCosts, c: Candidate, parts: Parts) -> list[float]:
-    """By unit, the update and refresh of the buckets that it is the first to hold, in us."""
-    layout, table = costs.layout(c), parts.table
+def _tails(costs: CandidateCosts, c: Candidate, units: CandidateUnits) -> list[float]:
+    """Return by unit the update and refresh of the buckets that it is the first to hold, in us."""
+    layout, table = costs.layout(c), units.table
     us = {b.name: table.optimizer_us(b) + table.refresh_us(b) for b in layout.buckets}
     return [sum(us.pop(name, 0.0) for name in item.buckets) for item in layout.instances]

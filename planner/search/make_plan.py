@@ -30,7 +30,7 @@ from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
 from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
-from ..remat.rules import Kept, check_rule, saved_values
+from ..remat.rules import SavedSet, check_rule, saved_values
 from ..sharding.boundary_layouts import ShardedModel, shard_model
 from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
@@ -50,7 +50,7 @@ def make_plan(
     pins: Pins,
     progress: Progress = lambda _: None,
     sharded: ShardedModel | None = None,
-    saved: tuple[Kept, ...] | None = None,
+    saved: tuple[SavedSet, ...] | None = None,
 ) -> Plan:
     """The plan for `global_batch` rows of `seq` tokens a step on every device of the cluster.
 
@@ -58,9 +58,9 @@ def make_plan(
     already found. saved: the values that each instance keeps, found with them. Raises PlanError
     when the pins contradict each other or the sizes.
     """
-    mesh = choose_mesh(cluster.num_devices, pins, traced.joints.values())
-    micro_batch, num_microbatches = choose_micro_batch(global_batch, mesh, pins)
-    pp, (name, chunks) = mesh.count(PIPELINE), choose_schedule(pins)
+    mesh = resolve_mesh(cluster.num_devices, pins, traced.joints.values())
+    micro_batch, num_microbatches = resolve_micro_batch(global_batch, mesh, pins)
+    pp, (name, chunks) = mesh.count(PIPELINE), resolve_schedule(pins)
     check_sizes(name, pp, num_microbatches)
     progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
     sharded = sharded or shard_model(
@@ -87,7 +87,8 @@ def make_plan(
     else:
         check_rule(recompute, [low.graph for low in sharded.lowered.values()])
         kept = {
-            name: Kept(saved_values(low.graph, recompute)) for name, low in sharded.lowered.items()
+            name: SavedSet(saved_values(low.graph, recompute))
+            for name, low in sharded.lowered.items()
         }
     pieces = tuple(
         Piece(low.name, low.graph, low.placements, kept[low.name].saved, kept[low.name].offloaded)
@@ -116,9 +117,9 @@ def make_plan(
         recompute=recompute,
         schedule_name=name,
         flops_per_token=per_token,
-        precision=choose_precision(traced.dtype, pins),
-        reduce_dtype=choose_reduce_dtype(traced.dtype, pins),
-        optimizer=choose_optimizer(pins),
+        precision=resolve_precision(traced.dtype, pins),
+        reduce_dtype=resolve_reduce_dtype(traced.dtype, pins),
+        optimizer=resolve_optimizer(pins),
         coverage=(*traced.warnings, *sharded.coverage),
         context=traced.segmented.context,
         constants=traced.constants,
@@ -132,7 +133,7 @@ def make_plan(
     return with_costs(plan, predict(plan, cluster), cluster)
 
 
-def choose_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> Mesh:
+def resolve_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> Mesh:
     """The mesh of the pins; data takes the devices that no other axis is pinned to.
 
     graphs: whose KV heads may split the tensor axis.
@@ -155,14 +156,21 @@ def choose_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> M
     return mesh
 
 
-def choose_schedule(pins: Pins) -> tuple[str, int]:
+def resolve_schedule(pins: Pins) -> tuple[str, int]:
     """(name, stages of a rank); 1F1B unless pinned."""
     name = pins.schedule or ("interleaved" if (pins.chunks or 1) > 1 else "1f1b")
     check_name(name)
     return name, chunks_of(name, pins.chunks)
 
 
-def choose_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:
+def stages_of_cuts(pins: Pins) -> int:
+    """Return the stages that pinned cuts must make: pp times chunks, or as many as they do."""
+    _, chunks = resolve_schedule(pins)
+    assert pins.num_stages is not None
+    return pins.pp * chunks if pins.pp and pins.schedule else pins.num_stages
+
+
+def resolve_micro_batch(global_batch: int, mesh: Mesh, pins: Pins) -> tuple[int, int]:
     """(rows of one rank in a micro-batch, number of micro-batches)."""
     ranks, over = mesh.count(*BATCH), str(mesh.only(*BATCH))
     if global_batch % ranks:
@@ -222,7 +230,7 @@ def _trained_flops(graph: Graph, seq: int) -> float:
 PRECISIONS = ("pure", "master")
 
 
-def choose_precision(dtype: str, pins: Pins) -> str:
+def resolve_precision(dtype: str, pins: Pins) -> str:
     """`pure` unless pinned; master weights are for dtypes narrower than float32."""
     precision = pins.precision or "pure"
     if precision not in PRECISIONS:
@@ -232,7 +240,7 @@ def choose_precision(dtype: str, pins: Pins) -> str:
     return precision
 
 
-def choose_reduce_dtype(dtype: str, pins: Pins) -> str:
+def resolve_reduce_dtype(dtype: str, pins: Pins) -> str:
     """Return the dtype of gradients as a rank sums them, unless pinned. Float64 keeps all its
     digits."""
     if pins.reduce_dtype is not None and dtype == "f64":
@@ -240,10 +248,10 @@ def choose_reduce_dtype(dtype: str, pins: Pins) -> str:
             f"reduce_dtype={pins.reduce_dtype} with dtype f64: a program in f64 reduces its "
             "gradients in f64; leave the pin out, or plan with --dtype f32 or bf16"
         )
-    return pins.reduce_dtype or grad_dtype(dtype, choose_precision(dtype, pins))
+    return pins.reduce_dtype or grad_dtype(dtype, resolve_precision(dtype, pins))
 
 
-def choose_optimizer(pins: Pins) -> str:
+def resolve_optimizer(pins: Pins) -> str:
     """`adamw` unless pinned."""
     name = pins.optimizer or "adamw"
     if name not in STATES:

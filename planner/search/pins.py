@@ -65,6 +65,11 @@ class Pins:
     outer: str | None = None
     cp_order: str | None = None
 
+    @property
+    def num_stages(self) -> int | None:
+        """Return how many stages pinned cuts make, None where cuts are free."""
+        return None if self.cuts is None else self.cuts.count(",") + 2
+
 
 def parse_pins(texts: list[str]) -> Pins:
     """Pins from `KEY=VALUE` texts; raises PlanError naming the nearest key or the bad value."""

@@ -4,16 +4,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.inputs import StepInput, step_inputs
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
+from ..simulate.stage_memory import context_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload
-from .make_plan import choose_optimizer, choose_precision, choose_reduce_dtype
+from .make_plan import resolve_optimizer, resolve_precision, resolve_reduce_dtype
 from .pins import Pins
 
 
@@ -31,7 +31,7 @@ class Placing:
     order: str | None = None
 
     def num_microbatches(self, mesh: Mesh) -> int:
-        """Return those of a step where the mesh is all that cuts a value."""
+        """Return the micro-batches of a step on a compute mesh; all other devices cut the batch."""
         rows = max(1, self.global_batch * mesh.num_devices // self.cluster.num_devices)
         return rows // self.micro_batch or 1
 
@@ -64,8 +64,8 @@ class Problem:
     def precision(self) -> Precision:
         """Bytes of an element under the pins."""
         dtype, pins = self.traced.dtype, self.pins
-        precision, reduced = choose_precision(dtype, pins), choose_reduce_dtype(dtype, pins)
-        return precision_of(dtype, precision, reduced, choose_optimizer(pins))
+        precision, reduced = resolve_precision(dtype, pins), resolve_reduce_dtype(dtype, pins)
+        return precision_of(dtype, precision, reduced, resolve_optimizer(pins))
 
     @cached_property
     def offloads(self) -> bool:
@@ -103,11 +103,11 @@ class Problem:
 
     def context_bytes(self, c: Candidate) -> float:
         """Return bytes of a rank that every unit is given: tables, and a step's data."""
-        context = self.traced.segmented.context
         sizes = {"B": c.micro_batch, "S": self.seq}
-        given = sum(
-            evaluate(num_elements(context.values[n].shape), sizes)
-            * ITEM_BYTES[context.values[n].dtype]
-            for n in context.outputs
-        )
-        return given + 2 * 8 * c.micro_batch * c.num_microbatches * self.seq
+        context = self.traced.segmented.context
+        return context_bytes(context, self._inputs, sizes, c.num_microbatches)
+
+    @cached_property
+    def _inputs(self) -> tuple[StepInput, ...]:
+        """The schema of a step."""
+        return step_inputs([self.traced.graph])

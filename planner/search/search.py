@@ -1,17 +1,17 @@
 """The outer search: the fastest plan that fits, and how far from the best it may be.
 
-Candidates (candidates.py) are taken in order of their lower bound (candidate_costs.py), a floor
+Candidates (candidates.py) are taken in order of their lower bound (candidate_bounds.py), a floor
 first that costs next to nothing, ties by name, until the next bound is no better than the best step
 found (incumbent.py). What was not simulated cannot beat the bound it has, so
 
     bound = min(best step, bounds of candidates left over, bounds of pipelines simulated)
     gap = best / bound - 1
 
-A candidate counts with its bound even when simulated, as other cuts and levels of it were not.
+A candidate counts with its bound even when simulated, as other cuts and options of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
-level of every instance, with the placements that the sharding ILP gives for each compute mesh at
-the default price of a byte; and, where those of another price made the best plan faster, over these
-as well.
+option of every instance, with the placements that the sharding ILP gives for each compute mesh at
+the default price of a byte. Where another price made the best plan faster, the bound is over the
+placements at that price as well.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ from .demands import check_defaults
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
-from .make_plan import choose_schedule, make_plan
+from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
 from .pins import Pins
 from .problem import Problem
@@ -47,7 +47,7 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was looked at. num_prices: of a
+    """The winner, what it was priced by, its bound and what else was considered. num_prices: of a
     byte, at which placements were solved for all combinations."""
 
     best: Fitted
@@ -110,70 +110,70 @@ def search(costs: CandidateCosts, progress: Progress = lambda _: None) -> Found:
     they are of another price of a byte."""
     _check(costs)
     limit = usable_bytes(costs.problem.cluster)
-    passes = [_explored(costs, limit, progress)]
-    first = passes[0].looking
+    explored = [_explore(costs, limit, progress)]
+    first = explored[0].incumbent
     if first.best is None:
         raise InfeasibleError(Refusal(costs, limit).text())
     first.finish()
     if first.priced_by is not costs:
         progress("all combinations again, with the placements of the best")
-        passes.append(_explored(first.priced_by, limit, progress, first.best))
-        passes[-1].looking.finish()
-    last = passes[-1].looking
+        explored.append(_explore(first.priced_by, limit, progress, first.best))
+        explored[-1].incumbent.finish()
+    last = explored[-1].incumbent
     assert last.best is not None
-    losers = _merged(x for one in passes for x in one.looking.losers)
+    losers = _merged(x for one in explored for x in one.incumbent.losers)
     return Found(
         last.best,
         last.priced_by,
-        min(last.best.timeline.step_us, *(one.bound_us for one in passes)),
+        min(last.best.timeline.step_us, *(one.bound_us for one in explored)),
         tuple(x for x in losers if x.candidate != last.best.candidate)
-        + _unseen(passes[0].known, losers),
-        len(passes),
-        passes[0].num_candidates,
-        sum(one.looking.simulated for one in passes),
+        + _unseen(explored[0].known, losers),
+        len(explored),
+        explored[0].num_candidates,
+        sum(one.incumbent.simulated for one in explored),
         first.num_unfit,
     )
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """Every candidate under one kind of placements. left_us: a bound on those never looked at.
+class _Explored:
+    """Every candidate under one kind of placements. left_us: a bound on those never considered.
     known: the best bound of each that can store the model."""
 
-    looking: Incumbent
+    incumbent: Incumbent
     left_us: float
     known: dict[Candidate, float]
     num_candidates: int
 
     @property
     def bound_us(self) -> float:
-        return min(self.left_us, *self.looking.bounds.values(), INF)
+        return min(self.left_us, *self.incumbent.bounds.values(), INF)
 
 
-def _explored(
+def _explore(
     costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None = None
-) -> _Pass:
-    """Look at candidates, the lowest bound first, until none can be faster than the best."""
+) -> _Explored:
+    """Consider candidates, the lowest bound first, until none can be faster than the best."""
     ranked, num_unfit = _ranked(costs, limit, progress)
-    looking = Incumbent(costs, limit, progress, num_unfit, best)
+    incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     left, known = INF, {candidate: floor for floor, candidate in ranked}
     first = [(floor, c) for floor, c in ranked if c.pp == 1]
     # They take no time to fit, and with a best step known, bounds need not be tightened beyond it.
     first = first[: costs.problem.budget.first_candidates]
     for floor, candidate in first:
-        looking.look(candidate, floor)
+        incumbent.consider(candidate, floor)
     waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
-        if looking.simulated == costs.problem.budget.max_simulated or bound >= looking.best_us:
+        if incumbent.simulated == costs.problem.budget.max_simulated or bound >= incumbent.best_us:
             left = bound
             break
         if bounded:
-            looking.look(candidate, bound)
+            incumbent.consider(candidate, bound)
         else:
             known[candidate] = max(bound, CandidateBounds(costs).bound_us(candidate))
             heappush(waiting, (known[candidate], True, candidate))
-    return _Pass(looking, left, known, len(ranked) + num_unfit)
+    return _Explored(incumbent, left, known, len(ranked) + num_unfit)
 
 
 def _merged(losers: Iterable[Loser]) -> list[Loser]:
@@ -204,11 +204,10 @@ def _unseen(known: dict[Candidate, float], seen: list[Loser]) -> tuple[Loser, ..
 def _check(costs: CandidateCosts) -> None:
     """The pins against each other and the sizes, before anything is solved."""
     pins = costs.problem.pins
-    _, chunks = choose_schedule(pins)
+    resolve_schedule(pins)
     if pins.cuts is not None:
         count = len(costs.problem.traced.segmented.instances)
-        stages = pins.pp * chunks if pins.pp and pins.schedule else pins.cuts.count(",") + 2
-        cut_stages([1.0] * count, stages, pins.cuts)
+        cut_stages([1.0] * count, stages_of_cuts(pins), pins.cuts)
     if pins.recompute is not None:
         check_rule(pins.recompute, list(costs.problem.traced.joints.values()))
 

@@ -1,7 +1,7 @@
-"""Levels of units whose stages share a rank, or hold two kinds of memory.
+"""Options of units whose stages share a rank, or hold two kinds of memory.
 
 A micro-batch of stage s counts as often as s has it in flight at most; the units of a rank give up
-bytes where they cost least by that count, until the fullest moment of its schedule fits.
+bytes where they cost least by that count, until the peak of its schedule fits.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def shared_picks(
     limit_bytes: float,
     stays: bool = False,
 ) -> Picks | None:
-    """The level of every unit under cuts, rank by rank; None where one of them does not fit.
+    """The option of every unit under cuts, rank by rank; None where one of them does not fit.
 
     stays: nothing is offloaded.
     """
-    stops = (*starts[1:], len(costs.parts_of(c).menus))
+    stops = (*starts[1:], len(costs.units_of(c).options))
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
@@ -46,22 +46,22 @@ def _rank_picks(
     limit_bytes: float,
     stays: bool,
 ) -> dict[int, int] | None:
-    parts, split = costs.parts_of(c), c.schedule in SPLIT
+    units, split = costs.units_of(c), c.schedule in SPLIT
     actions = costs.memo.schedules.schedule(c.listing)[rank]
-    indices = [index for units in stages.values() for index in units]
-    stored = sum(parts.menus[i][0].owned_bytes for i in indices)
-    largest = max(parts.menus[i][0].bucket_bytes for i in indices)
-    room = limit_bytes - costs.problem.context_bytes(c)
-    room -= costs.storage_bytes(c, stored, largest)
+    indices = [index for within in stages.values() for index in within]
+    stored = sum(units.options[i][0].owned_bytes for i in indices)
+    largest = max(units.options[i][0].bucket_bytes for i in indices)
+    free = limit_bytes - costs.problem.context_bytes(c)
+    free -= costs.storage_bytes(c, stored, largest)
     held = costs.memo.schedules.held(c.listing)
-    counts = {i: held[s] for s, units in stages.items() for i in units}
-    staying = set(indices) if stays else {units[-1] for units in stages.values()}
+    counts = {i: held[s] for s, within in stages.items() for i in within}
+    staying = set(indices) if stays else {within[-1] for within in stages.values()}
     points = [
         [
             (INF, INF)
             if i in staying and unit.work.away_bytes
             else (sum(us), _weight(unit, split, *counts[i]))
-            for us, unit in zip(parts.full[i], parts.menus[i], strict=True)
+            for us, unit in zip(units.overlapped[i], units.options[i], strict=True)
         ]
         for i in indices
     ]
@@ -70,18 +70,16 @@ def _rank_picks(
 
     def memory(stage: int, picks: Picks) -> StageMemory:
         if (stage, picks) not in known:
-            units = zip(stages[stage], picks, strict=True)
-            known[stage, picks] = memory_of_units(
-                (parts.menus[i][level] for i, level in units), split
-            )
+            picked = [units.options[i][k] for i, k in zip(stages[stage], picks, strict=True)]
+            known[stage, picks] = memory_of_units(picked, split)
         return known[stage, picks]
 
     def fits(picks: Picks) -> bool:
         memories, end = {}, 0
-        for stage, units in stages.items():  # in the order of `indices`
-            start, end = end, end + len(units)
+        for stage, within in stages.items():  # in the order of `indices`
+            start, end = end, end + len(within)
             memories[stage] = memory(stage, picks[start:end])
-        return walk(actions, memories).total_bytes <= room
+        return walk(actions, memories).total_bytes <= free
 
     found = select_along(points, fits, costs.problem.budget)
     return None if found is None else dict(zip(indices, found, strict=True))

@@ -44,8 +44,8 @@ Common = tuple[Placement, Placement]  # of a tied parameter and of its gradient
 class Lowered:
     """A unique segment in one layout, with its redistributions written out.
 
-    boundary_in, boundary_out: "replicated" or "sequence". The costs are those of one micro-batch
-    through forward and backward, resident bytes counted at the price.
+    boundary_in, boundary_out: "replicated" or "sequence". The costs are for one micro-batch through
+    forward and backward, resident bytes counted at the price.
     """
 
     name: str

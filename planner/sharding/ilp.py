@@ -21,8 +21,8 @@ Constraints
     held[r,c]      s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in H
     gathered[r,c]  s[v,c] >= sum of e[r,a,b] that need c        r in backward, v in P, c not a
 
-Ways are those of cost/redistribution.py; what two of them have in common is moved once. A read
-from a to b needs copy b resident, a slice the whole a that it is taken from.
+cost/redistribution.py gives the ways; a move that several of them share is made once. A read from
+a to b needs copy b resident, a slice the whole a that it is taken from.
 
 The e of one read are a transport problem, so the relaxation is tight and nearly always integral.
 Resident activations are the copies of forward values that backward reads, as if none were
@@ -49,7 +49,7 @@ TIE_US = 1e-5
 
 @dataclass(frozen=True)
 class Sharding:
-    """The chosen placements of a joint graph on one axis.
+    """The chosen placements of a joint graph on a compute mesh.
 
     made: each value where it is made. ops: the choice of each op in order, with its us. reads:
     per op the placement of each present operand. outputs: placement of each graph output (None for

@@ -4,7 +4,7 @@ Each move of a value is made once, right before its first use; what an output st
 the end. Op `redistribute`: attrs axis (several together: their names, dots between them) and kind,
 and as the kind needs: op (of a reduction), dim and outer (the shard made, or gathered), src_dim and
 src_outer (the shard an all_to_all starts from); mirrored and src_mirrored where that shard is.
-Outer sizes are those of the local tensor, which other axes have cut.
+Outer sizes count elements of the local tensor, which other axes have cut.
 """
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify

@@ -51,7 +51,7 @@ class Demands:
 
     boundary_in, boundary_out: "replicated" or "sequence" (dim 1 of activation and gradient).
     param_pins, grad_pins: by input name, the placement of a parameter and of its gradient.
-    whole_reads: False keeps matmul weights sharded, also where ops read them.
+    shard_matmul_weights: whether matmul weights stay sharded, also where ops read them.
     mirrored: context axes cut the sequence in mirrored shards.
     """
 
@@ -190,7 +190,7 @@ def _param(
 
 
 def _partial_over(placement: Placement, axes: tuple[str, ...]) -> Placement:
-    """The placement, partial over those of the axes that do not cut it."""
+    """The placement, made partial over every axis that does not cut it."""
     for axis in axes:
         if placement.shard(axis) is None:
             placement = with_partial(placement, axis, "sum")

@@ -34,7 +34,7 @@ class Prediction:
         return max(host_bytes(self.model, rank) for rank in range(len(self.peaks)))
 
     @property
-    def fullest(self) -> int:
+    def peak_rank(self) -> int:
         """The pp rank with the highest peak."""
         return max(range(len(self.peaks)), key=lambda s: self.peaks[s].total_bytes)
 

@@ -167,7 +167,7 @@ class _Rank:
             self.note(f"fetch {unit.name}", start, self.copied_back, "copy back")
 
     def bring(self, stage: _Stage, index: int, microbatch: int) -> None:
-        """What a unit offloads is there; that of the next ones in backward is on its way."""
+        """Wait for what a unit offloaded; start to fetch what the next units in backward did."""
         self.fetch(stage, index, microbatch)
         self.wait(stage.back.pop((index, microbatch), 0.0))
         for before in range(1, IN_TRANSIT + 1):

@@ -3,7 +3,7 @@
 A rank holds its parameters, gradients and optimizer state for good. Beside them live, at a unit k
 of micro-batch j: what the other micro-batches in flight kept, what this one kept up to k, what k's
 function has alive, and the gathered and reduced buckets around k. Where backward runs in two, what
-I hands to W lives between them. The fullest unit of a stage's F, B, I or W does not depend on what
+I hands to W lives between them. The unit where a stage's F, B, I or W peaks does not depend on what
 the rest of the rank holds, so the walk goes over actions alone.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Graph, Value
+from meshwright.ir.inputs import StepInput
 from meshwright.ir.mesh import REDUCED, STORAGE, Mesh
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import COMPUTE, Action
@@ -49,7 +51,7 @@ def usable_host_bytes(cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest moment of a rank: total and parts in bytes, and the unit it happens at."""
+    """The peak of a rank: bytes by kind, and the unit where it occurs."""
 
     bytes_by_kind: tuple[tuple[str, float], ...]
     where: str
@@ -108,7 +110,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Moment:
-    """The fullest of a kind of action. live: bytes of its own micro-batch, passing: of the function
+    """The peak of a kind of action. live: bytes of its own micro-batch, passing: of the function
     that is running."""
 
     live_bytes: float
@@ -158,7 +160,7 @@ class StageMemory:
         self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
 
     def _hand(self, size: float) -> None:
-        """A later unit's I comes first: what it hands over is there in those of earlier units."""
+        """Add what a later unit's I hands over to the I of earlier units, which run after it."""
         if before := self.moments.get("I"):
             live_bytes = before.live_bytes + size
             self.moments["I"] = Moment(live_bytes, before.passing_bytes, before.where)
@@ -169,7 +171,7 @@ class StageMemory:
             self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
 
     def peak(self, held: int, waiting: int) -> Moment:
-        """The fullest moment, `held` micro-batches between F and B or I, and `waiting` for W."""
+        """Return the peak, `held` micro-batches between F and B or I, and `waiting` for W."""
         kept, handed = held * self.kept_bytes, waiting * self.handed_bytes
         beside = {
             "F": kept - self.kept_bytes + handed,
@@ -196,7 +198,7 @@ def memory_of_units(units: Iterable[Unit], split: bool) -> StageMemory:
 def moments(
     actions: tuple[Action, ...], stages: dict[int, StageMemory]
 ) -> Iterator[tuple[Action, Moment, float]]:
-    """Every compute action of a rank's schedule, its fullest moment, and what is live after it;
+    """Every compute action of a rank's schedule, its peak, and what is live after it;
     stages: those the rank holds."""
     others = 0.0
     for action in actions:
@@ -205,13 +207,13 @@ def moments(
         stage, kind = stages[action.stage], action.kind
         others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
         moment = stage.moments[kind]
-        fullest = replace(moment, live_bytes=others + moment.live_bytes)
+        peak = replace(moment, live_bytes=others + moment.live_bytes)
         others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
-        yield action, fullest, others
+        yield action, peak, others
 
 
 def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
-    """The fullest moment of a rank's schedule, the first of equals."""
+    """Return the peak of a rank's schedule, the first of equals."""
     changes = {s: _changes(memory) for s, memory in stages.items()}
     found, most, others = (0.0, actions[0]), -1.0, 0.0
     for action in actions:
@@ -228,8 +230,8 @@ def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
 
 
 def _changes(memory: StageMemory) -> dict[str, tuple[float, float, float]]:
-    """By kind of action: what other micro-batches hold less before it, the action's own fullest
-    moment, and what they hold more after it."""
+    """Return by kind of action how bytes of other micro-batches change before it, the action's own
+    peak, and how they change after it."""
     kept, handed = memory.kept_bytes, memory.handed_bytes
     before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
     after = {"F": kept, "I": handed}
@@ -258,7 +260,7 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
 
 
 def host_bytes(model: StepModel, rank: int) -> float:
-    """Return what a rank offloads at most, if its stages are fullest at once."""
+    """Return what a rank offloads at most, if its stages peak at once."""
     homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
     away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
     actions = model.schedule[rank]
@@ -283,15 +285,20 @@ def model_peaks(
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
-    return model_peaks(model, plan.mesh, precision_of_plan(plan), context_bytes(plan))
+    context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
+    return model_peaks(model, plan.mesh, precision_of_plan(plan), context)
 
 
-def context_bytes(plan: Plan) -> float:
-    """Values given to every unit: rotary tables and the like, and a step's tokens and labels."""
-    values = plan.context.values
-    given = sum(
-        evaluate(num_elements(values[n].shape), plan.sizes) * ITEM_BYTES[values[n].dtype]
-        for n in plan.context.outputs
-    )
-    rows = plan.micro_batch * plan.num_microbatches
-    return given + 2 * 8 * rows * plan.seq
+def context_bytes(
+    context: Graph, inputs: tuple[StepInput, ...], sizes: dict[str, int], num_microbatches: int
+) -> float:
+    """Return bytes of what every unit is given: rotary tables and the like, and a step's inputs.
+
+    sizes: B and S of a micro-batch. Scalars are not counted.
+    """
+
+    def size(value: Value | StepInput) -> float:
+        return evaluate(num_elements(value.shape), sizes) * ITEM_BYTES[value.dtype]
+
+    given = sum(size(context.values[name]) for name in context.outputs)
+    return given + num_microbatches * sum(size(item) for item in inputs if item.shape)

@@ -20,7 +20,7 @@ from ..hardware.cluster import Cluster
 from ..hardware.topology import Links
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
-# writes one beyond what all do. AdamW's kernel clips while it reads. Muon's are those of hidden
+# writes one beyond what all do. AdamW's kernel clips while it reads. Muon's numbers are for hidden
 # matrices (direction and update; the exchange of whole matrices and the iteration are not counted).
 # Adafactor's rows and columns are next to nothing; it reads weights and gradients twice, and writes
 # its update and reads it twice.

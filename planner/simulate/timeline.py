@@ -43,7 +43,7 @@ def streams_of(prediction: Prediction) -> Timeline:
 
 
 def memory_of(prediction: Prediction, rank: int) -> RankMemory:
-    """An action counts with its fullest moment from its start to its end."""
+    """Return memory over time; an action counts with its peak from its start to its end."""
     peak = dict(prediction.peaks[rank].bytes_by_kind)
     fixed = tuple((kind, size) for kind, size in peak.items() if kind not in MOVING and size)
     events = (e for e in prediction.timeline.events if e.rank == rank)

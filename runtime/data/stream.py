@@ -9,7 +9,7 @@ Note: why no rank reads a part only. A sample begins where the ids before it end
 known to those alone who tokenized all documents before it. The library's own division (`shard`,
 `split_dataset_by_node`) gives each rank a stream of its own: the samples of a step then depend on
 the number of ranks, and its state on one rank says nothing of another's place. A fixed number of
-streams, some to each rank, would mend that, but not the epochs: steps draw from all streams alike,
+streams, some to each rank, would fix that, but not the epochs: steps draw from all streams alike,
 so that a short one begins again, and its documents come twice, before a long one has come once.
 
 The position is (epoch, document, ids of it that are used, the library's own state before it); it
@@ -144,7 +144,7 @@ class DocumentStream:
         if isinstance(piece, Broken):
             if self.options.on_bad == "stop":
                 raise DataError(
-                    f'{self.name} row {index}: {piece.why}; on_bad = "skip" passes over such rows'
+                    f'{self.name} row {index}: {piece.why}; on_bad = "skip" skips such rows'
                 )
             self.skipped += 1
             return np.empty(0, np.int64)

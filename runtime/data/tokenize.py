@@ -201,7 +201,7 @@ class _Job:
         for document in broken:
             text = f"{item.place(where.start, where.line, document.at)}: {document.why}"
             if self.on_bad == "stop":
-                raise DataError(f"{text}; mend it, or pass over such documents with --on-bad skip")
+                raise DataError(f"{text}; fix it, or skip such documents with --on-bad skip")
             self.named += 1
             if self.named <= NAMED:
                 self.bar.clear()

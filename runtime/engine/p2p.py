@@ -1,7 +1,7 @@
 """Tensors between pp ranks: activations one way, their gradients the other.
 
 Note. Transfers of one communicator match in order alone, and NCCL runs all that a rank issues to
-one communicator one after the other: a send that waits for its receiver holds up every later
+one communicator one after the other: a send that waits for its receiver blocks every later
 receive. So a *channel* of a rank, one kind (F or B) from one neighbour or to one, has a
 communicator to itself: neighbours are coloured so that no rank has two pairs of one colour, and
 each (kind, colour, direction) is a communicator along pp. The plan proved that both ends of a

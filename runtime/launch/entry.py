@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
     add_arguments(parser)
     given = parser.parse_args()
-    # Streams share this many queues of the device, and one that waits holds up those in its queue.
+    # Streams share this many queues of the device, and one that waits blocks those behind it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         options = run_options(vars(given))

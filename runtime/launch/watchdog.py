@@ -1,4 +1,4 @@
-"""An end to a run that stands still, with the name of the rank that holds the others up.
+"""An end to a run that makes no progress, with the name of the rank that blocks the others.
 
 A watch thread in each rank, begun with its process, signs every second that the process lives, ends
 it when its marks stop, and names the culprit: a rank that has not come to its first mark, one whose

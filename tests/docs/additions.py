@@ -167,7 +167,7 @@ def source() -> None:
     assert held_out.read(0, 3).tolist() == tokens[380:383].tolist()
 
 
-def part() -> None:
+def device() -> None:
     cluster = parse_cluster("l4:4")
     assert cluster.num_devices == 4
     assert parse_cluster_text(format_cluster(cluster)) == cluster
@@ -214,7 +214,7 @@ def _ranks_along_it_obey_the_law() -> None:
         pool.stop()
 
 
-SECTIONS = (op, kernel, optimizer, source, part, schedule, axis)
+SECTIONS = (op, kernel, optimizer, source, device, schedule, axis)
 
 
 def outcome(use: Callable[[], None]) -> str:

@@ -33,7 +33,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.remat.options import CHOSEN
-from meshwright.planner.remat.rules import Kept, candidates, saved_under
+from meshwright.planner.remat.rules import SavedSet, candidates, saved_under
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.sharding.boundary_layouts import ShardedModel, shard_model
@@ -171,7 +171,7 @@ def _sharded(traced: Traced, case: Case, cluster: Cluster) -> ShardedModel:
     )
 
 
-def _kept(sharded: ShardedModel, case: Case) -> tuple[Kept, ...]:
+def _kept(sharded: ShardedModel, case: Case) -> tuple[SavedSet, ...]:
     """Of every instance what it keeps when half of its ops, drawn anew, may be computed again, and
     a third of that in the host's memory."""
     rng = random.Random(f"kept/{case.seed}/{case.number}")
@@ -180,7 +180,7 @@ def _kept(sharded: ShardedModel, case: Case) -> tuple[Kept, ...]:
     for graph in (sharded.lowered[piece].graph for piece in sharded.instances):
         saved = saved_under(graph, lambda op: rng.random() < 0.5)[0]
         names = [*(i.value.name for i in graph.inputs_of("activation")), *saved]
-        found.append(Kept(saved, tuple(n for n in names if away.random() < 0.34)))
+        found.append(SavedSet(saved, tuple(n for n in names if away.random() < 0.34)))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from meshwright.models import PRESETS, Decoder, DecoderConfig
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
-from meshwright.planner.remat.rules import Kept
+from meshwright.planner.remat.rules import SavedSet
 
 FOLDER = Path(__file__).parent
 SIZES = {"dim": 16, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 32, "vocab": 64}
@@ -57,10 +57,10 @@ def _plan(case: Golden) -> Plan:
     return make_plan(*given, **sizes, pins=pins, saved=kept)
 
 
-def _offloading(piece: Piece) -> Kept:
+def _offloading(piece: Piece) -> SavedSet:
     """All that a piece saves but its first value, and its input."""
     entry = tuple(i.value.name for i in piece.graph.inputs_of("activation"))
-    return Kept(piece.saved, entry + piece.saved[1:])
+    return SavedSet(piece.saved, entry + piece.saved[1:])
 
 
 def _kept(files: dict[str, str]) -> dict[str, str]:

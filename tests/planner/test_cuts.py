@@ -41,13 +41,13 @@ def test_the_slowest_stage_is_the_fastest_possible_and_ties_cut_earliest(costs, 
     costs=COSTS,
     num_stages=st.integers(1, 5),
     sizes=st.lists(st.integers(1, 5), min_size=8, max_size=8),
-    room=st.lists(st.integers(1, 14), min_size=5, max_size=5),
+    free=st.lists(st.integers(1, 14), min_size=5, max_size=5),
 )
 @settings(max_examples=300, deadline=None)
-def test_cuts_within_growing_room_are_as_fast_as_any_that_fit(
-    costs, num_stages, sizes, room
+def test_cuts_within_growing_memory_are_as_fast_as_any_that_fit(
+    costs, num_stages, sizes, free
 ) -> None:
-    capacity = sorted(room)  # later stages hold fewer micro-batches, so they have more room
+    capacity = sorted(free)  # later stages hold fewer micro-batches, so they have more memory
 
     def takes(stage: int):
         held = 0

@@ -67,7 +67,7 @@ def test_neighbours_are_cuts_without_empty_stages() -> None:
 def test_it_comes_near_the_best_of_all_cuts(costs: CandidateCosts, name: str) -> None:
     """Simulated without collectives, which it does not see; from the worst start."""
     c = _candidate(name)
-    count = len(costs.parts_of(c).menus)
+    count = len(costs.units_of(c).options)
     picks = (0,) * count
     every = [(0, *cuts) for cuts in combinations(range(1, count), c.num_stages - 1)]
     us = {s: simulate(step_of(costs, c, s, picks)).step_us for s in every}
@@ -85,17 +85,17 @@ def test_descending_never_loses(costs: CandidateCosts, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_walk_finds_the_fullest_moment(costs: CandidateCosts, name: str) -> None:
+def test_a_walk_finds_the_peak(costs: CandidateCosts, name: str) -> None:
     rng = random.Random(name)
     c = _candidate(name)
-    menus = costs.parts_of(c).menus
+    units = costs.units_of(c).options
     for actions in listed(name, c.pp, c.num_microbatches, c.chunks):
         stages = {
-            stage: memory_of_units((rng.choice(m) for m in rng.sample(menus, 3)), name in SPLIT)
+            stage: memory_of_units((rng.choice(m) for m in rng.sample(units, 3)), name in SPLIT)
             for stage in range(c.num_stages)
         }
-        fullest = max(moment.total_bytes for _, moment, _ in moments(actions, stages))
-        assert walk(actions, stages).total_bytes == pytest.approx(fullest, rel=1e-12)
+        peak = max(moment.total_bytes for _, moment, _ in moments(actions, stages))
+        assert walk(actions, stages).total_bytes == pytest.approx(peak, rel=1e-12)
 
 
 def test_what_is_listed_is_what_is_made() -> None:

@@ -87,7 +87,7 @@ def test_a_stage_holds_what_is_on_its_way() -> None:
 
 
 def tight(share: float, link: float = 1e11) -> tuple[Cluster, Cluster]:
-    """A machine with room for everything, and one with a share of what the fastest plan takes."""
+    """A machine with memory for everything, and one with a share of what the fastest plan takes."""
     base = machine(1, 2**40, 1e11, 1e9, 0.0)
     device = replace(base.device, hbm_bytes_per_s=1e12)
     roomy = replace(base, device=device, host_link_bytes_per_s=link)
@@ -154,22 +154,22 @@ def test_offload_without_a_search_is_refused() -> None:
         make_plan(deep(), cluster, **SIZES, pins=Pins(offload="on"))
 
 
-def test_levels_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() -> None:
+def test_options_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() -> None:
     roomy, _ = tight(1.0, link=2e9)
     candidate_costs = CandidateCosts(Problem(deep(), roomy, 256, 4, Pins()))
     costs: Costs = candidate_costs.op_costs(1, 4)
     c = Candidate(1, 1, 1, 4, 1, 0, "none", "1f1b")
     counted = 0
-    for name, found in candidate_costs.levels(c).items():
+    for name, found in candidate_costs.options(c).items():
         low = candidate_costs.sharding(compute_mesh(1)).lowered[name]
-        for level in found:
-            pairs = offloadable(low.graph, low.placements, level[0].saved, costs)
-            given = low.graph, low.placements, level[0].saved
-            for kept in offloads(low.graph, low.placements, level, costs):
-                work = offloading(level[1], *given, kept.offloaded, costs)
-                assert work.away_us <= min(level[1].forward.us, level[1].backward.us)
-                assert work.kept_bytes == level[1].kept_bytes - work.away_bytes
-                assert work.forward.us > level[1].forward.us
+        for option in found:
+            pairs = offloadable(low.graph, low.placements, option[0].saved, costs)
+            given = low.graph, low.placements, option[0].saved
+            for kept in offloads(low.graph, low.placements, option, costs):
+                work = offloading(option[1], *given, kept.offloaded, costs)
+                assert work.away_us <= min(option[1].forward.us, option[1].backward.us)
+                assert work.kept_bytes == option[1].kept_bytes - work.away_bytes
+                assert work.forward.us > option[1].forward.us
                 assert set(kept.offloaded) <= {n for _, n in pairs}
                 counted += 1
     assert counted

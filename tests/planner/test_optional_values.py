@@ -1,4 +1,4 @@
-"""Logits: kept for backward where there is room, computed again in passing where there is none."""
+"""Logits: kept for backward where memory allows, computed again in passing where it does not."""
 
 import pytest
 

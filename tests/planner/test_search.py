@@ -5,14 +5,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from machines import machine
+from machines import in_nodes, machine
 from sampling import mostly_long
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
+from meshwright.ir.sizes import num_elements
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds.lp import bound_pipeline
+from meshwright.planner.cost.counts import number
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
@@ -21,7 +23,7 @@ from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
 from meshwright.planner.search.fitting import fit, polished
 from meshwright.planner.search.incumbent import repriced
-from meshwright.planner.search.infeasible import larger
+from meshwright.planner.search.infeasible import Refusal, frugal, larger, states_bytes
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
@@ -38,6 +40,16 @@ def model() -> Traced:
 
     source = load_model("tiny-llama")
     return trace(source.build, source.name, "bf16", source.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def frozen() -> Traced:
+    """The same model with a frozen embedding."""
+    from meshwright.ir.capture.export import trace
+    from meshwright.models import load_model
+
+    source = load_model("tiny-llama")
+    return trace(source.build, source.name, "bf16", source.vocab_size, ("embed.*",))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +145,16 @@ def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
         search(CandidateCosts(Problem(model, smaller, SEQ, 16, Pins())))
 
 
+def test_pins_that_leave_no_mesh_alone_are_no_conflict(model) -> None:
+    """Three rows go over eight nodes of one device only where all of them cut the sequence."""
+    cluster = in_nodes(machine(8, 2**10, 1e11, 1e9, 3.0), 8, 10.0)
+    free, pinned = (
+        CandidateCosts(Problem(model, cluster, SEQ, 3, p)) for p in (Pins(), Pins(cp=8))
+    )
+    assert not frugal(free) and frugal(pinned)
+    assert Refusal(pinned, 1.0).conflict() == ("cp",)
+
+
 def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> None:
     cluster = parse_cluster("h200:4")
     ours = replace(cluster, device=replace(cluster.device, memory_bytes=1))
@@ -150,11 +172,34 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         bound = CandidateBounds(costs).bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
         assert CandidateBounds(costs).floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
-        relaxed = tightened(costs, candidate, 1e15).step_us
-        assert relaxed <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        lp_bound = tightened(costs, candidate, 1e15).step_us
+        assert lp_bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
 
-def test_a_relaxation_ends_where_it_is_enough(model) -> None:
+def test_frozen_parameters_need_no_memory_but_their_own(model, frozen) -> None:
+    """bf16: a trained element has a weight, a gradient and two moments."""
+    trained, some = (
+        states_bytes(Problem(m, parse_cluster("h200:1"), SEQ, 8, Pins())) for m in (model, frozen)
+    )
+    (embedding,) = (i.value for i in frozen.graph.inputs_of("param") if not i.trainable)
+    assert trained - some == 6 * number(num_elements(embedding.shape), {})
+
+
+def test_bounds_over_nodes_hold_for_a_model_with_frozen_parameters(frozen) -> None:
+    """Frozen buckets are never updated or refreshed, so their part of the tail takes no time."""
+    cluster = in_nodes(machine(4, 2**30, 1e11, 1e9, 3.0), 2, 10.0)
+    costs = CandidateCosts(Problem(frozen, cluster, SEQ, 8, Pins()))
+    pins, count = Pins(pp=2, dp=2, micro_batch=1), len(frozen.segmented.instances)
+    space = list(candidates(cluster, 8, pins, count))
+    assert {c.zero for c in space} == {0, 1, 2, 3}
+    for candidate in space:
+        bound = CandidateBounds(costs).bound_us(candidate)
+        for c in (candidate, candidate.reordered()):
+            assert c is not None and (fitted := fit(costs, c, 1e15)) is not None
+            assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(c)
+
+
+def test_an_lp_bound_ends_where_it_is_enough(model) -> None:
     costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
     space = candidates(costs.problem.cluster, 8, Pins(pp=4, schedule="1f1b"), 6)
     pipeline = pipeline_of(costs, next(space), None)

@@ -1,4 +1,4 @@
-"""The levels of a stage's units against brute force over every choice."""
+"""The options of a stage's units against brute force over every choice."""
 
 from itertools import product
 
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
-from meshwright.planner.remat.options import Menu, Menus, Stage
+from meshwright.planner.remat.options import OptionHulls, StageMemoryCost, UnitOptions
 from meshwright.planner.remat.selection import _along_hulls, peak_bytes, select_options
 from meshwright.planner.simulate.step_model import Unit
 
@@ -21,8 +21,8 @@ def unit(us: float, kept: float, forward: float, backward: float, away: float = 
 
 
 @st.composite
-def menus(draw: st.DrawFn) -> Menu:
-    """One to four levels, each leaner and no faster than the one before; some of them offload."""
+def unit_options(draw: st.DrawFn) -> UnitOptions:
+    """One to four options, each leaner and no faster than the one before; some of them offload."""
     count = draw(st.integers(1, 4))
     times = sorted(draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)))
     kept = sorted(draw(st.lists(st.integers(0, 40), min_size=count, max_size=count, unique=True)))
@@ -34,63 +34,64 @@ def menus(draw: st.DrawFn) -> Menu:
     )
 
 
-STAGES = st.lists(menus(), min_size=1, max_size=6)
+STAGES = st.lists(unit_options(), min_size=1, max_size=6)
 
 
-def times_of(stage: list[Menu]) -> list[list[float]]:
-    return [[u.work.forward.us for u in menu] for menu in stage]
+def times_of(stage: list[UnitOptions]) -> list[list[float]]:
+    return [[u.work.forward.us for u in options] for options in stage]
 
 
-def best(stage: list[Menu], held: int, room: float) -> float | None:
+def best(stage: list[UnitOptions], held: int, limit: float) -> float | None:
     """The last unit offloads nothing."""
-    options = product(
-        *(range(len(menu)) for menu in stage[:-1]),
+    choices = product(
+        *(range(len(options)) for options in stage[:-1]),
         [k for k, u in enumerate(stage[-1]) if not u.work.away_bytes],
     )
-    fitting = (picks for picks in options if peak_bytes(stage, picks, held) <= room)
+    fitting = (picks for picks in choices if peak_bytes(stage, picks, held) <= limit)
     return min((total(stage, picks) for picks in fitting), default=None)
 
 
-def total(stage: list[Menu], picks: tuple[int, ...]) -> float:
-    return sum(menu[k].work.forward.us for menu, k in zip(stage, picks, strict=True))
+def total(stage: list[UnitOptions], picks: tuple[int, ...]) -> float:
+    return sum(options[k].work.forward.us for options, k in zip(stage, picks, strict=True))
 
 
 @given(STAGES, st.integers(1, 4), st.integers(0, 400))
 @settings(max_examples=200, deadline=None)
-def test_a_choice_is_the_fastest_that_fits(stage, held, room) -> None:
-    found, expected = select_options(stage, times_of(stage), held, room), best(stage, held, room)
+def test_a_choice_is_the_fastest_that_fits(stage, held, limit) -> None:
+    found, expected = select_options(stage, times_of(stage), held, limit), best(stage, held, limit)
     assert (found is None) == (expected is None)
     if found is not None:
-        assert peak_bytes(stage, found, held) <= room
+        assert peak_bytes(stage, found, held) <= limit
         assert total(stage, found) == expected
 
 
 @given(STAGES, st.integers(1, 4), st.integers(0, 400))
 @settings(max_examples=200, deadline=None)
-def test_no_choice_is_faster_than_what_freeing_takes(stage, held, room) -> None:
-    passes = [[(us, 0.0) for us in levels] for levels in times_of(stage)]
-    least = min(u.work.backward.peak_bytes for menu in stage for u in menu)
-    bound = Stage(Menus.of(stage, passes), lambda *_: 0.0, held, room, least)
+def test_no_choice_is_faster_than_what_freeing_takes(stage, held, limit) -> None:
+    times = [[(us, 0.0) for us in times] for times in times_of(stage)]
+    least = min(u.work.backward.peak_bytes for options in stage for u in options)
+    bound = StageMemoryCost(OptionHulls.of(stage, times), lambda *_: 0.0, held, limit, least)
     more = [bound.add(index) for index in range(len(stage))][-1]
-    expected = best(stage, held, room)
+    expected = best(stage, held, limit)
     if expected is not None:
-        assert sum(min(levels) for levels in times_of(stage)) + more <= expected + 1e-9
+        assert sum(map(min, times_of(stage))) + more <= expected + 1e-9
 
 
-@given(menus(), menus(), st.integers(1, 3), st.integers(1, 4), st.integers(0, 400))
+@given(unit_options(), unit_options(), st.integers(1, 3), st.integers(1, 4), st.integers(0, 400))
 @settings(max_examples=200, deadline=None)
 def test_long_stages_fit_and_are_within_a_step_where_memory_only_falls(
-    one, two, repeats, held, room
+    one, two, repeats, held, limit
 ) -> None:
     stage = [one, two] * repeats
     flat = [
-        tuple(unit(u.work.forward.us, u.work.kept_bytes, 0.0, 0.0) for u in menu) for menu in stage
+        tuple(unit(u.work.forward.us, u.work.kept_bytes, 0.0, 0.0) for u in options)
+        for options in stage
     ]
-    found, expected = _along_hulls(flat, times_of(flat), held, room), best(flat, held, room)
+    found, expected = _along_hulls(flat, times_of(flat), held, limit), best(flat, held, limit)
     assert (found is None) == (expected is None)
     if found is not None:
-        assert peak_bytes(flat, found, held) <= room
-        step = max(menu[-1].work.forward.us - menu[0].work.forward.us for menu in flat)
+        assert peak_bytes(flat, found, held) <= limit
+        step = max(options[-1].work.forward.us - options[0].work.forward.us for options in flat)
         assert expected <= total(flat, found) <= expected + step
-    found = _along_hulls(stage, times_of(stage), held, room)
-    assert found is None or peak_bytes(stage, found, held) <= room
+    found = _along_hulls(stage, times_of(stage), held, limit)
+    assert found is None or peak_bytes(stage, found, held) <= limit

@@ -10,7 +10,7 @@ from families import traced
 from meshwright.cli import main
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.report.draw import draw
+from meshwright.planner.report.timeline_svg import timeline_svg
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.simulate.predict import Prediction, predict
@@ -70,7 +70,7 @@ def test_memory_over_time_peaks_as_predicted(planned: tuple[Plan, Prediction]) -
 
 def test_the_picture_and_the_trace_read_back(planned: tuple[Plan, Prediction]) -> None:
     plan, prediction = planned
-    root = ElementTree.fromstring(draw(plan, prediction))
+    root = ElementTree.fromstring(timeline_svg(plan, prediction))
     said = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
     actions = [e.action for e in prediction.timeline.events]
     assert all(any(text.startswith(f"{a}: ") for text in said) for a in actions)

@@ -1,6 +1,6 @@
 """The whole search against every plan there is, on the simulator's objective.
 
-v* is the least simulated step over all combinations, cuts and levels of every instance that fit.
+v* is the least simulated step over all combinations, cuts and options of every instance that fit.
 Always bound <= v* <= returned <= v* (1 + gap); returned = v* nearly always. A step does not depend
 on the memory, so the plans of a machine are simulated once and each case is a filter on them.
 """
@@ -102,10 +102,10 @@ def every_plan(number: int, pins: Pins) -> list[Simulated]:
 
 
 def _plans(costs: CandidateCosts, c: Candidate, count: int) -> Iterator[Simulated]:
-    menus = costs.parts_of(c).menus
+    units = costs.units_of(c).options
     context = costs.problem.context_bytes(c)
     for inner in combinations(range(1, count), c.num_stages - 1):
-        for picks in product(*(range(len(menu)) for menu in menus)):
+        for picks in product(*(range(len(options)) for options in units)):
             step = step_of(costs, c, (0, *inner), picks)
             peaks = model_peaks(step, c.mesh, costs.problem.precision, context)
             peak = max(p.total_bytes for p in peaks)

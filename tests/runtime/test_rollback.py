@@ -1,4 +1,4 @@
-"""A spike in the loss: the run goes back to its newest checkpoint and passes the batch over."""
+"""A spike in the loss: the run goes back to its newest checkpoint and skips the batch."""
 
 import json
 import math

@@ -1,8 +1,8 @@
-"""A simulated step as a picture: what every pp rank does, and what it holds meanwhile.
+"""The timeline of a simulated step as SVG: every pp rank's streams, and its memory.
 
 Each rank has a lane of compute, thin ones of collectives, transfers and, where a plan offloads,
-copies, and a strip of memory up to what a device holds. SVG by hand: a browser opens it, and it
-scales.
+copies, and a strip of memory up to what a device holds. The SVG is written by hand: a browser opens
+it, and it scales.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ WORDS = {
 }
 
 
-def draw(plan: Plan, prediction: Prediction) -> str:
-    """The picture as SVG text."""
+def timeline_svg(plan: Plan, prediction: Prediction) -> str:
+    """Return streams and memory of every pp rank over one step, as SVG text."""
     ranks = _shown(len(prediction.peaks))
     events = streams_of(prediction).events
     copies = any(e.stream in COPIES for e in events)

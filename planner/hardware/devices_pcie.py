@@ -1,7 +1,7 @@
 """Nodes of eight NVIDIA cards on PCIe, without NVLink.
 
 The GeForce cards run f16, bf16 and fp8 at half rate where sums are kept in float32, as training
-keeps them: those are the rates here. No node of theirs is one part, so nodes are assumed.
+keeps them: those are the rates here. They are sold one by one, so nodes are assumed.
 """
 
 from .cluster import Cluster, Device, LinkLevel, Sources
