@@ -50,7 +50,7 @@ def pipeline_bound(
     num_stages: int,
     num_microbatches: int,
     warmup: Callable[[int], int],
-    memory_cost: MemoryCost | None = None,
+    memory: MemoryCost | None = None,
     send_us: float = 0.0,
 ) -> float:
     """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
@@ -70,7 +70,7 @@ def pipeline_bound(
     a stage, so it is left out.
     """
     warmups = [warmup(s) for s in range(num_stages)]
-    limits = _Limits(units, num_microbatches, warmups, memory_cost, send_us)
+    limits = _Limits(units, num_microbatches, warmups, memory, send_us)
     if not limits.met(INF):
         return INF
     low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
@@ -94,10 +94,10 @@ class _Limits:
         units: LeastTimes,
         m: int,
         warmups: list[int],
-        memory_cost: MemoryCost | None,
+        memory: MemoryCost | None,
         send_us: float,
     ) -> None:
-        self.units, self.m, self.warmups, self.memory_cost = units, m, warmups, memory_cost
+        self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
         self.send_us = send_us
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
@@ -118,7 +118,7 @@ class _Limits:
         units, m = self.units, self.m
         ahead = self.ahead[index] + 2 * stage * self.send_us
         total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
-        extra = self.memory_cost(stage) if self.memory_cost is not None else no_memory_cost
+        extra = self.memory(stage) if self.memory is not None else no_memory_cost
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
             both += units.both[index]

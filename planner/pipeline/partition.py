@@ -67,35 +67,29 @@ def _pinned(text: str, num_stages: int, count: int) -> list[int]:
 
 
 def balanced(
-    costs: Sequence[float], num_stages: int, memory_cost: MemoryCost | None = None
+    costs: Sequence[float], num_stages: int, memory: MemoryCost | None = None
 ) -> list[int] | None:
     """First unit of every stage of the best cuts; None where none fits.
 
     Earliest among equals, unless those do not fit.
     """
-    found = (
-        _pack(costs, num_stages, float("inf"), memory_cost) if num_stages <= len(costs) else None
-    )
+    found = _pack(costs, num_stages, float("inf"), memory) if num_stages <= len(costs) else None
     if found is None or num_stages == 1:
         return found
-    low, limit = 0.0, _slowest(costs, found, memory_cost)
+    low, limit = 0.0, _slowest(costs, found, memory)
     while limit - low > 1e-6 * limit:
         middle = (low + limit) / 2
-        tried = _pack(costs, num_stages, middle, memory_cost)
+        tried = _pack(costs, num_stages, middle, memory)
         low = middle if tried is None else low
-        found, limit = (
-            (found, limit) if tried is None else (tried, _slowest(costs, tried, memory_cost))
-        )
-    while (tried := _pack(costs, num_stages, nextafter(limit, 0.0), memory_cost)) is not None:
-        found, limit = tried, _slowest(costs, tried, memory_cost)
+        found, limit = (found, limit) if tried is None else (tried, _slowest(costs, tried, memory))
+    while (tried := _pack(costs, num_stages, nextafter(limit, 0.0), memory)) is not None:
+        found, limit = tried, _slowest(costs, tried, memory)
     earliest = _earliest(costs, num_stages, limit)
-    return (
-        earliest if memory_cost is None or _within(earliest, costs, memory_cost, limit) else found
-    )
+    return earliest if memory is None or _within(earliest, costs, memory, limit) else found
 
 
 def _pack(
-    costs: Sequence[float], num_stages: int, limit: float, memory_cost: MemoryCost | None
+    costs: Sequence[float], num_stages: int, limit: float, memory: MemoryCost | None
 ) -> list[int] | None:
     """Stages packed in order, each as far as it may; None when units are left over.
 
@@ -104,7 +98,7 @@ def _pack(
     """
     ends = [len(costs) - (num_stages - stage - 1) for stage in range(num_stages)]
     while True:
-        starts, end = _pack_up_to(costs, ends, limit, memory_cost)
+        starts, end = _pack_up_to(costs, ends, limit, memory)
         if end != "no memory":
             return starts if end == "full" else None
         stage = len(starts) - 1
@@ -114,7 +108,7 @@ def _pack(
 
 
 def _pack_up_to(
-    costs: Sequence[float], ends: Sequence[int], limit: float, memory_cost: MemoryCost | None
+    costs: Sequence[float], ends: Sequence[int], limit: float, memory: MemoryCost | None
 ) -> tuple[list[int], str]:
     """First units of the stages, each ending at `ends` at the latest, and how packing them ended:
     "full", "left over", or "no memory" for the first unit of the last one."""
@@ -123,7 +117,7 @@ def _pack_up_to(
     for stage, end in enumerate(ends):
         starts.append(start)
         stop, total = start, 0.0
-        extra, more = memory_cost(stage) if memory_cost is not None else no_memory_cost, 0.0
+        extra, more = memory(stage) if memory is not None else no_memory_cost, 0.0
         while stop < end:
             total += costs[stop]
             more = extra(stop)
@@ -140,19 +134,17 @@ def no_memory_cost(index: int) -> float:
     return 0.0
 
 
-def _slowest(
-    costs: Sequence[float], starts: Sequence[int], memory_cost: MemoryCost | None
-) -> float:
-    return max(_stage_totals(starts, costs, memory_cost))
+def _slowest(costs: Sequence[float], starts: Sequence[int], memory: MemoryCost | None) -> float:
+    return max(_stage_totals(starts, costs, memory))
 
 
 def _stage_totals(
-    starts: Sequence[int], costs: Sequence[float], memory_cost: MemoryCost | None
+    starts: Sequence[int], costs: Sequence[float], memory: MemoryCost | None
 ) -> Iterator[float]:
     """Return by stage what it takes in the memory it has."""
     stops = [*starts[1:], len(costs)]
     for stage, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        extra = memory_cost(stage) if memory_cost is not None else no_memory_cost
+        extra = memory(stage) if memory is not None else no_memory_cost
         more = [extra(index) for index in range(start, stop)]
         yield _total(costs[start:stop]) + more[-1]
 
@@ -184,6 +176,6 @@ def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int
 
 
 def _within(
-    starts: Sequence[int], costs: Sequence[float], memory_cost: MemoryCost, limit: float
+    starts: Sequence[int], costs: Sequence[float], memory: MemoryCost, limit: float
 ) -> bool:
-    return all(total <= limit for total in _stage_totals(starts, costs, memory_cost))
+    return all(total <= limit for total in _stage_totals(starts, costs, memory))
