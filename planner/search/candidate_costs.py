@@ -29,7 +29,7 @@ from ..remat.options import (
     with_staying,
 )
 from ..remat.rules import SavedSet, saved_values
-from ..sharding.boundary_layouts import ShardedModel, shard_model
+from ..sharding.chain import ShardedModel, shard_model
 from ..simulate.stage_memory import Storage
 from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes, frozen_share, unit_buckets
 from .candidate_units import CandidateUnits, Layout, piece_under

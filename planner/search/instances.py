@@ -14,7 +14,7 @@ from meshwright.ir.plan import Bucket, InstancePlan, Param, Piece
 from meshwright.ir.traced import Traced
 
 from ..remat.rules import SavedSet
-from ..sharding.boundary_layouts import Lowered, ShardedModel
+from ..sharding.chain import Lowered, ShardedModel
 from .buckets import FROZEN, make_buckets
 
 

@@ -31,7 +31,7 @@ from ..hardware.topology import OUTER
 from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import check_name, check_sizes, chunks_of, make_schedule, stage_ranks
 from ..remat.rules import SavedSet, check_rule, saved_values
-from ..sharding.boundary_layouts import ShardedModel, shard_model
+from ..sharding.chain import ShardedModel, shard_model
 from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
 from ..simulate.step_model import STATES

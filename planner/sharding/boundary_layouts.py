@@ -1,332 +1,178 @@
-"""The chain: one boundary layout per cut, one common placement per tied parameter.
+"""Boundary layouts: how the values that cross a cut may lie, read off the factors of their readers.
 
-Every unique segment is solved for each pair of boundary layouts (replicated or sequence-sharded)
-that a chain can ask of it; a Viterbi pass picks the cheapest sequence of layouts. Layouts agree at
-a cut, so nothing is redistributed between instances. A parameter that several instances share must
-lie the same in all of them, with its gradient: every common placement is tried, the best total
-kept. Where that is too many (whole blocks are shared), those that the segments choose for
-themselves between each pair of layouts are tried.
+Context axes cut the sequence of every value. Along tensor axes a value is whole, or a factor of it
+is cut that its readers leave cut: they neither sum over it nor need it whole before their next
+kernel. Between norms that is the sequence (Korthikanti et al. 2022); of values of attention it is
+the heads. Where every factor meets such an op (the sequence does not divide, say), all that divide
+are offered.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
+from typing import TypeAlias
 
-from meshwright.ir.errors import InfeasibleError
-from meshwright.ir.graph import Graph
-from meshwright.ir.mesh import TENSOR, Mesh
-from meshwright.ir.ops.questions import flops
-from meshwright.ir.phases import Joint
-from meshwright.ir.placement import Placement, replicated
-from meshwright.ir.segment import Segmented
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph, Op, Value
+from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
+from meshwright.ir.ops.questions import rule_of
+from meshwright.ir.ops.registry import definition
+from meshwright.ir.phases import forward_ops
+from meshwright.ir.placement import Placement, Shard, format_placement
+from meshwright.ir.sizes import B, S, Shape, Size, simplify_size
 
 from ..cost.counts import number
-from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
-from ..hardware.cluster import Cluster
-from .ilp import Sharding, shard
-from .lower import lower
-from .nodes import LAYOUTS, Demands, nodes_of
-from .objective import objective_us
-from .sequence_orders import MIRRORED, orders_of
+from .strategies import outer_of
 
-# Common placements of tied parameters that are tried one by one.
-MAX_COMMON = 64
+Layout: TypeAlias = tuple[Placement, ...]  # of the values that cross a cut, in order
 
-Progress = Callable[[str], None]
-Pins = tuple[tuple[str, Placement], ...]
-Common = tuple[Placement, Placement]  # of a tied parameter and of its gradient
+# More layouts of a cut than these are not tried: every pair of a segment's cuts is a problem.
+MAX_LAYOUTS = 6
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A unique segment in one layout, with its redistributions written out.
+class Cut:
+    """A factor of a value: its dim, the size of what is more major in that dim, its own size."""
 
-    boundary_in, boundary_out: "replicated" or "sequence". The costs are for one micro-batch through
-    forward and backward, resident bytes counted at the price.
+    dim: int
+    outer: Size
+    size: Size
+
+
+def format_layout(layout: Layout) -> str:
+    """Return the placements of a cut as text; "nothing" where nothing crosses it."""
+    return ", ".join(map(format_placement, layout)) or "nothing"
+
+
+def uncut(value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> Placement:
+    """Return how a value lies that only context axes cut.
+
+    A value without a sequence is whole on every rank. Raises PlanError where the sequence does not
+    divide.
     """
-
-    name: str
-    segment: str
-    graph: Graph
-    placements: dict[str, Placement]
-    boundary_in: str
-    boundary_out: str
-    objective_us: float
-    bound_us: float
-    branched: bool
+    if sizes["S"] % mesh.count(CONTEXT):
+        raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(CONTEXT)}")
+    at, outer = _sequence(value.shape)
+    return _placed(value, None, mesh, (at, outer), mirrored)
 
 
-@dataclass(frozen=True)
-class ShardedModel:
-    """lowered: by piece name; instances: the piece of each segment instance, in order.
+def layouts_of(graph: Graph, costs: Costs, mirrored: bool = False) -> tuple[Layout, ...]:
+    """Return the layouts worth trying of the cut before a joint graph, the whole one first.
 
-    bound_us: sum of the pieces' bounds on the chosen chain. price: us per resident byte used.
+    Where several values cross, the first one's layouts are combined with those of the others; past
+    MAX_LAYOUTS the others all lie whole, or all by the same one of their factors.
     """
-
-    lowered: dict[str, Lowered]
-    instances: tuple[str, ...]
-    objective_us: float
-    bound_us: float
-    coverage: tuple[str, ...]
-    price: float = 0.0
-
-    def same_placements(self, other: "ShardedModel") -> bool:
-        """Return whether every instance runs the same graph with the same placements."""
-        pairs = zip(self.instances, other.instances, strict=True)
-        both = [(self.lowered[a], other.lowered[b]) for a, b in set(pairs)]
-        return all((a.graph.ops, a.placements) == (b.graph.ops, b.placements) for a, b in both)
-
-
-def default_price(
-    joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, sizes: dict[str, int]
-) -> float:
-    """Return what a resident byte is worth, in us: a micro-batch's matmuls on one device / memory.
-
-    To free a share of every rank's memory is worth that same share of the time the micro-batch
-    takes a device alone: memory is what larger micro-batches, less recompute and a smaller tp are
-    bought with. Both sides grow with B and S alike. For a Llama of 8 billion parameters and one
-    row of 4096 tokens on an H200 it is 2e-6 us: halving a block's resident weights (1.7 GB with
-    gradient and moments) is then worth 1.8 ms, more than its collectives cost.
-    """
-    each = {name: _matmul_us(graph, cluster, sizes) for name, graph in joints.items()}
-    total = sum(each[i.segment] for i in segmented.instances)
-    return total / cluster.device.memory_bytes
-
-
-def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
-    work = GraphWork(graph).of
-    return sum(
-        number(flops(op, graph), sizes)
-        / cluster.device.matmul_rate(work[op.output.name].dtype)
-        * 1e6
-        for op in graph.ops
-    )
-
-
-def shard_model(
-    segmented: Segmented,
-    joints: dict[str, Graph],
-    *,
-    mesh: Mesh,
-    cluster: Cluster,
-    micro_batch: int,
-    seq: int,
-    num_microbatches: int,
-    price: float | None,
-    shard_matmul_weights: bool = False,
-    order: str | None = None,
-    progress: Progress | None = None,
-) -> ShardedModel:
-    """Placements of every segment instance on a compute mesh.
-
-    joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
-    price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
-    holds or gathers a whole matmul weight that can be sharded. order: of the sequence over context
-    axes, the cheapest of sequence_orders.py if not given.
-    Raises InfeasibleError when tied parameters find no common placement.
-    """
-    sizes = {"B": micro_batch, "S": seq}
-    if price is None:
-        price = default_price(joints, segmented, cluster, sizes)
-    costs = Costs(cluster, mesh, sizes)
-    given = price, num_microbatches, shard_matmul_weights, progress
-    chains = [
-        _Chain(segmented, joints, costs, *given, found == MIRRORED)
-        for found in orders_of(joints.values(), mesh, seq, order)
+    each = [_options(i.value, graph, costs, mirrored) for i in graph.inputs_of("activation")]
+    combined = list(product(*each))
+    if len(combined) <= MAX_LAYOUTS:
+        return tuple(combined)
+    alike = [
+        (first, *(options[min(k, len(options) - 1)] for options in each[1:]))
+        for first in each[0]
+        for k in range(2)
     ]
-    if mesh.num_devices == 1:
-        return chains[0].whole()
-    return min((chain.best() for chain in chains), key=lambda model: model.objective_us)
+    return tuple(dict.fromkeys(alike[:MAX_LAYOUTS]))
 
 
-@dataclass
-class _Chain:
-    segmented: Segmented
-    joints: dict[str, Graph]
-    costs: Costs
-    price: float
-    num_microbatches: int
-    shard_matmul_weights: bool
-    progress: Progress | None
-    mirrored: bool
-    solved: dict[tuple, Sharding] = field(default_factory=dict)
-
-    def whole(self) -> ShardedModel:
-        """One device on the axis: everything whole, nothing to solve."""
-        names = dict.fromkeys(i.segment for i in self.segmented.instances)
-        lowered = {name: self._whole(name) for name in names}
-        instances = tuple(i.segment for i in self.segmented.instances)
-        total = sum(lowered[name].objective_us for name in instances)
-        coverage = _distinct(line for name in names for line in self._coverage(name))
-        return ShardedModel(lowered, instances, total, total, coverage, self.price)
-
-    def _coverage(self, name: str) -> tuple[str, ...]:
-        return nodes_of(self.joints[name], self.costs, Demands())[1]
-
-    def _whole(self, name: str) -> Lowered:
-        graph = self.joints[name]
-        placements = {n: replicated(len(v.shape)) for n, v in graph.values.items()}
-        cost = objective_us(graph, placements, self.costs, self.price, self.num_microbatches)
-        return Lowered(name, name, graph, placements, *LAYOUTS[:1] * 2, cost, cost, False)
-
-    def best(self) -> ShardedModel:
-        """The cheapest chain over common placements of tied parameters."""
-        tied = self._tied()
-        found: tuple[float, list[tuple]] | None = None
-        for common in self._common(tied):
-            chain = self._viterbi(self._pins(tied, common))
-            if chain is not None and (found is None or chain[0] < found[0]):
-                found = chain
-        if found is None:
-            names = ", ".join(sorted(f"{self._segment(k)}.{n}" for homes in tied for k, n in homes))
-            raise InfeasibleError(f"tied parameters {names} have no common placement; drop a pin")
-        return self._model(found[1])
-
-    def _common(self, tied: list[list[tuple[int, str]]]) -> Iterable[tuple[Common, ...]]:
-        """Placements of all tied parameters to try."""
-        each = [self._candidates(homes) for homes in tied]
-        if math.prod(map(len, each)) <= MAX_COMMON:
-            return product(*each)
-        sides = product(self._layouts(False), repeat=2)
-        return dict.fromkeys(tuple(self._own(*homes[0], *s) for homes in tied) for s in sides)
-
-    def _own(self, index: int, name: str, side_in: str, side_out: str) -> Common:
-        """What a segment without pins chooses for a parameter between two layouts."""
-        graph = self.joints[self._segment(index)]
-        side_out = side_out if graph.inputs_of("grad") else LAYOUTS[0]
-        side_in = side_in if graph.inputs_of("activation") else LAYOUTS[0]
-        found = self._solve((self._segment(index), side_in, side_out, (), ()))
-        assert found is not None
-        grad = Joint(graph).grads[name]
-        placed = found.made[name]
-        return placed, found.outputs[graph.outputs.index(grad)] or placed if grad else placed
-
-    def _segment(self, index: int) -> str:
-        return self.segmented.instances[index].segment
-
-    def _tied(self) -> list[list[tuple[int, str]]]:
-        """Homes (instance, input name) of each parameter that has several."""
-        homes: dict[str, list[tuple[int, str]]] = {}
-        for index, instance in enumerate(self.segmented.instances):
-            inputs = self.joints[instance.segment].inputs_of("param")
-            for param, item in zip(instance.params, inputs, strict=True):
-                homes.setdefault(param, []).append((index, item.value.name))
-        return [found for found in homes.values() if len(found) > 1]
-
-    def _candidates(self, homes: list[tuple[int, str]]) -> list[Common]:
-        """(placement, gradient's placement) pairs that some home would choose."""
-        found: dict[tuple[Placement, Placement], None] = {}
-        for index, name in homes:
-            demands = Demands(num_microbatches=self.num_microbatches, mirrored=self.mirrored)
-            nodes, _ = nodes_of(self.joints[self._segment(index)], self.costs, demands)
-            (node,) = (n for n in nodes if n.name == f"param %{name}")
-            for choice in node.choices:
-                (placed,) = choice.strategy.outputs
-                grad = choice.strategy.inputs[0] if choice.strategy.inputs else placed
-                found[placed, grad] = None
-        return list(found)
-
-    def _pins(
-        self, tied: list[list[tuple[int, str]]], common: tuple[Common, ...]
-    ) -> dict[int, tuple[Pins, Pins]]:
-        """Pins of parameters and gradients per instance."""
-        found: dict[int, tuple[Pins, Pins]] = {}
-        for homes, (placed, grad) in zip(tied, common, strict=True):
-            for index, name in homes:
-                params, grads = found.get(index, ((), ()))
-                found[index] = ((*params, (name, placed)), (*grads, (name, grad)))
-        return found
-
-    def _viterbi(self, pins: dict[int, tuple[Pins, Pins]]) -> tuple[float, list[tuple]] | None:
-        """Cheapest layouts of the cuts: (total us, key of the solution of each instance)."""
-        best: dict[str, tuple[float, list[tuple]]] = {LAYOUTS[0]: (0.0, [])}
-        last = len(self.segmented.instances) - 1
-        for index in range(last + 1):
-            arrivals: dict[str, tuple[float, list[tuple]]] = {}
-            for side_in, side_out in product(best, self._layouts(index == last)):
-                key = (self._segment(index), side_in, side_out, *pins.get(index, ((), ())))
-                sharding = self._solve(key)
-                if sharding is None:
-                    continue
-                total = best[side_in][0] + sharding.objective_us
-                if side_out not in arrivals or total < arrivals[side_out][0]:
-                    arrivals[side_out] = (total, [*best[side_in][1], key])
-            best = arrivals
-        return min(best.values(), key=lambda found: found[0], default=None)
-
-    def _layouts(self, is_last: bool) -> tuple[str, ...]:
-        mesh = self.costs.mesh
-        uneven = self.costs.sizes["S"] % mesh.num_devices != 0
-        whole_only = is_last or mesh.count(TENSOR) == 1 or uneven
-        return LAYOUTS[:1] if whole_only else LAYOUTS
-
-    def _solve(self, key: tuple) -> Sharding | None:
-        """The solution of one segment under its boundaries and pins; None when there is none."""
-        if key not in self.solved:
-            name, side_in, side_out, params, grads = key
-            if self.progress is not None:
-                order = ", mirrored" if self.mirrored else ""
-                self.progress(f"placements of {name}, {side_in} in, {side_out} out{order}")
-            demands = Demands(
-                side_in, side_out, params, grads, self.shard_matmul_weights, self.num_microbatches,
-                self.mirrored,
-            )  # fmt: skip
-            try:
-                self.solved[key] = shard(self.joints[name], self.costs, self.price, demands)
-            except InfeasibleError:
-                if not params:
-                    raise
-                return None
-        return self.solved[key]
-
-    def _model(self, keys: list[tuple]) -> ShardedModel:
-        names = _piece_names(keys)
-        lowered = {name: self._lowered(name, key) for key, name in names.items()}
-        chosen = [self.solved[key] for key in keys]
-        return ShardedModel(
-            lowered,
-            tuple(names[key] for key in keys),
-            sum(s.objective_us for s in chosen),
-            sum(s.bound_us for s in chosen),
-            _distinct(line for s in chosen for line in s.coverage),
-            self.price,
-        )
-
-    def _lowered(self, name: str, key: tuple) -> Lowered:
-        segment, side_in, side_out, *_ = key
-        found = self.solved[key]
-        graph, placements = lower(self.joints[segment], found, self.costs)
-        graph = Graph(name, graph.inputs, graph.ops, graph.outputs)
-        return Lowered(
-            name,
-            segment,
-            graph,
-            placements,
-            side_in,
-            side_out,
-            found.objective_us,
-            found.bound_us,
-            found.branched,
-        )
+def _options(value: Value, graph: Graph, costs: Costs, mirrored: bool) -> list[Placement]:
+    """How one value may cross the cut before a graph."""
+    mesh, sizes = costs.mesh, costs.sizes
+    plain = uncut(value, mesh, sizes, mirrored)
+    if mesh.count(TENSOR) == 1:
+        return [plain]
+    ops = forward_ops(graph)
+    cuts = [c for c in _cuts(value, ops, graph) if _divides(c, mesh, sizes)]
+    kept = [c for c in cuts if _stays_cut(c, value.name, ops, graph, costs)]
+    sequence = _sequence(value.shape)
+    return [plain, *(_placed(value, c, mesh, sequence, mirrored) for c in kept or cuts)]
 
 
-def _piece_names(keys: list[tuple]) -> dict[tuple, str]:
-    """A name per distinct solution: the segment's own for the most frequent, then `_2`, `_3`."""
-    counts: Counter[str] = Counter()
-    segments = {key[0] for key in keys}
-    names = {}
-    for key, _ in Counter(keys).most_common():
-        counts[key[0]] += 1
-        name = key[0]
-        while counts[key[0]] > 1 and (name == key[0] or name in segments):
-            name = f"{key[0]}_{counts[key[0]]}"
-            counts[key[0]] += name in segments
-        names[key] = name
-    return {key: names[key] for key in dict.fromkeys(keys)}
+def _cuts(value: Value, ops: tuple[Op, ...], graph: Graph) -> list[Cut]:
+    """The factors of a value, as its readers name them; its dims where none reads it."""
+    found: dict[tuple[int, Size], Cut] = {}
+    for op in ops:
+        rule = rule_of(op, graph)
+        if rule is None or value.name not in op.inputs:
+            continue
+        present = [name for name in op.inputs if name]
+        for dim, factors in enumerate(rule.inputs[present.index(value.name)]):
+            for factor in factors:
+                outer = outer_of(factors, rule, factor)
+                found.setdefault((dim, outer), Cut(dim, outer, rule.sizes[factor]))
+    return list(found.values()) or [Cut(dim, 1, size) for dim, size in enumerate(value.shape)]
 
 
-def _distinct(lines: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))
+def _divides(cut: Cut, mesh: Mesh, sizes: dict[str, int]) -> bool:
+    """Whether the tensor axes divide a factor; rows of the batch are never split."""
+    symbols = () if isinstance(cut.size, int) else cut.size.free_symbols
+    ranks = mesh.count(TENSOR) * (mesh.count(CONTEXT) if S in symbols else 1)
+    return B not in symbols and number(cut.size, sizes) % ranks == 0
+
+
+def _stays_cut(cut: Cut, name: str, ops: tuple[Op, ...], graph: Graph, costs: Costs) -> bool:
+    """Whether no op up to the next kernels of a value sums over a factor, or needs it whole."""
+    waiting, seen = [(name, cut.dim, cut.outer)], set()
+    while waiting:
+        place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        for op in ops:
+            if place[0] in op.inputs:
+                after = _after(op, place, graph, costs)
+                if not after:
+                    return False
+                waiting += after if _passes(op) else []
+    return True
+
+
+def _passes(op: Op) -> bool:
+    """Whether what an op makes is still on the way to a kernel."""
+    asked = definition(op)
+    return asked.fused or asked.free
+
+
+def _after(
+    op: Op, place: tuple[str, int, Size], graph: Graph, costs: Costs
+) -> list[tuple[str, int, Size]]:
+    """Where a cut factor lies in what an op makes; nothing where it cannot stay cut."""
+    name, dim, outer = place
+    rule = rule_of(op, graph)
+    if rule is None:
+        return []
+    factors = rule.inputs[[n for n in op.inputs if n].index(name)][dim]
+    held = [f for f in factors if outer_of(factors, rule, f) == outer]
+    ranks = costs.mesh.count(TENSOR)
+    if not held or held[0] in rule.fixed or number(rule.sizes[held[0]], costs.sizes) % ranks:
+        return []
+    return [
+        (value.name, at, outer_of(made, rule, held[0]))
+        for value, dims in zip(op.outputs, rule.outputs, strict=False)
+        for at, made in enumerate(dims)
+        if held[0] in made
+    ]
+
+
+def _placed(
+    value: Value, cut: Cut | None, mesh: Mesh, sequence: tuple[int | None, Size], mirrored: bool
+) -> Placement:
+    """A value whose sequence context axes cut, and a factor of which tensor axes do."""
+    at, outer = sequence
+    dims: list[list[Shard]] = [[] for _ in value.shape]
+    for name in mesh.names(CONTEXT) if at is not None else ():
+        dims[at or 0].append(Shard(name, outer, mirrored))
+        outer = simplify_size(outer * mesh.size(name))
+    if cut is not None:
+        within = outer if (cut.dim, cut.outer) == sequence else cut.outer
+        for name in mesh.names(TENSOR):
+            dims[cut.dim].append(Shard(name, within))
+            within = simplify_size(within * mesh.size(name))
+    return Placement(tuple(map(tuple, dims)))
+
+
+def _sequence(shape: Shape) -> tuple[int | None, Size]:
+    """The dim that holds the sequence, and the size of what is more major in it: B * S has B."""
+    for dim, size in enumerate(shape):
+        if not isinstance(size, int) and S in size.free_symbols:
+            return dim, B if B in size.free_symbols else 1
+    return None, 1

@@ -9,20 +9,17 @@ boundary has; a *given* makes data and context, whole on every rank.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Input, Value
-from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
+from meshwright.ir.mesh import CONTEXT, TENSOR
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
-from meshwright.ir.placement import Placement, Shard, format_placement, replicated, with_partial
-from meshwright.ir.sizes import B, S, Shape, Size, simplify_size
+from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
 
 from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
+from .boundary_layouts import Layout, uncut
 from .strategies import Strategy, alone_of, axes_of, strategies_of, strides_of
 from .sub_axes import whole_attention_note
-
-LAYOUTS = ("replicated", "sequence")
 
 
 @dataclass(frozen=True)
@@ -49,47 +46,19 @@ class Node:
 class Demands:
     """The placements that a segment's neighbours and pins ask for.
 
-    boundary_in, boundary_out: "replicated" or "sequence" (dim 1 of activation and gradient).
+    boundary_in, boundary_out: of the values that cross the cuts, in order; () leaves them whole.
     param_pins, grad_pins: by input name, the placement of a parameter and of its gradient.
     shard_matmul_weights: whether matmul weights stay sharded, also where ops read them.
     mirrored: context axes cut the sequence in mirrored shards.
     """
 
-    boundary_in: str = "replicated"
-    boundary_out: str = "replicated"
+    boundary_in: Layout = ()
+    boundary_out: Layout = ()
     param_pins: tuple[tuple[str, Placement], ...] = ()
     grad_pins: tuple[tuple[str, Placement], ...] = ()
     shard_matmul_weights: bool = False
     num_microbatches: int = 1
     mirrored: bool = False
-
-
-def layout(
-    kind: str, value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = False
-) -> Placement:
-    """The placement of a cut value, or of an input of the step, under a boundary layout.
-
-    Context axes always cut the sequence; tensor axes do, inside of them, in "sequence". A value
-    without a sequence is whole.
-    """
-    roles = (CONTEXT,) if kind == "replicated" else (CONTEXT, TENSOR)
-    at, cuts = _sequence(value.shape)
-    shards = []
-    for name in mesh.names(*roles):
-        shards.append(Shard(name, cuts, mirrored and name in mesh.names(CONTEXT)))
-        cuts = simplify_size(cuts * mesh.size(name))
-    if sizes["S"] % mesh.count(*roles):
-        raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(*roles)}")
-    dims = range(len(value.shape))
-    return Placement(tuple(tuple(shards) if dim == at else () for dim in dims))
-
-
-def _sequence(shape: Shape) -> tuple[int | None, Size]:
-    """The dim that holds the sequence, and the size of what is more major in it: B * S has B."""
-    for dim, size in enumerate(shape):
-        if not isinstance(size, int) and S in size.free_symbols:
-            return dim, B if B in size.free_symbols else 1
-    return None, 1
 
 
 def nodes_of(
@@ -147,7 +116,7 @@ def _given(item: Input, costs: Costs, mirrored: bool) -> Node:
     value = item.value
     placed = replicated(len(value.shape))
     if item.kind == "data":
-        placed = layout("replicated", value, costs.mesh, costs.sizes, mirrored)
+        placed = uncut(value, costs.mesh, costs.sizes, mirrored)
     choice = Choice(Strategy("replicated", (), (placed,)), 0.0)
     return Node(f"input %{value.name}", (), (value.name,), (choice,))
 
@@ -232,13 +201,15 @@ def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
     """Boundary nodes: what comes in over a cut, and what goes out over it."""
     nodes = []
     joint = Joint(graph)
-    for kind, side, reads in (
+    for kind, given, reads in (
         ("activation", demands.boundary_in, joint.dxs),
         ("grad", demands.boundary_out, joint.ys),
     ):
-        for item, read in zip(graph.inputs_of(kind), reads, strict=False):
-            placed = layout(side, item.value, costs.mesh, costs.sizes, demands.mirrored)
-            strategy = Strategy(side, (placed,) if read else (), (placed,))
+        items = graph.inputs_of(kind)
+        layout = given or [uncut(i.value, costs.mesh, costs.sizes, demands.mirrored) for i in items]
+        for item, read, placed in zip(items, reads, layout, strict=False):
+            text = format_placement(placed)
+            strategy = Strategy(text, (placed,) if read else (), (placed,))
             name = item.value.name
             nodes.append(
                 Node(f"cut %{name}", (read,) if read else (), (name,), (Choice(strategy, 0.0),))

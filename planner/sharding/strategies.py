@@ -239,7 +239,7 @@ def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...]) -> Placement:
             inside = 1
             for way in ways:
                 if way.factor == factor:
-                    outer = _outer(factors, rule, factor) * way.blocks * inside
+                    outer = outer_of(factors, rule, factor) * way.blocks * inside
                     mirrored = way.axis.mirrored and _holds_sequence(rule, factor)
                     shards.append(Shard(way.axis.name, simplify_size(outer), mirrored))
                     inside *= way.axis.size
@@ -247,8 +247,8 @@ def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...]) -> Placement:
     return Placement(tuple(placed))
 
 
-def _outer(factors: tuple[str, ...], rule: Rule, factor: str) -> Size:
-    """Product of the factors more major than `factor` in its dim."""
+def outer_of(factors: tuple[str, ...], rule: Rule, factor: str) -> Size:
+    """Return the product of the factors more major than `factor` in its dim."""
     outer: Size = 1
     for name in factors[: factors.index(factor)]:
         outer = outer * rule.sizes[name]
@@ -304,7 +304,7 @@ def _asked_for(op: Op, rule: Rule, asked: dict) -> set[str]:
         for name, dims in _places(op, rule)
         for dim, factors in enumerate(dims)
         for factor in factors
-        if _outer(factors, rule, factor) in asked.get((name, dim), ())
+        if outer_of(factors, rule, factor) in asked.get((name, dim), ())
     }
 
 
@@ -346,7 +346,7 @@ def _ask(
     for name, dims in _places(op, rule):
         for dim, factors in enumerate(dims):
             if factor in factors and not (lone and len(factors) > 1):
-                outer = simplify_size(_outer(factors, rule, factor) * blocks)
+                outer = simplify_size(outer_of(factors, rule, factor) * blocks)
                 asked.setdefault((name, dim), set()).add(outer)
 
 
@@ -357,7 +357,7 @@ def _answers(op: Op, rule: Rule, axis: Axis, asked: dict) -> list[tuple[str, int
         for dim, factors in enumerate(dims):
             for outer in asked.get((name, dim), ()):
                 for factor in factors:
-                    blocks = _quotient(outer, _outer(factors, rule, factor))
+                    blocks = _quotient(outer, outer_of(factors, rule, factor))
                     free = factor not in rule.fixed and blocks > 1
                     if free and axis.divides(rule.sizes[factor], blocks):
                         found.append((factor, blocks))

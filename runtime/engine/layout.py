@@ -47,7 +47,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Input:
-    """What every step gives to the model, by role. shape: of a micro-batch, B rows of S tokens."""
+    """An input of every step, by role. shape: of a micro-batch, B rows of S tokens."""
 
     role: str
     dtype: str

@@ -36,7 +36,7 @@ from meshwright.planner.remat.options import CHOSEN
 from meshwright.planner.remat.rules import SavedSet, candidates, saved_under
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
-from meshwright.planner.sharding.boundary_layouts import ShardedModel, shard_model
+from meshwright.planner.sharding.chain import ShardedModel, shard_model
 from meshwright.planner.sharding.sub_axes import inner_ranks
 
 TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ from meshwright.models.config import DecoderConfig
 from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.sharding.boundary_layouts import Lowered, ShardedModel, shard_model
+from meshwright.planner.sharding.chain import Lowered, ShardedModel, shard_model
 from meshwright.planner.sharding.objective import items_of, objective_us
 from meshwright.planner.sharding.sequence_orders import ORDERS, orders_of
 from meshwright.planner.sharding.sub_axes import inner_ranks
@@ -202,9 +202,10 @@ def test_one_device_on_the_axis_needs_no_solver(llama, monkeypatch) -> None:
         assert piece.graph == llama.joints[piece.segment]
 
 
-def test_a_sequence_that_does_not_divide_stays_whole(tiny) -> None:
+def test_a_sequence_that_does_not_divide_is_never_cut(tiny) -> None:
     model = plan(tiny, tp=2, seq=33, shard_matmul_weights=True)
-    assert {p.boundary_in for p in model.lowered.values()} == {"replicated"}
+    crossing = [placed for p in model.lowered.values() for placed in p.boundary_in]
+    assert crossing and all(not placed.dims[1] for placed in crossing)
 
 
 def exchanged(piece: Lowered) -> set[tuple[str, str]]:
