@@ -41,9 +41,9 @@ def attention(
     start: int = 0,
     tail: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, log-sum-exp). start: the place in the sequence of the first query; the queries are then
-    those of a shard, the keys and values those of the whole sequence. tail: the place of the first
-    query of a mirrored shard's second half."""
+    """(o, log-sum-exp). start: the place among the keys of the first query; the queries are then
+    those of a shard, the keys and values those of the whole sequence, or of the shard and what its
+    window sees before it. tail: the place of the first query of a mirrored shard's second half."""
     if tail is not None:
         return mirrored(q, k, v, (start, tail), scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
