@@ -11,13 +11,18 @@ one axis sees a local tensor, which the other axes have cut already: `local_oute
 A mirrored shard balances causal work: of 2n equal chunks rank r of n holds chunk r and chunk
 2n - 1 - r. What lies inside it cuts the two chunks put together.
 
+A shard with a halo holds the last elements of the rank before as well, the first rank none. As a
+copy it is read (the keys of a window); as shares, still to be added to the neighbour's, it is made
+(their gradients). No other axis cuts its dim.
+
 Text: `[{dp}, {}, {tp}]` per dim, axes major to minor; a strided shard writes its outer size,
-`[{3:tp}]`, a mirrored one `[{tp~}]`; a value still to be reduced adds `partial {tp:sum}`.
+`[{3:tp}]`, a mirrored one `[{tp~}]`, one with a halo of 4 `[{tp+4}]`, of shares `[{tp+4sum}]`; a
+value still to be reduced adds `partial {tp:sum}`.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -32,12 +37,15 @@ from .sizes import B, S, Shape, Size, format_size, parse_size, simplify_size
 class Shard:
     """One axis splitting the factor of a dim that lies inside `outer` (1: contiguous).
 
-    mirrored: a rank holds a chunk and its mirror image, else one chunk.
+    mirrored: a rank holds a chunk and its mirror image, else one chunk. halo: elements of the rank
+    before that a rank holds too. summed: what ranks hold of them is still to be added.
     """
 
     axis: str
     outer: Size = 1
     mirrored: bool = False
+    halo: int = 0
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,15 @@ def replicated(rank: int) -> Placement:
 def with_partial(placement: Placement, axis: str, op: str) -> Placement:
     """The placement, still to be reduced along one more axis."""
     return Placement(placement.dims, tuple(sorted((*placement.partial, (axis, op)))))
+
+
+def without_halo(placement: Placement, axis: str) -> Placement:
+    """The placement, the axis's shard without a halo."""
+
+    def bare(shard: Shard) -> Shard:
+        return replace(shard, halo=0, summed=False) if shard.axis == axis else shard
+
+    return replace(placement, dims=tuple(tuple(map(bare, shards)) for shards in placement.dims))
 
 
 def only_axis(placement: Placement, *axes: str) -> Placement:
@@ -137,7 +154,7 @@ def local_outer(placement: Placement, axis: str, mesh: Mesh) -> Size:
 
 
 def local_shape(shape: Shape, placement: Placement, mesh: Mesh) -> Shape:
-    """The shape one rank holds; symbolic where the logical shape is."""
+    """The shape one rank holds, of several the largest; symbolic where the logical shape is."""
     local = []
     for size, shards in zip(shape, placement.dims, strict=True):
         for shard in shards:
@@ -145,7 +162,7 @@ def local_shape(shape: Shape, placement: Placement, mesh: Mesh) -> Shape:
                 size // mesh.size(shard.axis)
                 if isinstance(size, int)
                 else size / mesh.size(shard.axis)
-            )
+            ) + shard.halo
         local.append(size)
     return tuple(local)
 
@@ -161,7 +178,8 @@ def format_placement(placement: Placement) -> str:
 
 def _format_shard(shard: Shard) -> str:
     outer = "" if shard.outer == 1 else f"{format_size(shard.outer)}:"
-    return f"{outer}{shard.axis}{'~' if shard.mirrored else ''}"
+    halo = f"+{shard.halo}{'sum' if shard.summed else ''}" if shard.halo else ""
+    return f"{outer}{shard.axis}{'~' if shard.mirrored else ''}{halo}"
 
 
 def parse_placement(text: str) -> Placement:
@@ -177,8 +195,9 @@ def parse_placement(text: str) -> Placement:
 
 
 def _parse_shard(text: str) -> Shard:
-    match = re.fullmatch(r"(?:(?P<outer>.+):)?(?P<axis>\w+)(?P<mirrored>~?)", text)
+    match = re.fullmatch(r"(?:(.+):)?(\w+)(~?)(?:\+([1-9]\d*)(sum)?)?", text)
     if match is None:
-        raise ParseError(f"not a shard: {text!r}; expected e.g. tp, 3:tp or tp~")
-    outer = parse_size(match["outer"]) if match["outer"] else 1
-    return Shard(match["axis"], outer, bool(match["mirrored"]))
+        raise ParseError(f"not a shard: {text!r}; expected e.g. tp, 3:tp, tp~ or tp+4")
+    outer, axis, mirrored, halo, summed = match.groups()
+    size = parse_size(outer) if outer else 1
+    return Shard(axis, size, bool(mirrored), int(halo or 0), bool(summed))

@@ -13,6 +13,9 @@ def _redistribute(op: Op, names: list[str], local: Locals) -> str:
     order = "".join(f", {name}=True" for name in ("mirrored", "src_mirrored") if op.attr(name))
     if kind == "all_reduce":
         return f'collectives.all_reduce({names[0]}, "{op.attr("op")}", {group})'
+    if op.attr("halo"):
+        given = f"{dim}, {op.attr('halo')}, {rank_name(axis)}, {group}"
+        return f"collectives.{kind}({names[0]}, {given})"
     if kind == "slice":
         place = f"{rank_name(axis)}, {local.ranks(axis)}"
         return f"collectives.shard({names[0]}, {dim}, {size}, {place}{order})"

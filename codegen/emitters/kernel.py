@@ -13,11 +13,13 @@ def _kernel(op: Op, names: list[str], local: Locals) -> str:
 
 
 def _attention(op: Op, names: list[str], local: Locals) -> str:
-    """Queries of a shard of the sequence begin at `start`, the second half of mirrored ones at
-    `tail`; keys and values are whole."""
+    """Queries of a shard of the sequence begin at `start` of the keys, the second half of mirrored
+    ones at `tail`. Keys and values are whole, or those of the shard behind a halo."""
     queries = definition(op).queries
     assert queries is not None
-    starts = (local.start_text(op.inputs[queries], 2), local.tail_text(op.inputs[queries], 2))
+    keys = local.placement(op.inputs[queries + 1]).dims[2]
+    start = str(keys[0].halo) if keys else local.start_text(op.inputs[queries], 2)
+    starts = (start, local.tail_text(op.inputs[queries], 2))
     named = zip(("start", "tail"), starts, strict=True)
     given = "".join(f", {name}={text}" for name, text in named if text not in ("0", ""))
     return f"{_kernel(op, names, local)[:-1]}{given})"

@@ -28,14 +28,23 @@ def _dims(inputs: list[Value]) -> tuple[Dims, Dims, Dims, Dims, dict[str, Size]]
 
 def _forward(op: Op, inputs: list[Value]) -> Rule:
     q, k, v, o, sizes = _dims(inputs)
-    return Rule((q, k, v), (o, o[:3]), sizes, ({}, {}), _FIXED, ordered=_ORDERED)
+    reach = _reach(op, sizes)
+    return Rule((q, k, v), (o, o[:3]), sizes, ({}, {}), _FIXED, ordered=_ORDERED, reach=reach)
 
 
 def _backward(op: Op, inputs: list[Value]) -> Rule:
     q, k, v, o, sizes = _dims(inputs[1:4])
     shared = {"g": "sum", "s": "sum"}
     reduce: tuple[dict[str, str], ...] = ({}, shared, shared)
-    return Rule((o, q, k, v, o, o[:3]), (q, k, v), sizes, reduce, _FIXED, ordered=_ORDERED)
+    operands, reach = (o, q, k, v, o, o[:3]), _reach(op, sizes)
+    return Rule(operands, (q, k, v), sizes, reduce, _FIXED, ordered=_ORDERED, reach=reach)
+
+
+def _reach(op: Op, sizes: dict[str, Size]) -> tuple[tuple[str, str, int], ...]:
+    """Keys that a causal window of w sees: its own and w - 1 before."""
+    window = int(op.attr("window", 0) or 0)
+    bounded = window > 0 and op.attr("causal", True) and sizes["s"] == sizes["t"]
+    return (("s", "t", window - 1),) if bounded else ()
 
 
 def _forward_flops(op: Op, shapes: list[Shape]) -> Size:

@@ -23,7 +23,8 @@ class Rule:
 
     sizes: of each factor. reduce: for each output, {factor: "sum"|"max"|"lse"} over factors that
     it lacks. fixed: factors that must stay whole. linear: partial sums pass through. ordered: fixed
-    factors that a context axis may cut, as the op is told where its shard begins.
+    factors that a context axis may cut, as the op is told where its shard begins. reach: (ordered
+    factor, factor, elements): a shard of the first reads of the second its own and so many before.
     """
 
     inputs: tuple[Dims, ...]
@@ -33,6 +34,7 @@ class Rule:
     fixed: frozenset[str] = frozenset()
     linear: bool = False
     ordered: frozenset[str] = frozenset()
+    reach: tuple[tuple[str, str, int], ...] = ()
 
 
 FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands

@@ -22,7 +22,7 @@ from ..hardware.topology import strided_us
 from .counts import number
 from .graph_work import OpWork
 from .phase_work import FunctionTable
-from .redistribution import Move, MovePath, move_paths
+from .redistribution import HALO_KINDS, Move, MovePath, move_paths
 
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
@@ -62,7 +62,12 @@ class Costs:
 
     def local_bytes(self, value: Value, placement: Placement) -> float:
         """Bytes one rank holds of a value."""
-        return self.full_bytes(value) / self._cuts(placement)
+        held = self.full_bytes(value) / self._cuts(placement)
+        for size, shards in zip(value.shape, placement.dims, strict=True):
+            for shard in shards:
+                if shard.halo:
+                    held *= 1 + shard.halo * self.mesh.size(shard.axis) / self.number(size)
+        return held
 
     def ranks(self, axes: tuple[str, ...]) -> int:
         """Ranks along axes together."""
@@ -108,6 +113,8 @@ class Costs:
         """Time of one collective of a redistribution."""
         if move.kind == "slice":
             return SLICE_US
+        if move.kind in HALO_KINDS:
+            return self._halo_us(value, move)
         group, first = self.ranks(move.axes), move.axes[0]
         others = self._cuts(move.src)
         others //= group if move.src.shard(first) is not None else 1
@@ -122,6 +129,15 @@ class Costs:
         for side in sides.get(move.kind, ()):
             time += self._packing_us(value, side, first, size)
         return time
+
+    def _halo_us(self, value: Value, move: Move) -> float:
+        """A transfer of the halo between neighbours, the farthest ones, and a copy of the shard."""
+        bare, wide = sorted(self.local_bytes(value, p) for p in (move.src, move.dst))
+        (axis,), device, per_node = move.axes, self.cluster.device, self.cluster.devices_per_node
+        crosses = self.mesh.size(axis) * self.mesh.stride(axis) > per_node
+        distance = per_node if crosses else 1
+        time = strided_us(self.cluster, "send_recv", wide - bare, 2, distance)
+        return time + 2 * wide / device.hbm_bytes_per_s * 1e6 + device.launch_us
 
     def _packing_us(self, value: Value, side: Placement, axis: str, size: float) -> float:
         """A copy (read and write) where the chunks of a collective are not whole in memory, and one

@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from meshwright.ir.mesh import TENSOR, Mesh
-from meshwright.ir.placement import Placement, Shard, component, merge, only_axis, replicated
+from meshwright.ir.placement import (
+    Placement,
+    Shard,
+    component,
+    merge,
+    only_axis,
+    replicated,
+    without_halo,
+)
 from meshwright.ir.sizes import simplify_size
 
 
 @dataclass(frozen=True)
 class Move:
     """One collective along an axis, or along the parts of a split one together. kind: all_reduce,
-    all_gather, reduce_scatter, all_to_all, or slice, which takes a rank's part of what it has."""
+    all_gather, reduce_scatter, all_to_all, or slice, which takes a rank's part of what it has; halo
+    and reduce_halo, which take elements of the rank before and give it its shares of them."""
 
     axes: tuple[str, ...]
     kind: str
@@ -26,6 +35,9 @@ class Move:
 
 
 MovePath = tuple[Move, ...]
+
+# Of a neighbour's elements: a copy taken, and shares given back.
+HALO_KINDS = ("halo", "reduce_halo")
 
 # How axes place a value where no single collective along all of them sees it.
 APART = "apart"
@@ -59,13 +71,19 @@ def move_kind(src: Placement, dst: Placement, axes: tuple[str, ...], mesh: Mesh)
     Two moves have none of their own and pass through whole, named by their first collective's end
     in a slice: a partial max or log-sum-exp reaches a shard by an all_reduce, a shard another one
     of the same dim (other factors) by an all_gather, for the ranks' parts of it are no equal chunks
-    that an all_to_all could exchange.
+    that an all_to_all could exchange. Moves from and to a halo, which names them, pass through the
+    shard without it; no copy with a halo is made where another one starts.
     """
     before, after = (joint_component(placed, axes, mesh) for placed in (src, dst))
     if before == after:
         return ""
-    if isinstance(after, str):
+    given, wanted = (c[1] if isinstance(c, tuple) else None for c in (before, after))
+    if isinstance(after, str) or (wanted and wanted.summed):
         return None
+    if given and given.halo:
+        return "reduce_halo" if given.summed else None
+    if wanted and wanted.halo:
+        return "halo"
     if isinstance(before, str):
         return "reduce_scatter" if before == "sum" and after is not None else "all_reduce"
     if before is None:
@@ -112,35 +130,50 @@ def _walk(
         target = _with(at, None if to_whole else dst, axes, mesh)
         if target is None:
             return
-        kind = move_kind(at, target, axes, mesh)
-        if kind in ("all_reduce", "all_gather") and joint_component(target, axes, mesh) is not None:
-            whole = _with(at, None, axes, mesh)
-            if whole is None:
+        for stop in _stops(at, target, axes, mesh):
+            if stop is None:
                 return
-            moves.append(Move(axes, kind, at, whole))
-            at, kind = whole, "slice"
-        if kind:
-            moves.append(Move(axes, kind, at, target))
-        at = target
+            if kind := move_kind(at, stop, axes, mesh):
+                moves.append(Move(axes, kind, at, stop))
+            at = stop
     yield tuple(moves)
+
+
+def _stops(
+    at: Placement, target: Placement, axes: tuple[str, ...], mesh: Mesh
+) -> Iterator[Placement | None]:
+    """The placements on the way to `target`, which comes last; None where shards would cross."""
+    kind = move_kind(at, target, axes, mesh)
+    if kind == "reduce_halo":
+        bare = without_halo(at, axes[0])
+        yield bare
+        yield from _stops(bare, target, axes, mesh)
+        return
+    if kind == "halo":
+        yield from _stops(at, without_halo(target, axes[0]), axes, mesh)
+    elif kind in ("all_reduce", "all_gather") and joint_component(target, axes, mesh) is not None:
+        yield _with(at, None, axes, mesh)
+    yield target
 
 
 def _with(
     at: Placement, dst: Placement | None, axes: tuple[str, ...], mesh: Mesh
 ) -> Placement | None:
-    """`at` with some axes placed as in `dst` (None: whole); None where shards would cross, or lie
-    inside a mirrored one that moves."""
+    """`at` with some axes placed as in `dst` (None: whole); None where shards would cross, lie
+    inside a mirrored one that moves, or beside one with a halo."""
     rest = [only_axis(at, a) for a, _ in mesh.axes if a not in axes]
     new = replicated(len(at.dims)) if dst is None else only_axis(dst, *axes)
     made = merge([*rest, new], dict(mesh.axes))
-    if made is None or any(_holds_shards(p, axis) for p in (at, made) for axis in axes):
-        return None
-    return made
+    return None if made is None or _tangled(at, axes) or _tangled(made, axes) else made
 
 
-def _holds_shards(placement: Placement, axis: str) -> bool:
-    """Whether shards lie inside an axis's mirrored one."""
-    return any(s.axis == axis and s.mirrored for shards in placement.dims for s in shards[:-1])
+def _tangled(placement: Placement, axes: tuple[str, ...]) -> bool:
+    """Whether a shard that stands alone, or holds no other, has one in its dim."""
+    return any(
+        any(s.halo for s in shards) or any(s.mirrored and s.axis in axes for s in shards[:-1])
+        for shards in placement.dims
+        if len(shards) > 1
+    )
 
 
 def held_copy(src: Placement, dst: Placement, mesh: Mesh) -> Placement:

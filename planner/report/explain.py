@@ -101,7 +101,8 @@ def _piece_lines(plan: Plan, piece: Piece) -> list[str]:
 
 
 def _moved(plan: Plan, piece: Piece, op: Op) -> int:
-    return max(plan.local_bytes(piece, n) for n in (op.inputs[0], op.output.name))
+    less, more = sorted(plan.local_bytes(piece, n) for n in (op.inputs[0], op.output.name))
+    return more - less if op.attr("halo") else more
 
 
 def explain_value(plan: Plan, name: str) -> str:

@@ -3,8 +3,8 @@
 Each move of a value is made once, right before its first use; what an output still needs comes at
 the end. Op `redistribute`: attrs axis (several together: their names, dots between them) and kind,
 and as the kind needs: op (of a reduction), dim and outer (the shard made, or gathered), src_dim and
-src_outer (the shard an all_to_all starts from); mirrored and src_mirrored where that shard is.
-Outer sizes count elements of the local tensor, which other axes have cut.
+src_outer (the shard an all_to_all starts from); mirrored and src_mirrored where that shard is; halo
+(its elements). Outer sizes count elements of the local tensor, which other axes have cut.
 """
 
 from meshwright.ir.graph import Attr, Graph, Op, Value, verify
@@ -14,7 +14,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, local_outer
 
 from ..cost.op_cost import Costs
-from ..cost.redistribution import Move
+from ..cost.redistribution import HALO_KINDS, Move
 from .ilp import Sharding
 
 
@@ -78,6 +78,10 @@ class _Writer:
 def _attrs(move: Move, mesh: Mesh) -> tuple[tuple[str, Attr], ...]:
     axis, kind = move.axes[0], move.kind
     found: dict[str, Attr] = {"axis": ".".join(move.axes), "kind": kind}
+    if kind in HALO_KINDS:
+        dim, shard = move.src.shard_dim(axis), (move.src.shard(axis), move.dst.shard(axis))
+        found |= {"dim": dim, "halo": max(s.halo for s in shard if s is not None)}
+        return tuple(found.items())
     if kind in ("all_reduce", "reduce_scatter"):
         found["op"] = move.src.partial_op(axis)
     if kind != "all_reduce":

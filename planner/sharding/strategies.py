@@ -8,7 +8,8 @@ two axes may cut one factor, the sequence by context before tensor, others by te
 
 A context axis cuts the sequence wherever a factor holds it, and never a parameter. An op that needs
 the order of the sequence (attention) may be cut by its heads instead, its operands exchanged before
-it (Ulysses, Jacobs et al. 2023), or keep its shard of queries and read all keys.
+it (Ulysses, Jacobs et al. 2023), or keep its shard of queries and read all keys, or those of its
+shard and of the window before it.
 
 A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour asks for it:
 `strides_of` walks the graph until no op has anything new to ask.
@@ -80,20 +81,25 @@ def axes_of(mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> tuple[
 class Way:
     """A way to run along one axis: a factor sharded in `blocks`, all partial, or whole (neither).
 
-    reads_partial: partial sums pass through, operands included.
+    reads_partial: partial sums pass through, operands included. beside: a factor that is sharded
+    alike, with a halo of so many elements.
     """
 
     axis: Axis
     factor: str = ""
     blocks: int = 1
     reads_partial: bool = False
+    beside: str = ""
+    halo: int = 0
 
     def __str__(self) -> str:
         if self.reads_partial:
             return "partial"
         if not self.factor:
             return "replicated"
-        return f"shard {self.factor}" + (f"/{self.blocks}" if self.blocks > 1 else "")
+        blocks = f"/{self.blocks}" if self.blocks > 1 else ""
+        beside = f" beside {self.beside}+{self.halo}" if self.beside else ""
+        return f"shard {self.factor}{blocks}{beside}"
 
 
 def strategies_of(
@@ -120,10 +126,19 @@ def _ways(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[Wa
     """The ways along one axis, whole first."""
     offered = _offered(rule, axis, strides)
     found = [Way(axis, f, b) for f, b in offered if axis.divides(rule.sizes[f], b)]
+    near = [(f, g, n) for f, g, n in rule.reach if _reaches(rule, axis, f, n)]
+    found += [Way(axis, f, beside=g, halo=n) for f, g, n in near]
     if axis.is_context and any(_holds_sequence(rule, way.factor) for way in found):
         return found
     partial = [Way(axis, reads_partial=True)] if rule.linear else []
     return [Way(axis), *found, *partial]
+
+
+def _reaches(rule: Rule, axis: Axis, factor: str, halo: int) -> bool:
+    """Whether what a contiguous shard reads before itself lies in the shard before."""
+    if not axis.is_context or axis.mirrored or not axis.divides(rule.sizes[factor]):
+        return False
+    return halo * axis.size <= number(rule.sizes[factor], axis.sizes)
 
 
 def _offered(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -159,7 +174,7 @@ def _strategy(rule: Rule, ways: tuple[Way, ...]) -> Strategy | None:
     ins = [_placed(dims, rule, ways) for dims in rule.inputs]
     outs = []
     for index, dims in enumerate(rule.outputs):
-        placement: Placement | None = _placed(dims, rule, ways)
+        placement: Placement | None = _placed(dims, rule, ways, summed=True)
         for way in ways:
             placement = placement and _reduced(placement, rule, index, way)
         if placement is None:
@@ -230,18 +245,23 @@ def _reduced(placement: Placement, rule: Rule, index: int, way: Way) -> Placemen
     return None if reduce is None else with_partial(placement, way.axis.name, reduce)
 
 
-def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...]) -> Placement:
-    """A value's shards: each factor cut by its ways in order, nested in what lies outside it."""
+def _placed(dims: Dims, rule: Rule, ways: tuple[Way, ...], summed: bool = False) -> Placement:
+    """A value's shards: each factor cut by its ways in order, nested in what lies outside it.
+
+    summed: what ranks make of a halo is still to be added.
+    """
     placed = []
     for factors in dims:
         shards = []
         for factor in factors:
             inside = 1
             for way in ways:
-                if way.factor == factor:
+                if factor in (way.factor, way.beside):
                     outer = outer_of(factors, rule, factor) * way.blocks * inside
                     mirrored = way.axis.mirrored and _holds_sequence(rule, factor)
-                    shards.append(Shard(way.axis.name, simplify_size(outer), mirrored))
+                    halo = way.halo if factor == way.beside else 0
+                    given = mirrored, halo, summed and halo > 0
+                    shards.append(Shard(way.axis.name, simplify_size(outer), *given))
                     inside *= way.axis.size
         placed.append(tuple(shards))
     return Placement(tuple(placed))

@@ -68,6 +68,38 @@ def all_to_all(
     return _join(y, src_dim, src_outer, src_mirrored)
 
 
+def halo(x: Tensor, dim: int, size: int, index: int, group: Group) -> Tensor:
+    """The shard behind the last `size` elements of the rank before; the first rank has none."""
+    if group is None:
+        return x
+    last = x.narrow(dim, x.shape[dim] - size, size)
+    before = _to_neighbour(last, dim, index, index + 1, index - 1, group)
+    return torch.cat((before, x), dim)
+
+
+def reduce_halo(x: Tensor, dim: int, size: int, index: int, group: Group) -> Tensor:
+    """The inverse of `halo` for shares: those of the halo are added to the rank before's."""
+    if group is None:
+        return x
+    first = size if index > 0 else 0
+    after = _to_neighbour(x.narrow(dim, 0, size), dim, index, index - 1, index + 1, group)
+    own = x.narrow(dim, first, x.shape[dim] - first).clone()
+    own.narrow(dim, own.shape[dim] - after.shape[dim], after.shape[dim]).add_(after)
+    return own
+
+
+def _to_neighbour(
+    x: Tensor, dim: int, index: int, to: int, source: int, group: dist.ProcessGroup
+) -> Tensor:
+    """What `source` sends of its own; nothing where there is no such rank."""
+    n, size = group.size(), x.shape[dim]
+    parts = x.movedim(dim, 0)[: size if 0 <= to < n else 0].contiguous()
+    sent, received = ([size if k == rank else 0 for k in range(n)] for rank in (to, source))
+    y = parts.new_empty((sum(received), *parts.shape[1:]))
+    dist.all_to_all_single(y, parts, received, sent, group=group)
+    return y.movedim(0, dim)
+
+
 def shard(x: Tensor, dim: int, outer: int, index: int, n: int, mirrored: bool = False) -> Tensor:
     """Shard `index` of n along `dim`."""
     return _split(x, dim, outer, n, mirrored)[index].contiguous()

@@ -55,6 +55,17 @@ def _compiled() -> list[Case]:
     ]  # fmt: skip
 
 
+def _contexts() -> list[Case]:
+    """The sequence in mirrored shards, and windows that take keys of the neighbour."""
+    window = ModelDraw("mistral", stock=False, variant=0, seed=0)
+    return [
+        Case(number=895 + number, seed=0, model=model, cp=2, seq=16, dtype=dtype, order=order)
+        for number, (model, dtype, order) in enumerate(
+            [(_MODEL, "bf16", "mirrored"), (_MODEL, "f64", "mirrored"), (window, "f64", None)]
+        )
+    ]
+
+
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     # As the programs' own entry has it (runtime/launch/worker.py).
@@ -64,7 +75,9 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     court.pool.stop()
 
 
-@pytest.mark.parametrize("case", [*_pipelines(), *_optimizers(), *_compiled(), *_drawn()], ids=str)
+@pytest.mark.parametrize(
+    "case", [*_pipelines(), *_optimizers(), *_compiled(), *_contexts(), *_drawn()], ids=str
+)
 def test_equals_the_plain_model(case: Case, gpus: Court) -> None:
     if case.world > GPUS:
         pytest.skip(f"{case.world} ranks, {GPUS} GPUs")

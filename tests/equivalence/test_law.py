@@ -8,6 +8,8 @@ from equivalence.cases import EACH, Case, ModelDraw, chosen_seed, draw_cases, dr
 from equivalence.law import Court
 from sampling import mostly_long
 
+from meshwright.ir.ops.registry import definition
+
 CASES = draw_cases(chosen_seed(), 40, max_world=4)
 NARROW = draw_narrow_cases(chosen_seed(), 3, max_world=4)
 
@@ -40,7 +42,28 @@ REPLICAS = [
          order="mirrored", outer="dp", resume=1),
     Case(number=1002, seed=0, model=_SMALL, cp=4, seq=8, order="mirrored", recompute=EACH),
     Case(number=1003, seed=0, model=_TIED, cp=4, dtype="f32", seq=16, order="mirrored"),
+    # The same exchanged for heads, and beside exchanges over tensor.
+    Case(number=1005, seed=0, model=_SMALL, cp=2, seq=16, order="mirrored", random_costs=True,
+         price=0.0),
+    Case(number=1011, seed=0, model=_SMALL, cp=2, tp=2, seq=16, order="mirrored",
+         random_costs=True, price=0.0),
 ]  # fmt: skip
+
+# Windows of 3 and 4 keys in a sequence cut over ranks: smaller than a shard, as long as it, a whole
+# shard before it, and longer, where all keys are gathered.
+_WINDOW = ModelDraw("mistral", stock=False, variant=0, seed=0)  # 4 keys
+_MIXED = ModelDraw("gemma3", stock=False, variant=1, seed=0)  # 3 keys, and all in other layers
+WINDOWS = [
+    Case(number=1020, seed=0, model=_WINDOW, cp=2, seq=8, accumulation=2),
+    Case(number=1021, seed=0, model=_MIXED, cp=2, tp=2, seq=16, shard_weights=True, zero=1),
+    Case(number=1022, seed=0, model=_WINDOW, pp=2, cp=2, seq=16, zero=3, recompute="all",
+         accumulation=2, schedule="zb-h1", resume=1),
+    Case(number=1023, seed=0, model=_WINDOW, cp=4, seq=12, recompute=EACH),
+    Case(number=1024, seed=0, model=_WINDOW, cp=4, seq=16, dtype="f32"),
+    Case(number=1025, seed=0, model=_WINDOW, cp=2, dp=2, seq=4, zero=2),
+    Case(number=1026, seed=0, model=_WINDOW, cp=2, seq=8, order="mirrored"),
+]  # fmt: skip
+_GATHERED = (1025, 1026)
 
 # More tensor ranks than KV heads, 4 over 2: one KV head a rank, shared by two.
 _GROUPED = ModelDraw("llama", stock=False, variant=4, seed=0)
@@ -56,7 +79,7 @@ SPLIT = [
 
 
 # Those of the chosen cases that `make test` runs.
-_KEPT = (850, 861, 863, 870, 871, 1000, 1002)
+_KEPT = (850, 861, 863, 870, 871, 1000, 1002, 1005)
 
 
 @pytest.mark.parametrize("case", CASES + NARROW, ids=str)
@@ -67,6 +90,15 @@ def test_equals_the_plain_model(case: Case, court: Court) -> None:
 @pytest.mark.parametrize("case", _chosen(REPLICAS + SPLIT, _KEPT), ids=str)
 def test_equals_the_plain_model_on_every_axis(case: Case, court: Court) -> None:
     court.try_case(case)
+
+
+@pytest.mark.parametrize("case", _chosen(WINDOWS, (1020, 1023)), ids=str)
+def test_a_window_over_shards_equals_the_plain_model(case: Case, court: Court) -> None:
+    court.try_case(case)
+    ops = [op for piece in court.plan(case).pieces for op in piece.graph.ops]
+    found = {op.attr("kind") for op in ops if definition(op).collective}
+    halos = {"halo", "reduce_halo"}
+    assert found & halos == (set() if case.number in _GATHERED else halos)
 
 
 # Parameters that are not trained: a prefix, a whole stage, some of every layer, tied ones.
@@ -118,6 +150,8 @@ COMPILED = [
             Case(number=0, seed=_SMALL.seed, model=_SMALL, tp=2, shard_weights=True),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, dp=2, zero=2, dtype="f32"),
             Case(number=0, seed=_SMALL.seed, model=_SMALL, accumulation=2, recompute=EACH),
+            Case(number=0, seed=0, model=_WINDOW, cp=2),
+            Case(number=0, seed=_SMALL.seed, model=_SMALL, cp=2, order="mirrored"),
         )
     )
 ]

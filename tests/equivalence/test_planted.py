@@ -24,7 +24,10 @@ NARROW = Case(number=904, seed=0, model=MODEL, dp=2, tp=2, accumulation=2, shard
 NARROW_CUT = Case(number=905, seed=0, model=TIED, pp=2, dp=2, accumulation=2, zero=2, dtype="bf16",
                   reduce_dtype="f32")  # fmt: skip
 OFFLOADED = Case(number=906, seed=0, model=MODEL, pp=2, accumulation=3, recompute=EACH)
-CASES = (SHARDED, DATA, DATA_CUT, STAGED, NARROW, NARROW_CUT, OFFLOADED)
+WINDOW = ModelDraw("mistral", stock=False, variant=0, seed=0)
+WINDOWED = Case(number=907, seed=0, model=WINDOW, cp=2, seq=16)
+MIRRORED = Case(number=908, seed=0, model=MODEL, cp=2, seq=16, order="mirrored")
+CASES = (SHARDED, DATA, DATA_CUT, STAGED, NARROW, NARROW_CUT, OFFLOADED, WINDOWED, MIRRORED)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Plant:
         path.write_text(text)
 
 
+COLLECTIVES = "runtime/engine/collectives.py"
 STAGE, BUCKETS, EXECUTOR = "stage_00.py", "runtime/engine/buckets.py", "runtime/engine/executor.py"
 PLANTS = (
     Plant(
@@ -118,6 +122,22 @@ PLANTS = (
         "a buffer of the host taken twice",
         OFFLOADED, "runtime/engine/offload.py", r"self\._free\[kind\]\.pop\(\)",
         "self._free[kind][-1]",
+    ),
+    Plant(
+        "a halo's gradients kept from the rank before",
+        WINDOWED, COLLECTIVES, r"\.add_\(after\)", "",
+    ),
+    Plant(
+        "one key too few in a window",
+        WINDOWED, STAGE, r"start=3", "start=2", 0,
+    ),
+    Plant(
+        "a tail in its head's place",
+        MIRRORED, STAGE, r"tail=\(3 - CP_RANK\)", "tail=CP_RANK", 0,
+    ),
+    Plant(
+        "labels in contiguous shards",
+        MIRRORED, EXECUTOR, r"_own_part\(labels, order\)", "_own_part(labels, False)",
     ),
     Plant(
         "a tied parameter twice in the norm",

@@ -171,3 +171,42 @@ def test_a_partial_log_sum_exp_costs_what_its_way_costs(side: int, price: float)
     costs = Costs(parse_cluster("h200:8"), compute_mesh(2), BIG)
     (entry, _) = cut_layouts(graph, costs, (side, 0))
     check(graph, costs, price, Demands(entry))
+
+
+def windowed(window: int) -> Graph:
+    """Attention of heads of one value to themselves within a window, and its gradients."""
+    rows, heads = f"bf16[B, S, {D}]", f"bf16[B, {D // 8}, S, 8]"
+    split, apart = f"bf16[B, S, {D // 8}, 8]", "transpose.int(%{}, dim0=1, dim1=2)"
+    options = f"scale=1.0, causal=True, window={window}, softcap=0.0"
+    lines = [
+        "graph g",
+        f'%x : {rows} = input activation "x"',
+        f'%dy : {rows} = input grad "dy"',
+        f"%xs : {split} = view(%x, size=[B, S, {D // 8}, 8])",
+        f"%q : {heads} = {apart.format('xs')}",
+        f"%o : {heads}; %l : f32[B, {D // 8}, S] = mw.attention(%q, %q, %q, {options})",
+        f"%os : {split} = {apart.format('o')}",
+        f"%y : {rows} = view(%os, size=[B, S, {D}])",
+        f"%dys : {split} = view(%dy, size=[B, S, {D // 8}, 8])",
+        f"%do : {heads} = {apart.format('dys')}",
+        f"%dq : {heads}; %dk : {heads}; %dv : {heads} = "
+        f"mw.attention_backward(%do, %q, %q, %q, %o, %l, {options})",
+        f"%a : {heads} = add.Tensor(%dq, %dk)",
+        f"%b : {heads} = add.Tensor(%a, %dv)",
+        f"%ds : {split} = {apart.format('b')}",
+        f"%dx : {rows} = view(%ds, size=[B, S, {D}])",
+        "return %y, %dx",
+    ]
+    return verify(parse_graph("\n".join(lines)))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("window", [0, 64, 8000])
+@pytest.mark.parametrize("price", [0.0, 1e-5])
+def test_attention_over_context_is_brute_force(price: float, window: int, mirrored: bool) -> None:
+    graph, demands = windowed(window), Demands(mirrored=mirrored)
+    costs = Costs(parse_cluster("h200:8"), compute_mesh(1, 2), {"B": 16, "S": 8192})
+    check(graph, costs, price, demands)
+    lowered, _ = lower(graph, shard(graph, costs, price, demands), costs)
+    kinds = {op.attr("kind") for op in lowered.ops} - {None}
+    assert ({"halo", "reduce_halo"} == kinds) == (window == 64 and not mirrored)

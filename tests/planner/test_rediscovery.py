@@ -17,6 +17,7 @@ from meshwright.ir.text.graph_text import format_graph, parse_placed_graph
 from meshwright.models.config import DecoderConfig
 from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
+from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.sharding.chain import Lowered, ShardedModel, shard_model
 from meshwright.planner.sharding.objective import items_of, objective_us
@@ -378,3 +379,33 @@ def test_an_order_that_does_not_divide_is_contiguous_or_refused(tiny) -> None:
     with pytest.raises(PlanError) as raised:
         plan(tiny, mesh=mesh, seq=36, order="mirrored")
     assert "cut S=36 into 8 chunks" in str(raised.value) and "take 32 or 40" in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def windowed():
+    """A layer whose queries see 4096 keys."""
+    config = DecoderConfig(
+        dim=4096, layers=1, heads=32, kv_heads=8, ffn=14336, vocab=32000, window=4096
+    )
+    return trace(partial(Decoder, config), "windowed", "bf16", 32000)
+
+
+def test_a_window_exchanges_one_window_with_the_neighbour(windowed) -> None:
+    """As long as it lies in the shard before; its price does not grow with the sequence."""
+    us, given = {}, {"mesh": compute_mesh(context=4), "shard_matmul_weights": False}
+    for seq in (32768, 65536):
+        piece = plan(windowed, seq=seq, **given).lowered["attention"]
+        assert exchanged(piece) == {("cp", "halo"), ("cp", "reduce_halo")}
+        costs = Costs(parse_cluster("h200:8"), given["mesh"], {"B": 1, "S": seq})
+        move = next(op for op in piece.graph.ops if op.attr("kind") == "halo")
+        src, dst = (piece.placements[n] for n in (move.inputs[0], move.output.name))
+        size = costs.local_bytes(move.output, dst) - costs.local_bytes(move.output, src)
+        assert size == pytest.approx(2 * 8 * 128 * 4095)
+        device, whole = costs.cluster.device, costs.local_bytes(move.output, dst)
+        copy_us = 2 * whole / device.hbm_bytes_per_s * 1e6 + device.launch_us
+        us[seq] = costs.redistribute_us(move.output, src, dst) - copy_us
+    assert us[32768] == us[65536] == pytest.approx(
+        collective_us(costs.cluster, "send_recv", size, 2)
+    )  # fmt: skip
+    narrow = plan(windowed, seq=8192, **given).lowered["attention"]
+    assert not {kind for _, kind in exchanged(narrow)} & {"halo", "reduce_halo"}

@@ -1,5 +1,7 @@
 """Strategies read off factor rules."""
 
+import pytest
+
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import format_placement
 from meshwright.ir.text.graph_text import parse_graph
@@ -53,6 +55,32 @@ def test_attention_shards_heads_and_groups_of_heads() -> None:
     assert strategies["shard k"] == f"{heads}; {heads}; {heads} -> {heads}; [{{}}, {{tp}}, {{}}]"
     assert strategies["shard g"].startswith("[{}, {2:tp}, {}, {}]; [{}, {}, {}, {}]")
     assert not {"shard b", "shard s", "shard t", "shard d"} & set(strategies)
+
+
+@pytest.mark.parametrize(("window", "halo"), [(1, ""), (3, "+2"), (5, "+4"), (6, None), (0, None)])
+def test_a_window_within_a_shard_is_read_as_a_halo(window: int, halo: str | None) -> None:
+    """Eight places over two ranks: at most the whole shard before is read, and given its share."""
+    graph = graph_of(
+        '%q : bf16[B, 4, S, 8] = input activation "q"',
+        '%k : bf16[B, 2, S, 8] = input data "k"',
+        "%o : bf16[B, 4, S, 8]; %l : f32[B, 4, S] = mw.attention(%q, %k, %k, scale=1.0, "
+        f"causal=True, window={window}, softcap=0.0)",
+        "%dq : bf16[B, 4, S, 8]; %dk : bf16[B, 2, S, 8]; %dv : bf16[B, 2, S, 8] = "
+        "mw.attention_backward(%q, %q, %k, %k, %o, %l, scale=1.0, "
+        f"causal=True, window={window}, softcap=0.0)",
+        "return %dq",
+    )
+    axis, name = Axis("cp", 2, {"B": 3, "S": 8}), f"shard s beside t+{window - 1}"
+    if halo is None:
+        assert not any("beside" in n for k in (0, 1) for n in found(graph, k, axis))
+        return
+    cut, read = "[{}, {}, {cp}, {}]", f"[{{}}, {{}}, {{cp{halo}}}, {{}}]"
+    made = read if not halo else f"[{{}}, {{}}, {{cp{halo}sum}}, {{}}]"
+    forward, backward = found(graph, 0, axis)[name], found(graph, 1, axis)[name]
+    assert forward == f"{cut}; {read}; {read} -> {cut}; [{{}}, {{}}, {{cp}}]"
+    assert backward.endswith(f"-> {cut}; {made}; {made}")
+    mirrored = Axis("cp", 2, {"B": 3, "S": 8}, mirrored=True)
+    assert not any("beside" in n for n in found(graph, 0, mirrored))
 
 
 def test_a_view_splits_and_merges_and_passes_sums_through() -> None:

@@ -40,6 +40,7 @@ PLANS = {
     "learned positions": ("tiny-gpt2", "cpu:4", "pp=2", "dp=2", "zero=2"),
     "two stages a rank": ("tiny-qwen2", "cpu:2", "pp=2", "schedule=zbv", "micro_batch=1"),
     "context, mirrored": ("tiny-llama", "cpu:4", "cp=2", "tp=2", "cp_order=mirrored"),
+    "context, window": ("hf-mistral", "cpu:2", "cp=2"),
     "stock": ("hf-qwen3", "cpu:2", "pp=2", "cuts=2"),
 }
 
@@ -52,18 +53,25 @@ def test_plans_parse_back_byte_equal(case: str) -> None:
     assert format_plan(parse_plan(text)) == text
 
 
+def test_a_window_over_shards_prints_its_halo() -> None:
+    text = format_plan(planned(*PLANS["context, window"]))
+    assert "{cp+3}" in text and "{cp+3sum}" in text
+
+
 def test_shards_parse_back() -> None:
     dims = (
         (Shard("dp"), Shard("cp", 2, mirrored=True)),
         (Shard("cp", B, mirrored=True),),
+        (Shard("cp", halo=3),),
+        (Shard("cp", 4, halo=12, summed=True),),
         (),
     )
     placement = Placement(dims, (("tp", "sum"),))
-    text = "[{dp 2:cp~}, {B:cp~}, {}] partial {tp:sum}"
+    text = "[{dp 2:cp~}, {B:cp~}, {cp+3}, {4:cp+12sum}, {}] partial {tp:sum}"
     assert format_placement(placement) == text and parse_placement(text) == placement
 
 
-@pytest.mark.parametrize("text", ["[{cp~~}]", "[{~}]", "[{2:}]"])
+@pytest.mark.parametrize("text", ["[{cp~~}]", "[{~}]", "[{2:}]", "[{cp+0}]", "[{cp+sum}]"])
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ParseError, match="not a shard"):
         parse_placement(text)

@@ -172,6 +172,31 @@ def test_mirrored_shards_of_queries_make_up_the_whole(name: str, dtype: torch.dt
         torch.testing.assert_close(a, b, **EXACT)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("window", [1, 2, 4, 5])
+def test_shards_with_a_halo_of_keys_make_up_the_whole(window: int, dtype: torch.dtype) -> None:
+    """Three ranks of four places: each sees its keys and the window - 1 before them, the first none
+    before. Shares in a halo are the neighbour's; all summed, they make up the whole."""
+    options = {"scale": 0.3, "causal": True, "window": window, "softcap": 0.0}
+    q, k, v, do = _attention_operands(4, 2, 12)
+    exact = [x.requires_grad_() for x in (q, k, v)]
+    want = _attended(*exact, list(range(12)), **options)
+    wanted = torch.autograd.grad(want, exact, do)
+    found = [torch.zeros_like(x) for x in exact]
+    for first in (0, 4, 8):
+        own, reach = slice(first, first + 4), slice(max(0, first - window + 1), first + 4)
+        part, d_part = (x.detach()[:, :, own].to(dtype) for x in (q, do))
+        keys, values = (x.detach()[:, :, reach].to(dtype) for x in (k, v))
+        given = {"start": window - 1, **options}
+        o, lse = kernels.attention(part, keys, values, **given)
+        torch.testing.assert_close(o.double(), want.detach()[:, :, own], **LOOSE[dtype])
+        grads = kernels.attention_backward(d_part, part, keys, values, o, lse, **given)
+        for total, grad, where in zip(found, grads, (own, reach, reach), strict=True):
+            total[:, :, where] += grad
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, **LOOSE[dtype])
+
+
 def test_backends_are_chosen_by_what_they_can_do() -> None:
     q = torch.empty(1, 2, 8, 8)
     assert backend_of(q, True, 0, 0.0) == backend_of(q, True, 8, 0.0) == "cpu_flash"

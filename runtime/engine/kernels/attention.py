@@ -41,9 +41,9 @@ def attention(
     start: int = 0,
     tail: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, log-sum-exp). start: the place in the sequence of the first query; the queries are then
-    those of a shard, the keys and values those of the whole sequence. tail: the place of the first
-    query of a mirrored shard's second half."""
+    """(o, log-sum-exp). start: the place among the keys of the first query; the queries are then
+    those of a shard, the keys and values those of the whole sequence, or of the shard and what its
+    window sees before it. tail: the place of the first query of a mirrored shard's second half."""
     if tail is not None:
         return mirrored(q, k, v, (start, tail), scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
@@ -128,7 +128,7 @@ def mirrored(
     """Attention of two halves of queries, each over the keys up to its own last place."""
     run = partial(attention, scale=scale, causal=causal, window=window, softcap=softcap)
     parts = []
-    for half, start in zip(q.chunk(2, dim=2), starts, strict=True):
+    for half, start in zip(_halves(q), starts, strict=True):
         keys, values = (_prefix(x, start + half.shape[2], causal) for x in (k, v))
         parts.append(run(half, keys, values, start=start))
     o, lse = zip(*parts, strict=True)
@@ -151,16 +151,20 @@ def mirrored_backward(
     """Gradients of `mirrored`; those of keys and values are summed over both halves."""
     dk, dv, dq = torch.zeros_like(k), torch.zeros_like(v), []
     run = partial(attention_backward, scale=scale, causal=causal, window=window, softcap=softcap)
-    halves = zip(*(x.chunk(2, dim=2) for x in (do, q, o, lse)), starts, strict=True)
+    halves = zip(*map(_halves, (do, q, o, lse)), starts, strict=True)
     for do_half, q_half, o_half, lse_half, start in halves:
         stop = start + q_half.shape[2]
         keys, values = (_prefix(x, stop, causal) for x in (k, v))
-        # Fused backends read log-sum-exps as one block.
-        found = run(do_half, q_half, keys, values, o_half, lse_half.contiguous(), start=start)
+        found = run(do_half, q_half, keys, values, o_half, lse_half, start=start)
         dq.append(found[0])
         _prefix(dk, stop, causal).add_(found[1])
         _prefix(dv, stop, causal).add_(found[2])
     return torch.cat(dq, dim=2), dk, dv
+
+
+def _halves(x: Tensor) -> list[Tensor]:
+    """Both halves of queries, or of what belongs to them, each one block as fused backends read."""
+    return [half.contiguous() for half in x.chunk(2, dim=2)]
 
 
 def _prefix(x: Tensor, stop: int, causal: bool) -> Tensor:
