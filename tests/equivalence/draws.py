@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import odd_model
 import torch
 import transformers
-from equivalence.cases import ModelDraw
+from equivalence.cases import ODD, ModelDraw
 from torch import nn
 
 from meshwright.models import PRESETS, Decoder, DecoderConfig, load_model
@@ -40,6 +41,8 @@ class DrawnModel:
 
 def draw_model(draw: ModelDraw, folder: Path) -> DrawnModel:
     """The model of a draw; a stock one gets its config.json under `folder`."""
+    if draw.family == ODD:
+        return DrawnModel(ODD, odd_model.VOCAB, odd_model.Odd, odd_model.Odd)
     config = random_config(draw)
     if not draw.stock:
         build = partial(Decoder, config)
