@@ -33,6 +33,7 @@ _RESERVED |= set(dir(builtins))
 def identifier(name: str) -> str:
     """A value's name in emitted Python."""
     text = name.replace(".", "_")
+    text = f"_{text}" if text[:1].isdigit() else text
     return f"{text}_" if keyword.iskeyword(text) or text in _RESERVED else text
 
 

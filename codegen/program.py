@@ -1,5 +1,6 @@
 """The folder of a program: file names and texts. Emission is deterministic."""
 
+import ast
 import json
 
 from meshwright.ir.dtypes import TORCH_NAMES
@@ -28,6 +29,9 @@ def emit(plan: Plan) -> dict[str, str]:
     }
     for stage in range(plan.num_stages):
         files[f"stage_{stage:02d}.py"] = stage_source(plan, stage)
+    for path, text in files.items():
+        if path.endswith(".py"):
+            ast.parse(text, path)  # a slip of this package shows here, not on the cluster
     return files
 
 

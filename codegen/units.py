@@ -141,16 +141,21 @@ def local_names(unit: Unit, graph: Graph, taken: Collection[str]) -> dict[str, s
     found: dict[str, str] = {}
     given = {i.value.name for i in graph.inputs if i.kind != "activation"}
     for name in unit.operands:
-        short = plain(name).removeprefix(own)
+        short = _without(own, name)
         if name in given:
             short = short.rpartition("_")[2]
         elif not (whole and short != plain(name)):
             short = "x"
         found[name] = free(short, {*taken, *found.values()})
     for name in (v.name for op in unit.ops for v in op.outputs):
-        short = "result" if plain(name) == own[:-1] else plain(name).removeprefix(own)
+        short = "result" if plain(name) == own[:-1] else _without(own, name)
         found[name] = free(short, {*taken, *found.values()})
     return found
+
+
+def _without(own: str, name: str) -> str:
+    """A value's name without its submodule's, and without a number that would begin it."""
+    return plain(name).removeprefix(own).lstrip("0123456789_") or plain(name)
 
 
 def free(name: str, taken: Collection[str]) -> str:

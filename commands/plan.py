@@ -49,7 +49,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "zero (0-3), recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, "
         "interleaved, zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, "
         "shard_weights, precision (pure, master), reduce_dtype (bf16, f32), optimizer, "
-        "offload (on, off), outer (pp, dp)",
+        "offload (on, off), outer (pp, dp), cp_order (contiguous, mirrored)",
     )
     parser.add_argument(
         "--freeze",

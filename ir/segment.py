@@ -339,7 +339,8 @@ def _segment_name(piece: Graph, params: tuple[str, ...]) -> str:
 
 
 def _identifier(text: str) -> str:
-    return re.sub(r"\W", "_", text)
+    text = re.sub(r"\W", "_", text)
+    return f"_{text}" if text[:1].isdigit() else text
 
 
 def _renamed(piece: Graph, name: str) -> Graph:

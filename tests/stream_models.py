@@ -119,3 +119,25 @@ class Masked(Placed):
 
     def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(tokens, attention_mask)
+
+
+class Named(nn.Module):
+    """Submodules, parameters and buffers under names that Python does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("lambda", nn.Embedding(VOCAB, DIM))
+        self.add_module("2", Norm())
+        self.add_module("2_norm", nn.LayerNorm(DIM))
+        self.add_module("a-b", nn.Linear(DIM, DIM))
+        self.add_module("3:x", nn.LayerNorm(DIM))
+        self.register_buffer("4 table", torch.linspace(0, 1, DIM).cos())
+        self.register_parameter("5", nn.Parameter(torch.ones(DIM)))
+        self.add_module("saved", nn.Linear(DIM, VOCAB, bias=False))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts, table = dict(self.named_modules()), dict(self.named_buffers())
+        x = parts["lambda"](tokens) * (table["4 table"] * 2).sin()
+        x = x + parts["2"](x) * dict(self.named_parameters())["5"]
+        x = x + parts["a-b"](parts["2_norm"](x))
+        return parts["saved"](parts["3:x"](x))

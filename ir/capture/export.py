@@ -9,6 +9,7 @@ its soft-cap) is joined with the cross-entropy into one semantic op.
 import base64
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import Parameter
@@ -32,6 +33,9 @@ from .freezing import frozen_names
 from .fx import FxReader, short_dtype, torch_dtype
 from .initialisers import build_fake
 from .joint import joint
+
+# Names of parameters, as the text of plans and programs can hold them.
+_NAME = re.compile(r"[\w.:+/@-]+")
 
 # Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
 _HINTS = (7, 13)
@@ -186,6 +190,7 @@ class _Reader(FxReader):
     recipes: dict[str, str]
     tied: dict[str, str]
     frozen: frozenset[str]
+    params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -235,16 +240,21 @@ class _Reader(FxReader):
 
     def _param(self, node: Node, name: str) -> None:
         name = self.tied[name]
-        if name in self.taken:
-            self.values[node] = name
+        if name in self.params:
+            self.values[node] = self.params[name]
             return
+        if not _NAME.fullmatch(name):
+            raise CaptureError(
+                f"model {self.name}: a parameter is called {name!r}; a plan takes names of "
+                "letters, digits and . _ - : + / @, so rename it"
+            )
         init = self.recipes.get(name, "")
         if not init:
             init = "normal(0.0, 0.02)"
             self.warnings.append(f"param {name}: no initialiser seen, takes {init}")
         value = self.value(node.meta["val"], self.fresh(name))
         self.inputs.append(Input(value, "param", name, init, name not in self.frozen))
-        self.values[node] = value.name
+        self.values[node] = self.params[name] = value.name
 
     def _constant(self, node: Node, name: str) -> None:
         signature = self.program.graph_signature

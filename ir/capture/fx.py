@@ -1,5 +1,6 @@
 """From fx nodes to ops: what torch.export and make_fx leave behind, in the words of the IR."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,12 +47,13 @@ class FxReader:
         return f"{path}.{base}" if path else base
 
     def fresh(self, name: str) -> str:
-        name = name.removeprefix("module.")
+        """A name that no value has yet, nor has where dots become underscores."""
+        name = re.sub(r"[^\w.]", "_", name.removeprefix("module."))
         candidate, count = name, 1
-        while candidate in self.taken:
+        while candidate.replace(".", "_") in self.taken:
             count += 1
             candidate = f"{name}_{count}"
-        self.taken.add(candidate)
+        self.taken.add(candidate.replace(".", "_"))
         return candidate
 
     def _size(self, size: object) -> Size:
