@@ -16,11 +16,6 @@ from meshwright.ir.placement import Placement
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions
 
-# Logits of one chunk of the fused cross-entropy (CHUNK_ELEMENTS of
-# runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least
-# float32.
-LOGITS_ELEMENTS = 2048 * 131072
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -298,16 +293,12 @@ def _peak(
 
 
 def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
-    """Memory that a kernel takes for itself: a chunk of logits."""
-    asked = definition(op).logits
-    if asked is None:
+    """Memory that a kernel takes for itself."""
+    taken = definition(op).workspace
+    if taken is None:
         return 0.0
-    x, w = (op.inputs[position] for position in asked)
-    features = graph.values[x].shape[-1]
-    item = ITEM_BYTES[graph.values[x].dtype]
-    assert isinstance(features, int)
-    tokens, rows = (size(name) / item / features for name in (x, w))
-    return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+    values = [graph.values[name] for name in op.inputs if name]
+    return taken(values, [size(v.name) / ITEM_BYTES[v.dtype] for v in values])
 
 
 def _kept_bytes(functions: PieceFunctions, size: Sizes, away: Sequence[str]) -> float:
