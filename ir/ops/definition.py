@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from ..graph import Op, Value
 from ..sizes import Shape, Size
+from .implementation import TORCH, Implementation
 
 Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor
 
@@ -92,6 +93,7 @@ class OpDef:
     reads_table: an operand is the embedding table or the head.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
+    implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 
     name: str
@@ -115,6 +117,7 @@ class OpDef:
     reads_table: bool = False
     queries: int | None = None
     workspace: Workspace | None = None
+    implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property
     def free(self) -> bool:
