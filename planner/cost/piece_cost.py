@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.liveness import last_reads
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
@@ -269,12 +270,7 @@ def _peak(
     unwritten: frozenset[str] = frozenset(),
 ) -> float:
     """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
-    ends: dict[str, int] = {}
-    for index, op in enumerate(work.graph.ops):
-        for name in op.inputs:
-            ends[work.storage(name)] = index
-    last = len(work.graph.ops)
-    ends |= {work.storage(name): last for name in held}
+    ends = last_reads(work.graph.ops, held, work.storage)
     live = peak = 0.0
     leaving: dict[int, float] = {}
     for index, op in enumerate(work.graph.ops):
