@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
+from .liveness import live_after
 from .ops.registry import definition
 from .text.graph_text import format_graph
 
@@ -149,7 +150,7 @@ class _Span:
 
 def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[_Span]:
     """The spans of a chain: cut where one value is live, then where a few are and spans repeat."""
-    live = _live_after(graph, ops, dependent)
+    live = live_after(ops, graph.outputs, dependent)
     places = {id(op): index for index, op in enumerate(ops)}
     points = {
         id(op): (op.output.name, *(n for n in live[places[id(op)]] if n != op.output.name))
@@ -159,18 +160,6 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[_Span]:
     whole = _Span(tuple(ops), (), graph.outputs)
     narrow = _split(graph, whole, {op: exits for op, exits in points.items() if len(exits) == 1})
     return [part for span in narrow for part in _repeated(graph, span, points)]
-
-
-def _live_after(graph: Graph, ops: list[Op], dependent: set[str]) -> list[tuple[str, ...]]:
-    """After each op the values that depend on parameters and are still to be read, as defined."""
-    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
-    last_use.update((name, len(ops)) for name in graph.outputs)
-    found, live = [], dict[str, None]()
-    for index, op in enumerate(ops):
-        live.update((v.name, None) for v in op.outputs if v.name in dependent)
-        live = {name: None for name in live if last_use.get(name, -1) > index}
-        found.append(tuple(live))
-    return found
 
 
 def _split(graph: Graph, span: _Span, points: Points) -> list[_Span]:

@@ -1,5 +1,7 @@
 """Text of ops whose kernels stand in runtime/engine/kernels."""
 
+from functools import partial
+
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.registry import DEFINITIONS, definition
 
@@ -39,11 +41,11 @@ def _embedding_weight_grad(op: Op, names: list[str], local: Locals) -> str:
     return f"kernels.embedding_weight_grad({', '.join(names)}, start={start}, rows={rows}{skip})"
 
 
-def _cross_entropy(op: Op, names: list[str], local: Locals) -> str:
+def _cross_entropy(weight: int, op: Op, names: list[str], local: Locals) -> str:
+    """weight: position of the operand whose shard says where the vocabulary begins."""
     made = definition(op)
-    assert made.logits is not None
     keeping = "_keeping" if made.passing_output == len(op.outputs) - 1 else ""
-    softcap, start = op.attr("softcap"), local.start_text(op.inputs[made.logits[1]], 0)
+    softcap, start = op.attr("softcap"), local.start_text(op.inputs[weight], 0)
     return f"{made.call}{keeping}({', '.join(names)}, softcap={softcap}, start={start})"
 
 
@@ -52,6 +54,6 @@ EMITTERS: dict[str, Emit] = {
     **{name: _attention for name, made in DEFINITIONS.items() if made.queries is not None},
     "mw.embedding": _embedding,
     "mw.embedding_weight_grad": _embedding_weight_grad,
-    "mw.linear_cross_entropy": _cross_entropy,
-    "mw.linear_cross_entropy_backward": _cross_entropy,
+    "mw.linear_cross_entropy": partial(_cross_entropy, 1),
+    "mw.linear_cross_entropy_backward": partial(_cross_entropy, 3),
 }

@@ -8,6 +8,7 @@ from ..graph import Op, Value
 from ..sizes import Shape, Size
 from .definition import Dims, OpDef, Rule
 from .factors import divided
+from .implementation import Implementation
 
 _FIXED = frozenset("stde")
 _ORDERED = frozenset("s")  # queries of a shard see the keys up to their own places
@@ -65,6 +66,30 @@ def attention_pairs(op: Op, q: Shape) -> Size:
     return pairs / 2 if op.attr("causal", True) else pairs
 
 
+def _plain(op: Op, q: tuple[int, ...]) -> bool:
+    """Whether all of the past is seen, and nothing else."""
+    window = op.attr("window", 0)
+    unbounded = window == 0 or window >= q[2]
+    return bool(op.attr("causal", True)) and op.attr("softcap", 0.0) == 0.0 and unbounded
+
+
+def _implementations(queries: int) -> tuple[Implementation, ...]:
+    """The backends of runtime/engine/kernels/attention.py; queries: position of that operand."""
+
+    def cudnn(op: Op, sizes: list[tuple[int, ...]]) -> bool:
+        _, _, positions, head_dim = q = sizes[queries]
+        return _plain(op, q) and head_dim % 8 == 0 and head_dim <= 128 and positions > 1
+
+    def cpu_flash(op: Op, sizes: list[tuple[int, ...]]) -> bool:
+        return _plain(op, sizes[queries])
+
+    return (
+        Implementation("cudnn", ("cuda",), ("bf16", "f16"), cudnn),
+        Implementation("cpu_flash", ("cpu",), ("f32", "bf16", "f16"), cpu_flash),
+        Implementation("reference", takes_more="memory for all scores at once"),
+    )
+
+
 DEFINITIONS = (
     OpDef(
         "mw.attention",
@@ -75,6 +100,7 @@ DEFINITIONS = (
         output_names=("o", "lse"),
         dear=True,
         queries=0,
+        implementations=_implementations(queries=0),
     ),
     OpDef(
         "mw.attention_backward",
@@ -85,5 +111,6 @@ DEFINITIONS = (
         output_names=("dq", "dk", "dv"),
         backward=True,
         queries=1,
+        implementations=_implementations(queries=1),
     ),
 )

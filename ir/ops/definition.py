@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from ..graph import Op, Value
 from ..sizes import Shape, Size
+from .implementation import TORCH, Implementation
 
 Dims = tuple[tuple[str, ...], ...]  # per dim its factors, major to minor
 
@@ -39,6 +40,8 @@ class Rule:
 
 FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands
 Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands' shapes
+# Bytes, of the present operands and the elements that a rank holds of each.
+Workspace: TypeAlias = Callable[[list[Value], list[float]], float]
 
 Kind: TypeAlias = Literal[
     "view",  # another shape over the same storage: free
@@ -91,7 +94,8 @@ class OpDef:
     matmul_weight: multiplies by a parameter that a plan may have to shard.
     reads_table: an operand is the embedding table or the head.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
-    logits: positions of the features and of the weight whose product is made in chunks.
+    workspace: memory that the kernel takes for itself; None where it takes none.
+    implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 
     name: str
@@ -114,7 +118,8 @@ class OpDef:
     matmul_weight: bool = False
     reads_table: bool = False
     queries: int | None = None
-    logits: tuple[int, int] | None = None
+    workspace: Workspace | None = None
+    implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property
     def free(self) -> bool:

@@ -1,9 +1,14 @@
 """The head's linear with the cross-entropy; its backward makes logits that are not given again."""
 
+from ..dtypes import ITEM_BYTES
 from ..graph import Op, Value
 from ..sizes import Shape, Size, num_elements
-from .definition import OpDef, Rule
+from .definition import OpDef, Rule, Workspace
 from .factors import leading, rule_by_names
+
+# Logits of one chunk; a test holds it equal to CHUNK_ELEMENTS of
+# runtime/engine/kernels/cross_entropy.py.
+LOGITS_ELEMENTS = 2048 * 131072
 
 
 def _forward(op: Op, inputs: list[Value]) -> Rule:
@@ -29,6 +34,22 @@ def _backward_flops(op: Op, shapes: list[Shape]) -> Size:
     return (4 if len(shapes) == 7 else 6) * num_elements(shapes[2]) * shapes[3][0]
 
 
+def _chunk_bytes(features: int, weight: int) -> Workspace:
+    """The bytes of one chunk of logits, from the positions of the operands that make them.
+
+    Each lives as the matmul's output and once in at least float32.
+    """
+
+    def taken(inputs: list[Value], elements: list[float]) -> float:
+        x = inputs[features]
+        width, item = x.shape[-1], ITEM_BYTES[x.dtype]
+        assert isinstance(width, int)
+        tokens, rows = elements[features] / width, elements[weight] / width
+        return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+
+    return taken
+
+
 DEFINITIONS = (
     OpDef(
         "mw.linear_cross_entropy",
@@ -41,7 +62,7 @@ DEFINITIONS = (
         passing_output=2,
         matmul_weight=True,
         reads_table=True,
-        logits=(0, 1),
+        workspace=_chunk_bytes(features=0, weight=1),
     ),
     OpDef(
         "mw.linear_cross_entropy_backward",
@@ -53,6 +74,6 @@ DEFINITIONS = (
         backward=True,
         adds=1,
         recomputed_operand=6,
-        logits=(2, 3),
+        workspace=_chunk_bytes(features=2, weight=3),
     ),
 )

@@ -7,9 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
+from ..dtypes import FLOATS
 from ..graph import Graph, Op
-from ..sizes import Size
+from ..sizes import Size, evaluate
 from .definition import Rule
+from .implementation import Implementation
 from .registry import definition
 
 Item = TypeVar("Item")
@@ -24,6 +26,17 @@ def rule_of(op: Op, graph: Graph) -> Rule | None:
 def flops(op: Op, graph: Graph) -> Size:
     """Floating-point operations of the matrix units; 0 for bandwidth-bound ops."""
     return definition(op).flops(op, [graph.values[name].shape for name in op.inputs if name])
+
+
+def implementation(
+    op: Op, graph: Graph, sizes: dict[str, int], device: str
+) -> Implementation | None:
+    """The implementation that the op's kernel chooses on a type of device, at given B and S."""
+    values = [graph.values[name] for name in op.inputs if name]
+    dtype = next((v.dtype for v in values if v.dtype in FLOATS), op.output.dtype)
+    shapes = [tuple(evaluate(size, sizes) for size in v.shape) for v in values]
+    offered = definition(op).implementations
+    return next((way for way in offered if way.takes(op, dtype, shapes, device)), None)
 
 
 def favours_late_queries(op: Op) -> bool:

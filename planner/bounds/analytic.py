@@ -33,7 +33,7 @@ def overlapped_times(
     """Return the times of units beside their collectives.
 
     Beside a unit run the gather of the next one and, in backward, before it the reduction of the
-    one just done. The next unit waits for its gather.
+    one just done. The next unit waits for its gather. Where backward ends nothing is gathered.
     """
     known: dict[tuple, UnitTimes] = {}
     found = []
@@ -41,7 +41,8 @@ def overlapped_times(
     for index, options in enumerate(units):
         after = units[index + 1][0] if index < last else None
         ahead = after.gather_us if after else 0.0
-        gather = units[index - 1][0].gather_us if index else 0.0
+        before = units[index - 1][0] if index else None
+        gather = before.gather_us if before and before.work.runs_backward else 0.0
         behind = (gather, after.reduce_us if after and reduces else 0.0)
         found.append(_times(known, (kinds[index], ahead, behind), options, reduces, ahead, behind))
     return found
@@ -85,6 +86,8 @@ def _forward_us(unit: Unit, beside_us: float) -> float:
 
 
 def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) -> float:
+    if not unit.work.runs_backward:
+        return 0.0
     blocking = unit.blocking_us if reduces else 0.0
     kinds = ("I", "W") if unit.work.split else ("B",)
     return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us) + blocking

@@ -52,13 +52,16 @@ def pipeline_bound(
     warmup: Callable[[int], int],
     memory: MemoryCost | None = None,
     send_us: float = 0.0,
+    silent: int = 0,
 ) -> float:
     """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
     micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
-    least of a transfer to the next stage. With t = f + b of stage s of n, x of it because memory is
-    short, P the sum of t ahead of it, U behind it, T of all, and R its reductions:
+    least of a transfer to the next stage. silent: the most first stages that get no gradient of
+    their output; the transfers back to them are left out below, of 2 s and of 2 (n - 1). With
+    t = f + b of stage s of n, x of it because memory is short, P the sum of t ahead of it, U behind
+    it, T of all, and R its reductions:
 
         step >= m t + P + 2 s d + e
         step >= T + (m - w) t + (w - 1) b + 2 (n - 1) d + e    w forwards, then a backward
@@ -70,7 +73,7 @@ def pipeline_bound(
     a stage, so it is left out.
     """
     warmups = [warmup(s) for s in range(num_stages)]
-    limits = _Limits(units, num_microbatches, warmups, memory, send_us)
+    limits = _Limits(units, num_microbatches, warmups, memory, send_us, silent)
     if not limits.met(INF):
         return INF
     low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
@@ -96,9 +99,10 @@ class _Limits:
         warmups: list[int],
         memory: MemoryCost | None,
         send_us: float,
+        silent: int,
     ) -> None:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
-        self.send_us = send_us
+        self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
         apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
@@ -116,8 +120,8 @@ class _Limits:
     def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
         units, m = self.units, self.m
-        ahead = self.ahead[index] + 2 * stage * self.send_us
-        total = self.total + 2 * (len(self.warmups) - 1) * self.send_us
+        ahead = self.ahead[index] + self.sends_us[stage]
+        total = self.total + self.sends_us[-1]
         extra = self.memory(stage) if self.memory is not None else no_memory_cost
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):

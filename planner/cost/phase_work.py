@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.liveness import storage_of
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
@@ -29,9 +30,7 @@ class PhaseWork(GraphWork):
 
     def storage(self, name: str) -> str:
         """The value whose memory `name` is a view of, or itself."""
-        while (op := self.graph.producer.get(name)) is not None and definition(op).free:
-            name = op.inputs[0]
-        return name
+        return storage_of(name, self.graph)
 
 
 @dataclass(frozen=True)

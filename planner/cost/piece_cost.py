@@ -10,16 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.liveness import last_reads
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions
-
-# Logits of one chunk of the fused cross-entropy (CHUNK_ELEMENTS of
-# runtime/engine/kernels/cross_entropy.py); each lives as the matmul's output and once in at least
-# float32.
-LOGITS_ELEMENTS = 2048 * 131072
 
 
 @dataclass(frozen=True)
@@ -274,12 +270,7 @@ def _peak(
     unwritten: frozenset[str] = frozenset(),
 ) -> float:
     """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
-    ends: dict[str, int] = {}
-    for index, op in enumerate(work.graph.ops):
-        for name in op.inputs:
-            ends[work.storage(name)] = index
-    last = len(work.graph.ops)
-    ends |= {work.storage(name): last for name in held}
+    ends = last_reads(work.graph.ops, held, work.storage)
     live = peak = 0.0
     leaving: dict[int, float] = {}
     for index, op in enumerate(work.graph.ops):
@@ -298,16 +289,12 @@ def _peak(
 
 
 def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
-    """Memory that a kernel takes for itself: a chunk of logits."""
-    asked = definition(op).logits
-    if asked is None:
+    """Memory that a kernel takes for itself."""
+    taken = definition(op).workspace
+    if taken is None:
         return 0.0
-    x, w = (op.inputs[position] for position in asked)
-    features = graph.values[x].shape[-1]
-    item = ITEM_BYTES[graph.values[x].dtype]
-    assert isinstance(features, int)
-    tokens, rows = (size(name) / item / features for name in (x, w))
-    return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+    values = [graph.values[name] for name in op.inputs if name]
+    return taken(values, [size(v.name) / ITEM_BYTES[v.dtype] for v in values])
 
 
 def _kept_bytes(functions: PieceFunctions, size: Sizes, away: Sequence[str]) -> float:

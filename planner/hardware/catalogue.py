@@ -22,6 +22,7 @@ CPU = Cluster(
             (name, _ASSUMED)
             for name in ("matmul_flops_per_s", "hbm_bytes_per_s", "memory_bytes", "launch_us")
         ),
+        type="cpu",
     ),
     tuple(
         LinkLevel(

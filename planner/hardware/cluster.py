@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.ops.implementation import DEVICES
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 # How a figure is known: every source begins with one of these, a colon and where it is from; an
@@ -31,6 +32,7 @@ class Device:
     attention_flops_per_s: (forward, backward) of the fused kernel; None: the matmul rate.
     attention_readings: the same by head size and positions, where they were measured.
     sources: by field; a rate of one element type may have its own, by the name of the type.
+    type: as torch names it, cuda or cpu.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Device:
     attention_flops_per_s: tuple[float, float] | None = None
     attention_readings: tuple["AttentionReading", ...] = ()
     sources: Sources = ()
+    type: str = DEVICES[0]
 
     def matmul_rate(self, dtype: str) -> float:
         """Flops per second reached in `dtype`; a type without a rate runs at the slowest one."""

@@ -9,6 +9,8 @@ import tomllib
 from dataclasses import astuple, replace
 from pathlib import Path
 
+from meshwright.ir.ops.implementation import DEVICES
+
 from .catalogue import CATALOGUE
 from .cluster import (
     COLLECTIVES,
@@ -30,7 +32,7 @@ def format_cluster(cluster: Cluster) -> str:
                              " host_memory_bytes"), *_source_lines("sources", cluster.sources),
              "", "[device]"]  # fmt: skip
     device = cluster.device
-    lines += _pairs(device, "name hbm_bytes_per_s memory_bytes launch_us efficiency")
+    lines += _pairs(device, "name type hbm_bytes_per_s memory_bytes launch_us efficiency")
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     if device.attention_readings:
@@ -112,6 +114,7 @@ def _device_of(table: dict) -> Device:
             for head_dim, positions, forward, backward in table.get("attention_readings", ())
         ),
         _sources_of(table),
+        str(table.get("type", DEVICES[0])),
     )
 
 
@@ -152,6 +155,8 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         **{f"levels.{v.name}.bytes_per_s": v.bytes_per_s for v in cluster.levels},
         **{f"levels.{v.name}.span": v.span for v in cluster.levels},
     }
+    if device.type not in DEVICES:
+        raise ClusterError(f"{where}: device.type is {device.type!r}, must be one of {DEVICES}")
     for name, value in positive.items():
         if value <= 0:
             raise ClusterError(f"{where}: {name} is {value}, must be above 0")

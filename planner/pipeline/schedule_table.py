@@ -43,12 +43,12 @@ class ScheduleTable:
         """Return the actions of every rank; silent: as for `make_schedule`."""
         return self._once(listed, *of, silent)
 
-    def waits(self, of: Listing) -> Waits:
-        """Return what its compute actions wait for."""
-        return self._once(self._waits, of)
+    def waits(self, of: Listing, silent: int = 0) -> Waits:
+        """Return what its compute actions wait for; silent: as for `make_schedule`."""
+        return self._once(self._waits, of, silent)
 
-    def _waits(self, of: Listing) -> Waits:
-        return waits_of(self.schedule(of))
+    def _waits(self, of: Listing, silent: int) -> Waits:
+        return waits_of(self.schedule(of, silent))
 
     def held(self, of: Listing) -> list[tuple[int, int]]:
         """Return `schedules.most_held` of every stage."""

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+from meshwright.ir.ops.questions import implementation
+from meshwright.ir.ops.registry import definition
+from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Plan
 
 from ..hardware.cluster import Cluster, Device
@@ -17,6 +20,7 @@ def coverage(plan: Plan, cluster: Cluster) -> list[str]:
             *_device(plan, cluster.device),
             *_links(cluster),
             *_node(cluster),
+            *dict.fromkeys(_implementations(plan, cluster.device)),
             *_rest(plan),
         )
     ]
@@ -70,6 +74,22 @@ def _said(what: str, source: str | None) -> str:
         return f"given: {what}, by the cluster's file"
     how, _, where = source.partition(": ")
     return f"{how}: {what}" + (f": {where}" if where else "")
+
+
+def _implementations(plan: Plan, device: Device) -> Iterator[str]:
+    """What computes the ops whose kernels choose by device, dtype and sizes."""
+    sizes = {"B": plan.micro_batch, "S": plan.seq}
+    for piece in plan.pieces:
+        for op in forward_ops(piece.graph):
+            if len(definition(op).implementations) == 1:
+                continue
+            chosen = implementation(op, piece.graph, sizes, device.type)
+            name = "nothing" if chosen is None else chosen.name
+            line = f"{op.target} of {piece.name} is computed by {name} on {device.type}"
+            if chosen is not None and chosen.takes_more:
+                yield f"assumed: {line}; it takes {chosen.takes_more}, which is not counted"
+            else:
+                yield f"chosen: {line}"
 
 
 def _rest(plan: Plan) -> Iterator[str]:

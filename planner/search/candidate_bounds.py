@@ -106,9 +106,8 @@ class CandidateBounds:
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the time of the collective streams of all stages in a step."""
         reduce = sum(options[0].reduce_us for options in units.options)
-        gather = sum(options[0].gather_us for options in units.options)
         passes = c.num_microbatches if c.zero >= 2 else 1
-        return passes * reduce + c.num_microbatches * 2 * gather
+        return passes * reduce + c.num_microbatches * units.gathers_us
 
     def _without_pipeline(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None
@@ -116,14 +115,15 @@ class CandidateBounds:
         """Return the bound of a rank that runs all units."""
         m, sharded = c.num_microbatches, c.zero >= 2
         late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
-        slowed = late * sum(options[0].reduce_us for options in units.options[1:])
+        ends, *others = units.options[units.frozen :]  # the unit that backward ends with
+        slowed = late * sum(options[0].reduce_us for options in others)
         one = sum(units.least_overlapped_us)
         one += units.options[0][0].gather_us + units.options[-1][0].gather_us  # beside no compute
         if limit_bytes is not None:
             last = min(u.work.backward.peak_bytes for u in units.options[-1])
             take = self.memory_cost(c, units, units.overlapped_hulls, limit_bytes, last)(0)
             one += [take(index) for index in range(len(units.options))][-1]
-        return m * one + slowed + units.options[0][0].reduce_us
+        return m * one + slowed + ends[0].reduce_us
 
     def _pipeline(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
         if c.schedule not in PLAIN:
@@ -171,6 +171,7 @@ class CandidateBounds:
             warmup,
             memory,
             send_us,
+            units.most_silent(c.pp),
         )
 
     def memory_cost(

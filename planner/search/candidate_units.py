@@ -61,6 +61,21 @@ class CandidateUnits:
         """Return what every function has alive in backward at least."""
         return min(u.work.backward.peak_bytes for options in set(self.options) for u in options)
 
+    @cached_property
+    def frozen(self) -> int:
+        """Return how many of the first units run no backward."""
+        return sum(not options[0].work.runs_backward for options in self.options)
+
+    def most_silent(self, num_stages: int) -> int:
+        """Return how many of the first stages may get no gradient of their output, at most."""
+        return min(self.frozen, num_stages - 1)
+
+    @cached_property
+    def gathers_us(self) -> float:
+        """Return the time of all gathers of a micro-batch: in forward, and where backward runs."""
+        first = [options[0] for options in self.options]
+        return sum((1 + unit.work.runs_backward) * unit.gather_us for unit in first)
+
     def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
         """Return the least time from every stage to the next; ranks: of the stages. any_order:
         whichever of pp and dp is the outer axis."""

@@ -63,14 +63,18 @@ def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
     """Paths that an LP begins with, the same for all candidates of a schedule."""
     budget, schedules = costs.problem.budget, costs.memo.schedules
     known = costs.memo.table("paths of equal stages", budget.quick, budget.lp_step)
-    if c.listing not in known:
-        given = schedules.schedule(c.listing), schedules.waits(c.listing), c.listing.stage_ranks
-        known[c.listing] = paths_of_equal_stages(*given, budget.quick, budget.lp_step)
-    return known[c.listing]
+    key = c.listing, costs.units_of(c).most_silent(c.num_stages)
+    if key not in known:
+        given = schedules.schedule(*key), schedules.waits(*key), c.listing.stage_ranks
+        known[key] = paths_of_equal_stages(*given, budget.quick, budget.lp_step)
+    return known[key]
 
 
 def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
-    """Return what the LP bound asks of a candidate."""
+    """Return what the LP bound asks of a candidate.
+
+    No gradient goes to a stage that may train nothing: cuts where it does wait for more.
+    """
     units = costs.units_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     kinds, spared = _Kinds(costs, c, units).found()
@@ -79,7 +83,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     return Pipeline(
         kinds=kinds,
         schedule=schedules.schedule(c.listing),
-        waits=schedules.waits(c.listing),
+        waits=schedules.waits(c.listing, units.most_silent(c.num_stages)),
         stage_ranks=ranks,
         spared=spared,
         send_us=CandidateBounds(costs).bound_sends_us(c, ranks),
@@ -144,13 +148,14 @@ class _Kinds:
         c, options = self.c, self.units.options[index]
         unit = options[0]
         passes = c.num_microbatches if self.reduces else 1
+        gathers = (1 + unit.work.runs_backward) * c.num_microbatches
         split = [u.work.split for u in options]
         return Kind(
             count=count,
             alone=self._alone(options),
             beside=self._beside(index),
             reduce_us=0.0 if self.reduces else unit.reduce_us,
-            traffic_us=passes * unit.reduce_us + 2 * c.num_microbatches * unit.gather_us,
+            traffic_us=passes * unit.reduce_us + gathers * unit.gather_us,
             tail_us=self.tails[index],
             stored_bytes=self.per_byte * unit.owned_bytes,
             kept=tuple(u.work.kept_bytes for u in options),

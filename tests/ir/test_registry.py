@@ -10,10 +10,12 @@ from meshwright.codegen.emitters.call import torch_call
 from meshwright.ir.capture.composites import EXPANSIONS
 from meshwright.ir.graph import Graph
 from meshwright.ir.ops.definition import OpDef, no_flops
+from meshwright.ir.ops.loss import LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import DEFINITIONS
 from meshwright.ir.schedule import KINDS
 from meshwright.runtime.engine import executor, kernels
+from meshwright.runtime.engine.kernels.cross_entropy import CHUNK_ELEMENTS
 
 
 def _graphs(name: str) -> list[Graph]:
@@ -84,6 +86,14 @@ def test_the_ops_of_the_matrix_units_and_no_others_have_flops() -> None:
     counted = {name for name, made in DEFINITIONS.items() if made.flops is not no_flops}
     units = ("matmul", "attention", "loss")
     assert counted == {name for name, made in DEFINITIONS.items() if made.kind in units}
+
+
+def test_the_workspace_of_the_loss_is_a_chunk_of_its_kernel() -> None:
+    assert LOGITS_ELEMENTS == CHUNK_ELEMENTS
+    assert {n for n, d in DEFINITIONS.items() if d.workspace} == {
+        "mw.linear_cross_entropy",
+        "mw.linear_cross_entropy_backward",
+    }
 
 
 def test_composites_are_those_that_capture_expands() -> None:

@@ -4,11 +4,12 @@ import pytest
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
+from meshwright.ir.ops.loss import LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import passing, without_passing
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs, shard_on
-from meshwright.planner.cost.piece_cost import LOGITS_ELEMENTS, piece_work
+from meshwright.planner.cost.piece_cost import piece_work
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.remat.rules import candidates, saved_values

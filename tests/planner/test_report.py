@@ -17,6 +17,7 @@ SAID = {
         "measured: memory bandwidth",
         "measured: link nvlink",
         "fell back: nothing",
+        "assumed: mw.attention of attention is computed by reference on cuda; it takes memory for",
     ),
     "rtx4090:4": (
         "data sheet: matmul rates",
@@ -24,7 +25,12 @@ SAID = {
         "assumed: link pcie",
         "no curve",
     ),
-    "cpu:4": ("assumed: matmul rates", "assumed: memory bandwidth", "assumed: bandwidth of shared"),
+    "cpu:4": (
+        "assumed: matmul rates",
+        "assumed: memory bandwidth",
+        "assumed: bandwidth of shared",
+        "chosen: mw.attention of attention is computed by cpu_flash on cpu",
+    ),
 }
 NOT_SAID = {
     "rtx4090:4": "measured:",

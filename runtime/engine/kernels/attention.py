@@ -2,7 +2,8 @@
 
 Shapes: q o [B, H, S, D], k v [B, K, S, D] with H a multiple of K, log-sum-exp [B, H, S] in at
 least float32. Backends: `reference` (any device and dtype; scores are materialised), `cpu_flash`
-(float32 and bf16 on the CPU), `cudnn` (half precision on CUDA). `backend_of` names the choice.
+(float32 and half precision on the CPU), `cudnn` (half precision on CUDA). `backend_of` names the
+choice; `implementations` of the op's definition says the same, and a test compares them.
 
 The torch ops behind the last two are private by name (leading underscore); this file alone calls
 them, and tests/runtime/test_kernels.py states what it relies on.
