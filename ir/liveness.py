@@ -28,7 +28,7 @@ def last_reads(
 def live_after(
     ops: Sequence[Op], held: Iterable[str], counted: Collection[str]
 ) -> list[tuple[str, ...]]:
-    """After each op the made values of `counted` that are still to be read, as made."""
+    """Return after each op the made values of `counted` that are still to be read, as made."""
     ends = last_reads(ops, held)
     found, live = [], dict[str, None]()
     for index, op in enumerate(ops):

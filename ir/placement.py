@@ -22,7 +22,7 @@ value still to be reduced adds `partial {tp:sum}`.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -54,6 +54,16 @@ class Placement:
 
     dims: tuple[tuple[Shard, ...], ...]
     partial: tuple[tuple[str, str], ...] = ()
+    # Kept, for the tables of the sharding search look placements up a million times; 0: not yet.
+    _hash: int = field(default=0, init=False, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        if not self._hash:
+            object.__setattr__(self, "_hash", hash((self.dims, self.partial)) or 1)
+        return self._hash
+
+    def __reduce__(self) -> tuple:
+        return Placement, (self.dims, self.partial)  # hashes of text differ between processes
 
     def shard_dim(self, axis: str) -> int | None:
         for index, shards in enumerate(self.dims):
