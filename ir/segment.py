@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from .dtypes import FLOATS
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
 from .liveness import live_after
 from .ops.registry import definition
@@ -157,6 +158,7 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[_Span]:
         for op in ops[:-1]
         if op.output.name in live[places[id(op)]] and _forks(graph, op.output.name)
     }
+    points = {op: exits for op, exits in points.items() if _have_gradients(graph, exits)}
     whole = _Span(tuple(ops), (), graph.outputs)
     narrow = _split(graph, whole, {op: exits for op, exits in points.items() if len(exits) == 1})
     return [part for span in narrow for part in _repeated(graph, span, points)]
@@ -171,7 +173,16 @@ def _split(graph: Graph, span: _Span, points: Points) -> list[_Span]:
         if id(op) in points and op is not span.ops[-1] and _reads_params(current, params):
             found.append(_Span(tuple(current), entries, points[id(op)]))
             current, entries = [], points[id(op)]
-    return [*found, _Span(tuple(current), entries, span.exits)]
+    rest = _Span(tuple(current), entries, span.exits)
+    if found and not _reads_params(current, params):
+        last = found.pop()
+        rest = _Span(last.ops + rest.ops, last.entries, span.exits)
+    return [*found, rest]
+
+
+def _have_gradients(graph: Graph, names: tuple[str, ...]) -> bool:
+    """Whether all values are of a type that gradients have: a mask or an index cannot cross."""
+    return all(graph.values[name].dtype in FLOATS for name in names)
 
 
 def _repeated(graph: Graph, span: _Span, points: Points) -> list[_Span]:

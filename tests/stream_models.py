@@ -141,3 +141,21 @@ class Named(nn.Module):
         x = x + parts["2"](x) * dict(self.named_parameters())["5"]
         x = x + parts["a-b"](parts["2_norm"](x))
         return parts["saved"](parts["3:x"](x))
+
+
+class Gated(nn.Module):
+    """A mask of the first layer that all layers read, and a tail without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.head = nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, _ = self.layers[0](self.embed(tokens), None)
+        positive, half = x > 0, 0.5 * x
+        for layer in self.layers[1:]:
+            x = layer(x, None)[0] + torch.where(positive, 0.1 * x, -0.1 * x)
+            half = 0.5 * half + x
+        return self.head(x + torch.tanh(x + half))

@@ -111,13 +111,20 @@ def _roles(module: nn.Module, name: str) -> dict[Role, str]:
     Parameters with a default keep it. Raises CaptureError for one that no input of a step fills.
     """
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    first, *others = inspect.signature(module.forward).parameters.values()
-    found: dict[Role, str] = {"tokens": first.name}
-    for parameter in others:
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if not parameters or parameters[0].kind is Parameter.KEYWORD_ONLY:
+        raise CaptureError(f"model {name}: its forward takes no tokens; give it them first")
+    found: dict[Role, str] = {"tokens": parameters[0].name}
+    for parameter in parameters[1:]:
         if parameter.kind not in kinds or parameter.default is not Parameter.empty:
             continue
         role = role_of(parameter.name)
-        if role is None or role in found:
+        if role in found:
+            raise CaptureError(
+                f"model {name}: its forward takes {found[role]!r} and {parameter.name!r}, both "
+                f"are {role}; take them once"
+            )
+        if role is None:
             raise CaptureError(
                 f"model {name}: its forward takes {parameter.name!r}, which no input of a step "
                 f"fills; beside tokens it may take one of {', '.join(known_arguments())}, "

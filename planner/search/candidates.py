@@ -148,9 +148,12 @@ def meshes(
 
 
 def _contexts(rest: int, global_batch: int, pins: Pins) -> list[int]:
-    """Ranks that cut the sequence: 1, and as many as the rows of the batch leave idle."""
+    """Ranks that cut the sequence: 1, and as many as the rows of the batch leave idle; several
+    where their order is pinned."""
     if pins.cp is not None:
         return [pins.cp] if rest % pins.cp == 0 else []
+    if pins.cp_order is not None:
+        return [cp for cp in divisors(rest) if cp > 1]
     return [cp for cp in divisors(rest) if cp == 1 or rest // cp == global_batch]
 
 

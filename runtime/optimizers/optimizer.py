@@ -26,6 +26,9 @@ from .rule import Rule, Run, make_runs, widened
 from .schedule_free import ScheduleFree
 from .sgd import SGD
 
+# What torch.nn.utils.clip_grad_norm_ adds to the norm.
+CLIP_EPS = 1e-6
+
 RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
     "adamw": AdamW,
     "sgd": SGD,
@@ -84,7 +87,7 @@ class Optimizer:
 
     def _clip(self, norm: float) -> None:
         clip = self.options.clip
-        self.rule.scale = clip / norm if clip and norm > clip else 1.0
+        self.rule.scale = min(1.0, clip / (norm + CLIP_EPS)) if clip else 1.0
         if self.rule.scale != 1.0 and not self.rule.scales:
             for bucket in self.buckets:
                 bucket.grad_shard.mul_(self.rule.scale)

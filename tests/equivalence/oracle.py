@@ -139,7 +139,7 @@ def _grad(param: nn.Parameter) -> Tensor:
 def _clip(params: list[nn.Parameter], clip: float) -> float:
     """Scale all gradients to the norm `clip` if theirs is larger; returns the norm before."""
     norm = float(sum(_grad(p).double().square().sum() for p in params)) ** 0.5
-    if norm > clip:
+    if clip / (norm + 1e-6) < 1:  # torch.nn.utils.clip_grad_norm_
         for param in params:
-            _grad(param).mul_(clip / norm)
+            _grad(param).mul_(clip / (norm + 1e-6))
     return norm

@@ -8,7 +8,7 @@ from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
 from sampling import mostly_long
-from stream_models import LAYERS, VOCAB, TwoStreams, ValueResidual
+from stream_models import LAYERS, VOCAB, Gated, TwoStreams, ValueResidual
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
@@ -17,8 +17,9 @@ from meshwright.ir.text.plan_text import format_plan, parse_plan
 MODELS = {
     ModelDraw("value-residual", False, 0, 0): ValueResidual,
     ModelDraw("two-streams", False, 0, 0): TwoStreams,
+    ModelDraw("gated", False, 0, 0): Gated,
 }
-VALUES, STREAMS = MODELS
+VALUES, STREAMS, GATED = MODELS
 CASE = Case(number=1, seed=0, model=VALUES, micro_batch=2, accumulation=4)
 CASES = [
     CASE,
@@ -30,6 +31,7 @@ CASES = [
     replace(CASE, number=7, model=STREAMS, tp=2, pp=2, shard_weights=True),
     replace(CASE, number=8, model=STREAMS, pp=2, freeze=("embed.*", "layers.0.*", "layers.1.*")),
     replace(CASE, number=9, model=VALUES, pp=2, freeze=("embed.*", "layers.0.*")),
+    replace(CASE, number=10, model=GATED, pp=2, recompute="all"),
 ]
 
 
@@ -68,7 +70,7 @@ def test_their_plan_is_its_text(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", mostly_long(CASES, CASES[2], CASES[3], CASES[5], CASES[8]), ids=str
+    "case", mostly_long(CASES, CASES[2], CASES[3], CASES[5], CASES[8], CASES[9]), ids=str
 )
 def test_their_program_equals_the_plain_model(court: Court, case: Case) -> None:
     readings = court.try_case(case)

@@ -10,9 +10,12 @@ from equivalence.draws import DrawnModel
 from equivalence.law import Court
 from sampling import mostly_long
 from stream_models import VOCAB, Masked, Placed, PlacedPlain
+from torch import Tensor, nn
 
 from meshwright.cli import main
 from meshwright.codegen.program import layout_source
+from meshwright.ir.capture.export import trace
+from meshwright.ir.errors import CaptureError
 from meshwright.ir.inputs import StepInput
 from meshwright.ir.sizes import B, S
 
@@ -58,3 +61,25 @@ def test_what_no_step_gives_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     error = capsys.readouterr().err
     assert "'attention_mask', which no input of a step fills" in error
     assert "position_ids" in error
+
+
+class Twice(Placed):
+    def forward(self, tokens: Tensor, positions: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens, positions + position_ids)
+
+
+class Nothing(Placed):
+    def forward(self) -> Tensor:  # type: ignore[override]
+        return self.embed.weight
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Twice, "takes 'positions' and 'position_ids', both are positions"),
+        (Nothing, "its forward takes no tokens"),
+    ],
+)
+def test_a_forward_that_no_step_fits_is_refused(module: type[nn.Module], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        trace(module, "odd", "f64", VOCAB)

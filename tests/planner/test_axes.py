@@ -56,6 +56,8 @@ def test_the_sequence_is_cut_where_rows_leave_devices_idle() -> None:
     assert {c.cp for c in few if c.pp == c.tp == 1} == {4}
     assert {c.cp for c in candidates(parse_cluster("h200:8"), 64, Pins(), 66)} == {1}
     assert {c.cp for c in candidates(parse_cluster("h200:8"), 64, Pins(cp=2), 66)} == {2}
+    ordered = candidates(parse_cluster("h200:8"), 64, Pins(cp_order="mirrored"), 66)
+    assert {c.cp for c in ordered} == {2, 4, 8}
 
 
 @pytest.mark.parametrize(
