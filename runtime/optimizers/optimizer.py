@@ -26,9 +26,6 @@ from .rule import Rule, Run, make_runs, widened
 from .schedule_free import ScheduleFree
 from .sgd import SGD
 
-# What torch.nn.utils.clip_grad_norm_ adds to the norm.
-CLIP_EPS = 1e-6
-
 RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
     "adamw": AdamW,
     "sgd": SGD,
@@ -37,6 +34,9 @@ RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
     "muon": Muon,
     "adafactor": Adafactor,
 }
+
+# What torch.nn.utils.clip_grad_norm_ adds to the norm.
+CLIP_EPS = 1e-6
 
 
 class Optimizer:

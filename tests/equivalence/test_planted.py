@@ -85,7 +85,8 @@ PLANTS = (
     ),
     Plant(
         "the loss divided by the local count",
-        DATA, EXECUTOR, r"float\(label_count\)", "float(sum((x >= 0).sum() for _, x in batches))",
+        DATA, EXECUTOR, r"float\(label_count\)",
+        "float(sum((x['labels'] >= 0).sum() for x in batches))",
     ),
     Plant("the last gradient only", DATA, STAGE, r"\.add_\((d_\w+)\)", r".copy_(\1)", 0),
     Plant(

@@ -250,7 +250,7 @@ def test_linear_and_its_gradients_are_those_of_autograd() -> None:
     torch.testing.assert_close(kernels.linear_weight_grad(dy, x), dw, **EXACT)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_weight_gradient_is_added_where_it_stands(compiled: bool, wide: bool) -> None:
     """Into a view of a flat bucket, of the type of its operands or of a wider one."""

@@ -12,6 +12,7 @@ from meshwright.cli import main
 from meshwright.runtime.launch import launcher
 
 
+@pytest.mark.long
 def test_train_restarts_by_itself(tmp_path: Path) -> None:
     run, job = tmp_path / "run", tmp_path / "job.toml"
     job.write_text(
