@@ -62,12 +62,14 @@ class Costs:
 
     def local_bytes(self, value: Value, placement: Placement) -> float:
         """Bytes one rank holds of a value."""
-        held = self.full_bytes(value) / self._cuts(placement)
+        cuts, widened = 1, 1.0
         for size, shards in zip(value.shape, placement.dims, strict=True):
             for shard in shards:
+                ranks = self.mesh.size(shard.axis)
+                cuts *= ranks
                 if shard.halo:
-                    held *= 1 + shard.halo * self.mesh.size(shard.axis) / self.number(size)
-        return held
+                    widened *= 1 + shard.halo * ranks / self.number(size)
+        return self.full_bytes(value) / cuts * widened
 
     def ranks(self, axes: tuple[str, ...]) -> int:
         """Ranks along axes together."""
