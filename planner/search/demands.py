@@ -33,6 +33,11 @@ def check_pins(
     """
     resolve_reduce_dtype(dtype, pins)
     resolve_optimizer(pins)
+    if pins.cp_order is not None and cluster.num_devices == 1:
+        raise PlanError(
+            f"cp_order={pins.cp_order} needs cp=2 or more, the cluster has 1 device; take 2 or "
+            "more, or leave cp_order out"
+        )
     context = pins.cp if search else pins.cp or 1
     if pins.cp_order is not None and context == 1:
         raise PlanError(

@@ -74,3 +74,8 @@ def test_pins_of_axes_that_do_not_fit_are_refused(pins: list[str], said: tuple[s
     with pytest.raises(PlanError) as raised:
         check_pins(parse_cluster("h200:8"), 64, "bf16", parse_pins(pins))
     assert all(text in str(raised.value) for text in said), raised.value
+
+
+def test_an_order_of_context_on_one_device_is_refused() -> None:
+    with pytest.raises(PlanError, match="needs cp=2 or more, the cluster has 1 device"):
+        check_pins(parse_cluster("cpu:1"), 8, "f32", Pins(cp_order="mirrored"))
