@@ -24,8 +24,9 @@ class Rule:
 
     sizes: of each factor. reduce: for each output, {factor: "sum"|"max"|"lse"} over factors that
     it lacks. fixed: factors that must stay whole. linear: partial sums pass through. ordered: fixed
-    factors that a context axis may cut, as the op is told where its shard begins. reach: (ordered
-    factor, factor, elements): a shard of the first reads of the second its own and so many before.
+    factors that a context axis may cut, as the op is told where its shard begins. reach: triples
+    (queries, keys, count): a shard of the factor `queries` reads the shard of the factor `keys` at
+    the same place, and the `count` elements before that shard.
     """
 
     inputs: tuple[Dims, ...]

@@ -18,11 +18,11 @@ from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.placement import Placement, Shard, format_placement
-from meshwright.ir.sizes import B, S, Shape, Size, simplify_size
+from meshwright.ir.sizes import B, Shape, Size, simplify_size
 
 from ..cost.counts import number
 from ..cost.op_cost import Costs
-from .strategies import outer_of
+from .strategies import is_sequence, outer_of
 
 Layout: TypeAlias = tuple[Placement, ...]  # of the values that cross a cut, in order
 
@@ -104,9 +104,10 @@ def _cuts(value: Value, ops: tuple[Op, ...], graph: Graph) -> list[Cut]:
 
 def _divides(cut: Cut, mesh: Mesh, sizes: dict[str, int]) -> bool:
     """Whether the tensor axes divide a factor; rows of the batch are never split."""
-    symbols = () if isinstance(cut.size, int) else cut.size.free_symbols
-    ranks = mesh.count(TENSOR) * (mesh.count(CONTEXT) if S in symbols else 1)
-    return B not in symbols and number(cut.size, sizes) % ranks == 0
+    if not isinstance(cut.size, int) and B in cut.size.free_symbols:
+        return False
+    ranks = mesh.count(TENSOR) * (mesh.count(CONTEXT) if is_sequence(cut.size) else 1)
+    return number(cut.size, sizes) % ranks == 0
 
 
 def _stays_cut(cut: Cut, name: str, ops: tuple[Op, ...], graph: Graph, costs: Costs) -> bool:
@@ -159,9 +160,10 @@ def _placed(
     """A value whose sequence context axes cut, and a factor of which tensor axes do."""
     at, outer = sequence
     dims: list[list[Shard]] = [[] for _ in value.shape]
-    for name in mesh.names(CONTEXT) if at is not None else ():
-        dims[at or 0].append(Shard(name, outer, mirrored))
-        outer = simplify_size(outer * mesh.size(name))
+    if at is not None:
+        for name in mesh.names(CONTEXT):
+            dims[at].append(Shard(name, outer, mirrored))
+            outer = simplify_size(outer * mesh.size(name))
     if cut is not None:
         within = outer if (cut.dim, cut.outer) == sequence else cut.outer
         for name in mesh.names(TENSOR):
@@ -173,6 +175,6 @@ def _placed(
 def _sequence(shape: Shape) -> tuple[int | None, Size]:
     """The dim that holds the sequence, and the size of what is more major in it: B * S has B."""
     for dim, size in enumerate(shape):
-        if not isinstance(size, int) and S in size.free_symbols:
+        if is_sequence(size):
             return dim, B if B in size.free_symbols else 1
     return None, 1

@@ -81,8 +81,8 @@ def axes_of(mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> tuple[
 class Way:
     """A way to run along one axis: a factor sharded in `blocks`, all partial, or whole (neither).
 
-    reads_partial: partial sums pass through, operands included. beside: a factor that is sharded
-    alike, with a halo of so many elements.
+    reads_partial: partial sums pass through, operands included. beside: a second factor, sharded
+    as the first is. halo: elements of the second that a rank holds before its own shard.
     """
 
     axis: Axis
