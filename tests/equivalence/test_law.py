@@ -79,7 +79,7 @@ SPLIT = [
 
 
 # Those of the chosen cases that `make test` runs.
-_KEPT = (850, 861, 863, 870, 871, 1000, 1002, 1005)
+_KEPT = (850, 861, 863, 870, 1000, 1002, 1005)
 
 
 @pytest.mark.parametrize("case", CASES + NARROW, ids=str)
@@ -92,7 +92,7 @@ def test_equals_the_plain_model_on_every_axis(case: Case, court: Court) -> None:
     court.try_case(case)
 
 
-@pytest.mark.parametrize("case", _chosen(WINDOWS, (1020, 1023)), ids=str)
+@pytest.mark.parametrize("case", _chosen(WINDOWS, (1020,)), ids=str)
 def test_a_window_over_shards_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
     ops = [op for piece in court.plan(case).pieces for op in piece.graph.ops]
@@ -157,7 +157,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("case", _chosen(COMPILED, (804,)), ids=str)
+@pytest.mark.parametrize("case", _chosen(COMPILED, (800,)), ids=str)
 def test_compiled_equals_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(case)
 

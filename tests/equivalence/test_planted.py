@@ -148,7 +148,7 @@ PLANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", mostly_long(CASES, SHARDED, DATA_CUT, STAGED, WINDOWED), ids=str)
 def test_without_a_planted_error(case: Case, court: Court) -> None:
     court.try_case(case)
 

@@ -90,7 +90,7 @@ def test_priced_bytes_give_column_and_row_sharding_and_a_vocabulary_parallel_los
     assert_megatron(plan(llama, tp=tp))
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", mostly_long([2, 4], 4))
 def test_pinned_weights_give_the_same_without_a_price(llama, tp) -> None:
     assert_megatron(plan(llama, tp=tp, price=0.0, shard_matmul_weights=True))
 

@@ -169,7 +169,7 @@ def run(count: int, seed: int) -> None:
 
 
 def test_bound_best_and_gap_enclose_the_truth() -> None:
-    run(100, seed=1)
+    run(50, seed=1)
 
 
 @pytest.mark.long

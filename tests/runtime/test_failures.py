@@ -75,6 +75,7 @@ store.save_file = lambda *whatever: time.sleep(1000)
 """
 
 
+@pytest.mark.long
 def test_a_write_that_hangs_ends_the_run_on_all_ranks(program: Path, tmp_path: Path) -> None:
     """After ten times --hang-after; rank 0, whose own file is whole, says whose is not."""
     more = ("--steps", "2000", "--save-every", "2")
@@ -141,8 +142,8 @@ def test_a_stopped_rank_is_named_within_the_bound(
     after_step(run, 3)
     os.kill(rank_pids(process)[1], signal.SIGSTOP)
     stopped = time.monotonic()
-    assert process.wait(15) == 3
-    assert time.monotonic() - stopped < 10
+    assert process.wait(20) == 3
+    assert time.monotonic() - stopped < 15
     message = process.stderr.read()
     assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
 
