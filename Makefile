@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 BIN := .venv/bin
 STAMP := .venv/.dev-stamp
 LINKS := build/dev/meshwright
-ROOMS := ir planner codegen runtime models commands
+ROOMS := ir planner codegen runtime models proof commands
 LINKED := $(wildcard $(ROOMS) cli.py __init__.py py.typed)
 
 .PHONY: help dev links check test long golden replay demo clean

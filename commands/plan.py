@@ -59,6 +59,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "shell wildcards, with commas between them, e.g. 'embed.*,layers.[0-9].*'",
     )
     parser.add_argument(
+        "--prove-full",
+        action="store_true",
+        help="prove the capture on the whole module whatever its size, not on a small twin",
+    )
+    parser.add_argument(
+        "--trust-capture",
+        action="store_true",
+        help="do not run the captured program against the module before planning",
+    )
+    parser.add_argument(
         "--no-search",
         dest="search",
         action="store_false",

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
     from meshwright.models import ModelSource
 
+from .proving import proven
+
 Say = Callable[[str], None]
 
 
@@ -34,14 +36,15 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     _check_positions(source, options.seq)
     clock = Clock()
     with clock.layer("tracing"):
-        traced = _trace(source, options.dtype, getattr(options, "freeze", ""), say)
+        traced, proof = _trace(source, options, say)
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
     if not searches:
+        say(proof)
         return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
     plan, found, prediction = search_plan(
         traced, cluster, **sizes, pins=pins, progress=say, clock=clock
     )
-    return plan, search_report(plan, found, prediction)
+    return plan, f"{search_report(plan, found, prediction)}\n{proof}\n"
 
 
 def _check_sizes(options: argparse.Namespace) -> None:
@@ -55,11 +58,14 @@ def _check_positions(source: "ModelSource", seq: int) -> None:
         raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
 
 
-def _trace(source: "ModelSource", dtype: str, freeze: str, say: Say) -> "Traced":
+def _trace(source: "ModelSource", options: argparse.Namespace, say: Say) -> tuple["Traced", str]:
+    """Return the captured model, and what the report says of its proof."""
     from meshwright.ir.capture.export import trace
     from meshwright.ir.capture.freezing import parse_freeze
 
     say(f"tracing {source.name}")
-    traced = trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
+    freeze = parse_freeze(getattr(options, "freeze", ""))
+    traced = trace(source.build, source.name, options.dtype, source.vocab_size, freeze)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
-    return traced
+    trust, full = (getattr(options, name, False) for name in ("trust_capture", "prove_full"))
+    return proven(source, traced, trust=trust, full=full, say=say)

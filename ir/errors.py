@@ -9,6 +9,10 @@ class CaptureError(MeshwrightError):
     """The model cannot be traced as it stands."""
 
 
+class ProofError(CaptureError):
+    """The captured model computes something else than the module."""
+
+
 class ParseError(MeshwrightError):
     """A text that is no graph, plan, schedule or cluster of this version."""
 

@@ -48,8 +48,17 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     config = read_hf_config(spec, folder)
     _check(spec, config)
     max_seq = getattr(config, "max_position_embeddings", None)
-    build = partial(_build, spec, config)
-    return ModelSource(spec, config.vocab_size, max_seq, build, folder=folder)
+    rebuild = partial(_build, spec)
+    build = partial(rebuild, config)
+    return ModelSource(
+        spec,
+        config.vocab_size,
+        max_seq,
+        build,
+        folder=folder,
+        hf_config=config,
+        rebuild=rebuild,
+    )
 
 
 def _transformers(spec: str) -> Any:

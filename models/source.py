@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +19,8 @@ class ModelSource:
     vocab_size: tokens are 0 .. vocab_size - 1. max_seq: longest sequence, None if not stated.
     build: makes the module in the current default dtype and device; its forward takes tokens,
     int64 [B, S], and returns logits [B, S, vocab_size] or an object that has them as `.logits`.
-    config: of our own decoders. folder: of Hugging Face models.
+    config: of our own decoders. folder: of Hugging Face models, as their config hf_config, and
+    rebuild, which makes the module of another config.
     """
 
     name: str
@@ -27,3 +29,16 @@ class ModelSource:
     build: Callable[[], nn.Module]
     config: DecoderConfig | None = None
     folder: Path | None = None
+    hf_config: Any = None
+    rebuild: Callable[[Any], nn.Module] | None = None
+
+    @property
+    def determined_by(self) -> str:
+        """Return text that determines the module; "" where only the user's own code does."""
+        if self.config is not None:
+            return repr(self.config)
+        if self.hf_config is None:
+            return ""
+        import transformers
+
+        return f"{transformers.__version__} {self.hf_config.to_json_string()}"

@@ -147,6 +147,18 @@ class _Logits(nn.Module):
         return out if isinstance(out, Tensor) else out.logits
 
 
+def logits_of(module: nn.Module, tokens: Tensor) -> Tensor:
+    """Return a module's logits [B, S, V], given what its forward asks for. tokens: int64 [B, S].
+
+    Raises CaptureError as capture does.
+    """
+    roles = _roles(module, type(module).__name__)
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return _Logits(module, tuple(roles.values()))(
+        *(tokens if r == "tokens" else places for r in roles)
+    )
+
+
 def _swap_semantic(module: nn.Module) -> None:
     """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
     for part in module.modules():

@@ -186,4 +186,4 @@ def build_fake(
     names = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         names[name] = first.setdefault(_storage(param), name)
-    return module.eval(), recipes, names
+    return module.train(), recipes, names

@@ -45,6 +45,8 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "pin": ((list, dict, str), []),
     "freeze": (str, ""),
     "search": (bool, True),
+    "prove_full": (bool, False),
+    "trust_capture": (bool, False),
 }
 RUN = {f.name: list if f.default == () else type(f.default) for f in fields(RunOptions)}
 

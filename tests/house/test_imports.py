@@ -15,7 +15,8 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
     "codegen": ({"ir"}, set()),
     "runtime": (set(), {"torch", "numpy", "safetensors", "triton"}),
     "models": (set(), {"torch", "transformers"}),
-    "commands": ({"ir", "planner", "codegen", "runtime", "models"}, set()),
+    "proof": ({"ir", "codegen", "runtime"}, {"torch"}),
+    "commands": ({"ir", "planner", "codegen", "runtime", "models", "proof"}, set()),
 }
 # Files that may import more, each for a reason of its own.
 MORE = {

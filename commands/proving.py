@@ -1,0 +1,97 @@
+"""The proof of a capture, as planning asks for it: of the whole module, or of a small twin."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshwright.ir.traced import Traced
+    from meshwright.models import ModelSource
+    from meshwright.proof.prove import Subject
+
+# Parameters, in bytes of the plan's dtype, up to which the whole module is proven: where a twin
+# stands for the model, and where none does. Above the second a proof takes minutes.
+WITH_TWIN_BYTES = 64 * 2**20
+WHOLE_BYTES = 2**30
+
+TRUSTED = "capture: trusted as --trust-capture says, not proven"
+
+
+def proven(
+    source: "ModelSource",
+    traced: "Traced",
+    *,
+    trust: bool,
+    full: bool,
+    say: "Callable[[str], None]",
+) -> tuple["Traced", str]:
+    """Prove a capture; return it and what the report says of the proof.
+
+    trust: prove nothing. full: prove the whole module whatever its size. Raises ProofError where
+    the capture is wrong, and where it cannot be proven.
+    """
+    from meshwright.proof import cache
+
+    if trust:
+        return replace(traced, warnings=(*traced.warnings, TRUSTED)), TRUSTED
+    determined = source.determined_by
+    name = cache.key(traced, determined, full) if determined else ""
+    said = cache.known(name) if name else ""
+    if not said:
+        said = _prove(source, traced, full, say)
+        if name:
+            cache.remember(name, said)
+    return traced, said
+
+
+def _prove(
+    source: "ModelSource",
+    traced: "Traced",
+    full: bool,
+    say: "Callable[[str], None]",
+) -> str:
+    from meshwright.ir.errors import ProofError
+    from meshwright.proof.prove import Subject, parameter_bytes, prove
+
+    size = parameter_bytes(traced)
+    subject = Subject(source.name, source.build, source.vocab_size, source.max_seq)
+    if full or size <= WITH_TWIN_BYTES:
+        say(f"proving the capture of {source.name} against the module")
+        prove(subject, traced)
+        return "capture: proven on the whole module"
+    say(f"looking for a small twin of {source.name}, to prove the capture on")
+    found = _twin(source, traced)
+    if found is not None:
+        twin, small = found
+        prove(twin, small)
+        return (
+            f"capture: proven on a twin of {parameter_bytes(small):,} bytes of parameters, whose "
+            f"segments are the model's ({size:,} bytes)"
+        )
+    if size > WHOLE_BYTES:
+        raise ProofError(
+            f"model {source.name}: its {size / 2**30:.1f} GiB of parameters are past the "
+            f"{WHOLE_BYTES / 2**30:.0f} GiB up to which a module is proven whole, and no small "
+            "twin has its segments; give --prove-full (minutes, and that memory four times in "
+            "float64), or --trust-capture"
+        )
+    say(f"no twin; proving the capture of {source.name} whole")
+    prove(subject, traced)
+    return "capture: proven on the whole module"
+
+
+def _twin(source: "ModelSource", traced: "Traced") -> tuple["Subject", "Traced"] | None:
+    from meshwright.ir.capture.export import trace
+    from meshwright.models.twins import twins
+    from meshwright.proof.prove import Subject
+    from meshwright.proof.twin import stands_for
+
+    for small in twins(source):
+        try:
+            found = trace(small.build, small.name, traced.dtype, small.vocab_size)
+        except Exception:  # reduced sizes that do not fit each other
+            continue
+        if stands_for(found, traced):
+            return Subject(small.name, small.build, small.vocab_size, small.max_seq), found
+    return None

@@ -1,0 +1,89 @@
+"""Small twins: models of the same make as a large one, with small sizes and few layers.
+
+A twin has the ops, wiring and switches of its model; whoever takes it in the model's place
+compares the two captures first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from .config import DecoderConfig
+from .decoder import Decoder
+from .source import ModelSource
+
+_HEAD, _VOCAB, _WINDOW, _POSITIONS = 16, 96, 4, 64
+
+# Fields of a Hugging Face config that a common factor does not divide: depths and lengths.
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_KEPT = (*_DEPTHS, "max_position_embeddings", "n_positions", "n_ctx", "chunk_size")
+_FACTORS = (64, 32, 16, 8, 4, 2)
+_SMALLEST = 32  # integers below it are counts and choices, not widths
+
+
+def twins(source: ModelSource) -> Iterator[ModelSource]:
+    """Yield small twins of a model, the smallest first; none where nothing says its sizes."""
+    if source.config is not None:
+        yield from _decoder_twins(source, source.config)
+    elif source.hf_config is not None:
+        yield from _stock_twins(source, source.hf_config)
+
+
+def _decoder_twins(source: ModelSource, config: DecoderConfig) -> Iterator[ModelSource]:
+    groups = config.heads // config.key_heads
+    kv_heads = 2 if config.key_heads > 1 else 1
+    heads = kv_heads * min(groups, 2)
+    for layers in _depths(config.layers, len(config.window_pattern)):
+        small = replace(
+            config,
+            layers=layers,
+            heads=heads,
+            kv_heads=None if config.kv_heads is None else kv_heads,
+            head_dim=None if config.head_dim is None else _HEAD,
+            dim=heads * _HEAD,
+            ffn=4 * _HEAD,
+            vocab=_VOCAB,
+            window=config.window and _WINDOW,
+            max_seq=config.max_seq and min(config.max_seq, _POSITIONS),
+        )
+        yield ModelSource(source.name, small.vocab, small.max_seq, partial(Decoder, small), small)
+
+
+def _depths(layers: int, period: int) -> list[int]:
+    """Numbers of layers, among which one has every kind of layer after every other."""
+    wanted = (period + 1, 2 * period, 2 * period + 1, 4 * period)
+    return sorted({min(layers, n) for n in wanted})
+
+
+def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
+    kinds = list(getattr(config, "layer_types", None) or [])
+    layers = next((getattr(config, k) for k in _DEPTHS if hasattr(config, k)), 1)
+    period = next((n + 1 for n in range(len(kinds)) if set(kinds[: n + 1]) == set(kinds)), 1)
+    for depth in _depths(layers, period):
+        for factor in _FACTORS:
+            small = _reduced(config, factor, depth)
+            vocab = small.vocab_size
+            yield replace(
+                source,
+                vocab_size=vocab,
+                build=partial(source.rebuild, small) if source.rebuild else source.build,
+                hf_config=small,
+            )
+
+
+def _reduced(config: Any, factor: int, depth: int) -> Any:
+    small = copy.deepcopy(config)
+    for key, value in config.to_dict().items():
+        if key.endswith("token_id"):
+            setattr(small, key, None)
+        elif key in _DEPTHS:
+            setattr(small, key, depth)
+        elif type(value) is int and value >= _SMALLEST and key not in _KEPT:
+            setattr(small, key, value // factor if value % factor == 0 else value)
+    if getattr(config, "layer_types", None):
+        small.layer_types = list(config.layer_types)[:depth]
+    return small

@@ -1,0 +1,110 @@
+"""Run the module itself: as the user wrote it, in train() mode, under autograd."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from meshwright.ir.capture.export import logits_of
+from meshwright.ir.errors import ProofError
+
+from .outcome import IGNORED, Batch, Outcome
+
+
+class Widened(TorchFunctionMode):
+    """Casts to float32 become casts to float64, as capture has it for models in float64."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_wide, args), **wide)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """Build a module with `dtype` as torch's default, in train() mode; seeded."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return build().train()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return weights by name in float64: the module's own, moved a little from special values.
+
+    Zeros and ones hide the gradients of what they multiply.
+    """
+    generator = torch.Generator().manual_seed(1)
+    found = {}
+    for name, param in module.named_parameters():
+        value = param.detach().double()
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        found[name] = value + 0.03 * noise
+    return found
+
+
+def run_module(module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str) -> Outcome:
+    """Return the loss and gradients of a batch.
+
+    Raises ProofError where a second call gives another loss, and where a call changes a buffer.
+    """
+    for key, param in module.named_parameters():
+        param.data.copy_(weights[key])
+        param.grad = None
+    before = {key: buffer.clone() for key, buffer in module.named_buffers()}
+    loss = _loss(module, batch)
+    if loss.requires_grad:
+        loss.backward()
+    changed = [k for k, b in module.named_buffers() if not _same(b, before.get(k))]
+    if changed:
+        raise ProofError(
+            f"model {name}: its forward changes buffer {changed[0]!r}; a program keeps no such "
+            "state between steps: make it a value that forward returns, or take it out"
+        )
+    with torch.no_grad():
+        again = _loss(module, batch)
+    if not torch.equal(loss.detach(), again):
+        raise ProofError(
+            f"model {name}: its forward called twice on the same tokens gives losses "
+            f"{float(loss.detach())!r} and {float(again)!r}: it draws at random, or keeps state "
+            "that the call changes; take either out"
+        )
+    grads = {key: p.grad for key, p in module.named_parameters() if p.requires_grad}
+    return Outcome(float(loss.detach()), grads)
+
+
+def _same(after: Tensor, before: Tensor | None) -> bool:
+    return before is not None and torch.equal(after, before)
+
+
+def _loss(module: nn.Module, batch: Batch) -> Tensor:
+    double = next(module.parameters()).dtype is torch.float64
+    with _widened(double):
+        logits = logits_of(module, batch.tokens)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    total = F.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / batch.label_count
+
+
+@contextmanager
+def _widened(double: bool) -> Iterator[None]:
+    if double:
+        with Widened():
+            yield
+    else:
+        yield

@@ -1,0 +1,105 @@
+"""Run an emitted program of one rank in this process, on given weights."""
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from meshwright import runtime
+from meshwright.codegen.program import layout_source
+from meshwright.codegen.schedule import schedule_source
+from meshwright.codegen.stage import stage_source
+from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.plan import Plan
+from meshwright.ir.sizes import evaluate
+from meshwright.runtime import layout as layout_door
+from meshwright.runtime.engine import collectives, kernels, mesh
+from meshwright.runtime.engine.buckets import FlatBucket
+from meshwright.runtime.engine.executor import Executor
+from meshwright.runtime.engine.inputs import batch_of
+from meshwright.runtime.engine.layout import Layout
+from meshwright.runtime.engine.stage import Stage
+
+from .outcome import Batch, Outcome
+
+# What emitted files import, by the names that they say.
+_DOOR = {
+    "runtime": runtime,
+    "runtime.layout": layout_door,
+    "runtime.collectives": collectives,
+    "runtime.kernels": kernels,
+    "runtime.mesh": mesh,
+}
+
+
+class _Recorder:
+    """Stands where the optimizer does and updates nothing."""
+
+    def squares(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64)
+
+    def step(self, loss: float, norm: float, lr: float) -> None:
+        pass
+
+
+def run_program(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
+    """Emit a plan of one rank, run a step of it, and return its loss and gradients.
+
+    weights: by name of the parameter, cast to the plan's dtype. batch: the whole global batch.
+    """
+    device = torch.device("cpu")
+    layout: Layout = _imported("layout", layout_source(plan)).LAYOUT
+    mesh.start(layout.mesh, device)
+    module = _imported("stage_00", stage_source(plan, 0))
+    schedules = _imported("schedule", schedule_source(plan)).SCHEDULES
+    buckets = {b.name: _filled(FlatBucket(b, layout, 0, device), weights) for b in layout.buckets}
+    stage = Stage(module, buckets, _constants(plan), None)
+    executor = Executor({0: stage}, schedules[0], layout, buckets, _Recorder())
+    rows = zip(
+        batch.tokens.split(plan.micro_batch), batch.labels.split(plan.micro_batch), strict=True
+    )
+    inputs: list[Mapping[str, Tensor]] = [batch_of(layout.inputs, *pair) for pair in rows]
+    loss, _ = executor.train_step(inputs, batch.label_count, 0.0)
+    trained = (b.grads() for b in buckets.values() if b.trainable)
+    return Outcome(loss, {n: g.clone() for views in trained for n, g in views.items()})
+
+
+def _imported(name: str, text: str) -> ModuleType:
+    """Execute an emitted file as a module, what it imports of its runtime being this package's."""
+    module = ModuleType(f"program_{name}")
+    with _runtime_here():
+        exec(compile(text, f"<{name}.py>", "exec"), module.__dict__)
+    return module
+
+
+@contextmanager
+def _runtime_here() -> Iterator[None]:
+    before = {name: sys.modules.get(name) for name in _DOOR}
+    sys.modules.update(_DOOR)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def _filled(bucket: FlatBucket, weights: dict[str, Tensor]) -> FlatBucket:
+    for name, view in bucket.params().items():
+        view.copy_(weights[name])
+    return bucket
+
+
+def _constants(plan: Plan) -> dict[str, Tensor]:
+    found = {}
+    for digest, dtype, shape, data in plan.constants:
+        raw = bytearray(base64.b64decode(data))
+        sizes = [evaluate(size, {}) for size in shape]
+        found[digest] = torch.frombuffer(raw, dtype=torch_dtype(dtype)).reshape(sizes)
+    return found

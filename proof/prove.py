@@ -1,0 +1,196 @@
+"""Prove a capture: the program that it becomes computes what the module computes.
+
+In float64 the emitted program of one rank runs with all values kept, with all recomputed and with
+its backward in two, at two sizes, on one micro-batch and on three, on rows in another order; its
+loss and every gradient equal the module's to 1e-9. In the plan's dtype they are as near to float64
+as three times what the module's own rounding in that dtype leaves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.errors import ProofError
+from meshwright.ir.graph import Graph
+from meshwright.ir.sizes import evaluate, num_elements
+from meshwright.ir.traced import Traced
+
+from .module_run import built, run_module, weights_of
+from .one_rank import Variant, one_rank_plan
+from .outcome import Outcome, random_batch
+from .program import run_program
+from .widen import widened
+
+TOLERANCE = 1e-9  # of the largest element, in float64
+NOISE = 3.0  # times the module's own rounding, in the plan's dtype
+# Below this share of the largest gradient of all, a parameter's gradient counts as zero.
+_ZERO = 1e-6
+# The same where both sides round: the norm that errors are at least set in relation to.
+_SMALL = 1e-2
+
+_LENGTHS = (5, 12)
+
+
+def variants(max_seq: int | None) -> tuple[Variant, ...]:
+    """Return the ways in which a program is run; max_seq: the most tokens that a row may have."""
+    short, long = (min(n, max_seq or n) for n in _LENGTHS)
+    return (
+        Variant(2, short, 1, keeps=True),
+        Variant(1, long, 3, keeps=False),
+        Variant(2, long, 3, keeps=True, splits=True),
+    )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is proven: a model's name, how to build it, and its sizes."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    vocab_size: int
+    max_seq: int | None
+
+
+def parameter_bytes(traced: Traced) -> int:
+    """Bytes of all parameters of a captured model."""
+    values = [i.value for i in traced.graph.inputs_of("param")]
+    return sum(evaluate(num_elements(v.shape), {}) * ITEM_BYTES[v.dtype] for v in values)
+
+
+def prove(subject: Subject, traced: Traced) -> None:
+    """Raise ProofError where the captured model computes anything else than its module.
+
+    traced: the capture in the plan's dtype.
+    """
+    wide = widened(traced)
+    module = built(subject.build, torch.float64)
+    weights = weights_of(module)
+    for number, variant in enumerate(variants(subject.max_seq)):
+        expected, found = _both(subject, module, wide, weights, variant, number)
+        _compare(subject, wide, variant, expected, found)
+    if traced.dtype != "f64":
+        _prove_narrow(subject, traced, module, weights)
+
+
+def _both(
+    subject: Subject,
+    module: nn.Module,
+    traced: Traced,
+    weights: dict[str, Tensor],
+    variant: Variant,
+    seed: int,
+) -> tuple[Outcome, Outcome]:
+    """The module's outcome, and the program's on the same rows in another order."""
+    rows = variant.rows * variant.microbatches
+    batch = random_batch(rows, variant.seq, subject.vocab_size, seed)
+    expected = run_module(module, weights, batch, subject.name)
+    given = batch.permuted() if variant.microbatches > 1 else batch
+    return expected, run_program(one_rank_plan(traced, variant), weights, given)
+
+
+def _compare(
+    subject: Subject, traced: Traced, variant: Variant, expected: Outcome, found: Outcome
+) -> None:
+    where = f"model {subject.name}, {variant}"
+    if abs(found.loss - expected.loss) > TOLERANCE * max(1.0, abs(expected.loss)):
+        raise ProofError(
+            f"{where}: the captured program's loss is {found.loss:.10g}, the module's "
+            f"{expected.loss:.10g}, in float64. {_advice(subject)}"
+        )
+    least = _ZERO * max((_size(g) for g in expected.grads.values() if g is not None), default=0.0)
+    for name in reversed(list(found.grads)):
+        _compare_gradient(where, traced, name, expected.grads.get(name), found.grads[name], least)
+
+
+def _compare_gradient(
+    where: str,
+    traced: Traced,
+    name: str,
+    expected: Tensor | None,
+    found: Tensor | None,
+    least: float,
+) -> None:
+    assert found is not None, name
+    reader = _reader(traced.graph, name)
+    if expected is None:
+        raise ProofError(
+            f"{where}: parameter {name} has no gradient in PyTorch, and one in the captured "
+            f"program ({reader}); freeze it, or let the loss depend on it"
+        )
+    off = float((found - expected).abs().max()) if expected.numel() else 0.0
+    if not off <= TOLERANCE * max(_size(expected), least):
+        raise ProofError(
+            f"{where}: the gradient of {name} ({reader}) differs from PyTorch's by {off:.3g}, its "
+            f"largest element being {_size(expected):.3g}, in float64; later parameters agree"
+        )
+
+
+def _size(gradient: Tensor) -> float:
+    return float(gradient.abs().max()) if gradient.numel() else 0.0
+
+
+def _reader(graph: Graph, param: str) -> str:
+    """The op that reads a parameter first, with its source line."""
+    value = next(i.value.name for i in graph.inputs_of("param") if i.ref == param)
+    op = next((op for op in graph.ops if value in op.inputs), None)
+    return f"read by {op.target} at {op.source}" if op else "read by no op"
+
+
+def _advice(subject: Subject) -> str:
+    return (
+        "Its forward does what capture does not follow; train it with PyTorch, or report it with "
+        f"the module ({subject.name})"
+    )
+
+
+def _prove_narrow(
+    subject: Subject, traced: Traced, module: nn.Module, weights: dict[str, Tensor]
+) -> None:
+    """The same in the plan's dtype, where both sides round."""
+    dtype = torch_dtype(traced.dtype)
+    narrow = built(subject.build, dtype)
+    kinds = {n: p.dtype for n, p in narrow.named_parameters()}
+    rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
+    variant = Variant(3, variants(subject.max_seq)[1].seq, 1, keeps=True)
+    batch = random_batch(variant.rows, variant.seq, subject.vocab_size, 7)
+    exact = run_module(module, rounded, batch, subject.name)
+    own = run_module(narrow, rounded, batch, subject.name)
+    found = run_program(one_rank_plan(traced, variant), rounded, batch)
+    where = f"model {subject.name} in {traced.dtype}"
+    epsilon = torch.finfo(dtype).eps
+    noise = max(abs(own.loss - exact.loss), epsilon * abs(exact.loss))
+    if abs(found.loss - exact.loss) > NOISE * noise:
+        raise ProofError(
+            f"{where}: the captured program's loss is {found.loss:.7g}, the module's "
+            f"{own.loss:.7g} and {exact.loss:.7g} in float64: further than its own rounding. "
+            f"{_advice(subject)}"
+        )
+    _compare_rounding(where, traced, epsilon, exact, own, found)
+
+
+def _compare_rounding(
+    where: str, traced: Traced, epsilon: float, exact: Outcome, own: Outcome, found: Outcome
+) -> None:
+    """Gradients, each by its distance from float64 relative to its size."""
+    norms = {n: float(g.norm()) for n, g in exact.grads.items() if g is not None}
+    least = _SMALL * max(norms.values(), default=1.0)
+    sizes = {n: max(norms.get(n, 0.0), least) for n in found.grads}
+    own_off = {n: _distance(own.grads[n], exact.grads[n]) / sizes[n] for n in found.grads}
+    usual = max(sorted(own_off.values())[len(own_off) // 2], epsilon)
+    for name in reversed(list(found.grads)):
+        off = _distance(found.grads[name], exact.grads[name]) / sizes[name]
+        if not off <= NOISE * (own_off[name] + usual):
+            raise ProofError(
+                f"{where}: the gradient of {name} ({_reader(traced.graph, name)}) is {off:.2g} of "
+                f"its size away from float64, the module's own {own_off[name]:.2g}"
+            )
+
+
+def _distance(given: Tensor | None, exact: Tensor | None) -> float:
+    if given is None or exact is None:
+        return 0.0
+    return float((given.double() - exact).norm())
