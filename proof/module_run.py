@@ -1,7 +1,7 @@
 """Run the module itself: as the user wrote it, in train() mode, under autograd."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,14 +16,34 @@ from .outcome import IGNORED, Batch, Outcome
 
 
 class Widened(TorchFunctionMode):
-    """Casts to float32 become casts to float64, as capture has it for models in float64."""
+    """Casts to float32 become casts to float64, and defaults that hang on the dtype stay.
+
+    epsilon: what torch's RMSNorm takes in the plan's dtype where it is given none.
+    """
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         func = Tensor.double if func is Tensor.float else func
+        if func is F.rms_norm:
+            args, kwargs = (), _rms_norm_arguments(self.epsilon, *args, **(kwargs or {}))
         wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
         return func(*map(_wide, args), **wide)
+
+
+def _rms_norm_arguments(
+    epsilon: float,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> dict[str, Any]:
+    given = {"input": input, "normalized_shape": normalized_shape, "weight": weight}
+    return given | {"eps": epsilon if eps is None else eps}
 
 
 def _wide(value: Any) -> Any:
@@ -56,16 +76,31 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def run_module(module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str) -> Outcome:
-    """Return the loss and gradients of a batch.
+def run_module(
+    module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str, epsilon: float = 0.0
+) -> Outcome:
+    """Return the loss and gradients of a batch. epsilon: of Widened, for a module in float64.
 
-    Raises ProofError where a second call gives another loss, and where a call changes a buffer.
+    Raises ProofError where a second call gives another loss, where a call changes a buffer, and
+    where the module does not run.
     """
+    try:
+        return _run_module(module, weights, batch, name, epsilon)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ProofError(
+            f"model {name}: the module itself fails in PyTorch on {len(batch.tokens)} rows of "
+            f"{batch.tokens.shape[1]} tokens: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _run_module(
+    module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str, epsilon: float
+) -> Outcome:
     for key, param in module.named_parameters():
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    loss = _loss(module, batch)
+    loss = _loss(module, batch, epsilon)
     if loss.requires_grad:
         loss.backward()
     changed = [k for k, b in module.named_buffers() if not _same(b, before.get(k))]
@@ -75,7 +110,7 @@ def run_module(module: nn.Module, weights: dict[str, Tensor], batch: Batch, name
             "state between steps: make it a value that forward returns, or take it out"
         )
     with torch.no_grad():
-        again = _loss(module, batch)
+        again = _loss(module, batch, epsilon)
     if not torch.equal(loss.detach(), again):
         raise ProofError(
             f"model {name}: its forward called twice on the same tokens gives losses "
@@ -90,21 +125,12 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
     return before is not None and torch.equal(after, before)
 
 
-def _loss(module: nn.Module, batch: Batch) -> Tensor:
+def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
     double = next(module.parameters()).dtype is torch.float64
-    with _widened(double):
+    with Widened(epsilon) if double else nullcontext():
         logits = logits_of(module, batch.tokens)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(
         logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
     return total / batch.label_count
-
-
-@contextmanager
-def _widened(double: bool) -> Iterator[None]:
-    if double:
-        with Widened():
-            yield
-    else:
-        yield

@@ -14,6 +14,7 @@ from meshwright.codegen.program import layout_source
 from meshwright.codegen.schedule import schedule_source
 from meshwright.codegen.stage import stage_source
 from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.errors import ProofError
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.runtime import layout as layout_door
@@ -50,7 +51,20 @@ def run_program(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome
     """Emit a plan of one rank, run a step of it, and return its loss and gradients.
 
     weights: by name of the parameter, cast to the plan's dtype. batch: the whole global batch.
+    Raises ProofError where it does not run.
     """
+    try:
+        return _run(plan, weights, batch)
+    except Exception as error:
+        where = " ".join(getattr(error, "__notes__", []))
+        raise ProofError(
+            f"model {plan.model}: the captured program fails on {plan.micro_batch} rows of "
+            f"{plan.seq} tokens, where the module runs: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''} {where}".rstrip()
+        ) from error
+
+
+def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
     device = torch.device("cpu")
     layout: Layout = _imported("layout", layout_source(plan)).LAYOUT
     mesh.start(layout.mesh, device)

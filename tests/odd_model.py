@@ -65,13 +65,16 @@ class Odd(nn.Module):
 
 
 class InPlace(Odd):
-    """Writes into a value: a graph has no memory that could be written."""
+    """Writes into a buffer: a program keeps no state of the model between steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
-        a = self.fc(h).clone()
-        a[:, :, 0] = 1.0
-        return self.lm_head(h + a)
+        self.seen += 1.0
+        return self.lm_head(h + self.fc(h) * self.seen)
 
 
 def build() -> Odd:

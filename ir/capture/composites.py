@@ -60,7 +60,7 @@ def _rms_norm(
 ) -> Tensor:
     dims = list(range(-len(normalized_shape), 0))
     h = x.to(semantic.statistics_dtype(x.dtype))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(h.dtype).eps if eps is None else eps
     h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
     return (h if weight is None else h * weight).to(x.dtype)
 
@@ -97,9 +97,44 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    assert attn_mask is None and dropout_p == 0.0, "masked attention is refused at capture"
+    """Attention of torch: the semantic op where it says the same, else in primitives."""
+    if dropout_p:
+        raise CaptureError(
+            f"scaled_dot_product_attention with dropout_p={dropout_p}: set it to 0, it is not "
+            "supported above 0"
+        )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return semantic.attention(q, k, v, float(scale), bool(is_causal), 0, 0.0)[0]
+    same_length = q.shape[-2] is k.shape[-2] or q.shape[-2] == k.shape[-2]
+    grouped = enable_gqa or q.shape[-3] == k.shape[-3]
+    if attn_mask is None and q.dim() == k.dim() == 4 and same_length and grouped:
+        return semantic.attention(q, k, v, float(scale), bool(is_causal), 0, 0.0)[0]
+    return _dense_attention(q, k, v, attn_mask, is_causal, float(scale))
+
+
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Tensor:
+    """softmax(q k^T scale, masked) v with every score held; softmax in float32 at least.
+
+    mask: bool, of which False is not attended to, or added to the scores. A row that attends to
+    nothing gives zeros.
+    """
+    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3)
+    wide = semantic.statistics_dtype(q.dtype)
+    scores = torch.matmul(q, k.transpose(-2, -1)).to(wide) * scale
+    if is_causal:
+        rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[-2], k.shape[-2]))
+        mask = columns[None, :] <= rows[:, None]
+    if mask is None:
+        return torch.matmul(torch.softmax(scores, -1).to(q.dtype), v)
+    if mask.dtype is not torch.bool:
+        return torch.matmul(torch.softmax(scores + mask, -1).to(q.dtype), v)
+    attends = mask.any(-1, keepdim=True)
+    shown = torch.where(mask | ~attends, scores, -torch.inf)
+    shares = torch.where(attends, torch.softmax(shown, -1), 0.0)
+    return torch.matmul(shares.to(q.dtype), v)
 
 
 EXPANSIONS: dict[str, Callable] = {

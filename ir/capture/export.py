@@ -9,10 +9,13 @@ its soft-cap) is joined with the cross-entropy into one semantic op.
 import base64
 import hashlib
 import inspect
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from inspect import Parameter
+from io import StringIO
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +26,20 @@ from ..errors import CaptureError
 from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
 from ..inputs import Role, data_input, known_arguments, role_of
 from ..ops.patterns import head_of
-from ..segment import segment
+from ..segment import Segmented, segment
 from ..sizes import B, S
 from ..text.graph_text import format_graph
 from ..traced import Constant, Traced
 from . import semantic
 from .collector import rarely_collected
-from .freezing import frozen_names
+from .freezing import frozen_in, frozen_names, without_gradient
+from .functional import (
+    Functionalise,
+    check_hooks,
+    drop_idle_detaches,
+    inline_regions,
+    no_custom_functions,
+)
 from .fx import FxReader, short_dtype, torch_dtype
 from .initialisers import build_fake
 from .joint import joint
@@ -63,19 +73,29 @@ def trace(
     freeze: patterns of names of parameters that are not trained, beside those that the module says.
     """
     captured = capture(build, name, dtype, freeze)
-    segmented = segment(captured.graph)
-    joints = {s.name: joint(s) for s in segmented.segments}
+    graph, warnings = captured.graph, captured.warnings
+    segmented, joints = _segments(graph)
+    if idle := without_gradient(graph, segmented, joints):
+        graph = frozen_in(graph, idle)
+        segmented, joints = _segments(graph)
+        warnings += tuple(f"param {p}: the loss does not depend on it, not trained" for p in idle)
     return Traced(
         name,
         dtype,
         vocab_size,
-        text_hash(format_graph(captured.graph)),
-        captured.graph,
+        text_hash(format_graph(graph)),
+        graph,
         segmented,
         joints,
         captured.constants,
-        captured.warnings,
+        warnings,
     )
+
+
+def _segments(graph: Graph) -> tuple[Segmented, dict[str, Graph]]:
+    """The graph cut, and the joint graph of each unique segment."""
+    segmented = segment(graph)
+    return segmented, {s.name: joint(s) for s in segmented.segments}
 
 
 def capture(
@@ -180,16 +200,31 @@ def _export(module: _Logits, name: str) -> ExportedProgram:
     _swap_semantic(module)
     given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
     dims = {0: Dim("B", min=1), 1: Dim("S", min=1)}
+    check_hooks(module, name)
+    each = {"given": (dims,) * len(given)}
     try:
-        # Without gradients, for a model's own no_grad regions would become graphs within the graph.
-        with torch.no_grad():
-            each = {"given": (dims,) * len(given)}
+        # With gradients, so that a model's own no_grad regions show as graphs within the graph.
+        with torch.enable_grad(), no_custom_functions(name), _quiet():
             return export(module, given, dynamic_shapes=each, strict=False)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(
             f"model {name} cannot be traced for every batch and sequence size: {_reason(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own log of a failing export, pages of graphs, from the user's terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _reason(error: Exception) -> str:
@@ -214,6 +249,10 @@ class _Reader(FxReader):
     warnings: list[str] = field(default_factory=list)
 
     def read(self) -> Captured:
+        inline_regions(self.program.graph_module)
+        Functionalise(self.program.graph, self._state()).run()
+        params = set(self.program.graph_signature.inputs_to_parameters)
+        drop_idle_detaches(self.program.graph, params)
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -226,6 +265,19 @@ class _Reader(FxReader):
         used = {i.ref for i in graph.inputs_of("constant")}
         kept = [encode(ref, t) for ref, t in sorted(self.constants.items()) if ref in used]
         return Captured(graph, tuple(kept), tuple(self.warnings))
+
+    def _state(self) -> dict[Node, str]:
+        """What outlives a step, by its node: parameters, buffers, and inputs of the model."""
+        signature = self.program.graph_signature
+        named = {
+            n: f"parameter {p.removeprefix('module.')}"
+            for n, p in signature.inputs_to_parameters.items()
+        }
+        named |= {
+            n: f"buffer {b.removeprefix('module.')}" for n, b in signature.inputs_to_buffers.items()
+        }
+        places = (n for n in self.program.graph.nodes if n.op == "placeholder")
+        return {n: named.get(n.name, "an input of the model") for n in places}
 
     def _inputs(self) -> None:
         signature = self.program.graph_signature

@@ -2,11 +2,15 @@
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ..errors import CaptureError
+from ..graph import Graph
+from ..phases import Joint
+from ..segment import Segmented
 
 
 def frozen_names(
@@ -46,3 +50,33 @@ def parse_freeze(text: str) -> tuple[str, ...]:
     if not all(parts):
         raise CaptureError(f"freeze={text!r}: a pattern is empty; separate names by one comma each")
     return parts
+
+
+def without_gradient(
+    graph: Graph, segmented: Segmented, joints: dict[str, Graph]
+) -> tuple[str, ...]:
+    """Names of trainable parameters that autograd gives no gradient; torch does not update them.
+
+    Raises CaptureError where none is left to train.
+    """
+    reached: set[str] = set()
+    for instance in reversed(segmented.instances):
+        found = Joint(joints[instance.segment])
+        made = zip(found.grads.values(), instance.params, strict=True)
+        reached.update(param for gradient, param in made if gradient)
+        if not any(found.dxs):
+            break
+    trainable = [i.ref for i in graph.inputs_of("param") if i.trainable]
+    if not reached:
+        raise CaptureError(
+            f"model {graph.name}: the loss depends on none of its {len(trainable)} trainable "
+            "parameters; something detaches them all"
+        )
+    return tuple(name for name in trainable if name not in reached)
+
+
+def frozen_in(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with some more parameters frozen."""
+    more = set(names)
+    inputs = (replace(i, trainable=i.trainable and i.ref not in more) for i in graph.inputs)
+    return replace(graph, inputs=tuple(inputs))

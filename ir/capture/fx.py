@@ -1,9 +1,12 @@
 """From fx nodes to ops: what torch.export and make_fx leave behind, in the words of the IR."""
 
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -28,10 +31,11 @@ def torch_dtype(short: str) -> torch.dtype:
 class FxReader:
     """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
 
-    promote: float32 becomes float64 (see capture).
+    promote: float32 becomes float64 (see capture). joint: the graph is forward and backward.
     """
 
     promote: bool = False
+    joint: bool = False
     symbols: dict = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -57,8 +61,8 @@ class FxReader:
         return candidate
 
     def _size(self, size: object) -> Size:
-        if isinstance(size, torch.SymInt):
-            return simplify_size(size.node.expr.subs(self.symbols))
+        if isinstance(size, torch.SymInt | torch.SymFloat):
+            return simplify_size(plain_arithmetic(size.node.expr).subs(self.symbols))
         return int(size)  # type: ignore[call-overload]
 
     def value(self, tensor: Tensor, name: str) -> Value:
@@ -68,7 +72,7 @@ class FxReader:
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | int):
+        if isinstance(value, torch.SymInt | torch.SymFloat | int):
             self.values[node] = self._size(value)
             return
         if node.target.__name__ == "getitem":  # type: ignore[union-attr]
@@ -77,7 +81,7 @@ class FxReader:
         _refuse_mutation(node)
         if value is None:  # assertions about sizes and metadata
             return
-        alias = _alias_of(node, self.promote)
+        alias = _alias_of(node, self.promote, self.joint)
         if alias is not None:
             self.values[node] = self.values[alias]
             return
@@ -157,12 +161,46 @@ class FxReader:
     def _attr(self, given: object) -> Attr:
         if isinstance(given, Node):
             return self.values[given]
+        if isinstance(given, torch.SymInt | torch.SymFloat):
+            return self._size(given)
         if isinstance(given, list | tuple):
             return tuple(self._attr(g) for g in given)
         if isinstance(given, torch.dtype):
             short = short_dtype(given)
             return "f64" if self.promote and short == "f32" else short
         return given
+
+
+# torch's own functions of sizes, in sympy's arithmetic.
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "ToFloat": lambda size: size,
+    "FloatPow": operator.pow,
+    "PowByNatural": operator.pow,
+    "OpaqueUnaryFn_sqrt": lambda size: size ** sympy.Float(0.5),
+    "FloorDiv": lambda a, b: sympy.floor(a / b),
+    "CleanDiv": operator.truediv,
+}
+
+
+def plain_arithmetic(expr: Any) -> Any:
+    """A size of torch's in arithmetic that prints, parses and runs as Python.
+
+    Raises CaptureError for a function of sizes that is none of these.
+    """
+    if not expr.args:
+        return expr
+    arguments = [plain_arithmetic(a) for a in expr.args]
+    name = type(expr).__name__
+    if name in _ARITHMETIC:
+        return _ARITHMETIC[name](*arguments)
+    if not isinstance(expr, sympy.Add | sympy.Mul | sympy.Pow | sympy.floor | sympy.ceiling):
+        raise CaptureError(
+            f"a size is {expr}: {name} of a size is not captured; of sizes a graph takes sums, "
+            "products, quotients and powers"
+        )
+    return expr.func(*arguments)
 
 
 def _is_default(argument: Any, value: Attr) -> bool:
@@ -196,7 +234,7 @@ def _refuse_mutation(node: Node) -> None:
         )
 
 
-def _alias_of(node: Node, promote: bool) -> Node | None:
+def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
     """The node this one equals: copies, casts to the same dtype, slices and expands of nothing."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node) or not isinstance(node.meta["val"], Tensor):
@@ -215,6 +253,7 @@ def _alias_of(node: Node, promote: bool) -> Node | None:
         "always": True,
         "same dtype": _same_dtype(before.dtype, after.dtype, promote),
         "same shape": before.shape == after.shape,
+        "in a joint": joint,
     }
     return source if same[asked.vanishes] else None
 

@@ -27,6 +27,7 @@ from ..segment import Segment
 from ..sizes import B, S, Size
 from .backward import Backward, gradient_names, traced_names
 from .composites import EXPANSIONS
+from .functional import Functionalise
 from .fx import FxReader, torch_dtype
 
 _HINTS = (7, 13)
@@ -60,7 +61,10 @@ def joint(segment: Segment) -> Graph:
 
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
-    return _read(segment, traced, _JointReader(symbols=fake.symbols, names=made), backward)
+    Functionalise(traced.graph).run()
+    return _read(
+        segment, traced, _JointReader(symbols=fake.symbols, joint=True, names=made), backward
+    )
 
 
 def _gradients(
@@ -142,6 +146,9 @@ def _call(op: Op, tensors: list, sizes: dict) -> object:
     if definition(op).kind == "composite":
         attrs = {k: _concrete(v, sizes) for k, v in op.attrs}
         return EXPANSIONS[definition(op).name](*tensors, **attrs)
+    if definition(op).reshapes:
+        # A copy where the strides want one: semantic ops may return others than torch's own.
+        return torch.reshape(tensors[0], _concrete(op.attr("size"), sizes))
     overload = resolve(op.target)
     if not definition(op).registered:
         return _call_again(op, overload, tensors, sizes)

@@ -21,7 +21,6 @@ DEFINITIONS = (
         OpDef(name, "call", vanishes="always", random=True)
         for name in ("dropout", "feature_dropout")
     ),
-    OpDef("detach_", "call", vanishes="always"),
     OpDef("type_as", "call", vanishes="same dtype"),
     OpDef("expand_as", "call", vanishes="same shape"),
 )

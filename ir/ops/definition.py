@@ -60,8 +60,9 @@ Kind: TypeAlias = Literal[
     "call",  # not registered: a replicated call
 ]
 Lane: TypeAlias = Literal["matmul", "attention", "pointwise", "collective"]
-# Where capture leaves an op out because its result is its first operand.
-Vanishes: TypeAlias = Literal["never", "always", "same dtype", "same shape"]
+# Where capture leaves an op out because its result is its first operand. In a joint graph autograd
+# has already seen what stops a gradient.
+Vanishes: TypeAlias = Literal["never", "always", "same dtype", "same shape", "in a joint"]
 
 _FUSED = ("pointwise", "reduction", "movement")
 _LANES: dict[str, Lane] = {
@@ -84,7 +85,7 @@ class OpDef:
     call: what emitted text calls; "" for the torch operator itself, by its full name.
     output_names: endings of the names of several outputs. vanishes: where capture leaves it out.
     cast, norm, random: what torch's op is, for the cuts of segments and for capture.
-    sums_dims: a sum over named dims.
+    sums_dims: a sum over named dims. reshapes: gives the elements another shape, `size`.
     backward: only gradients are made by it.
     deferred: may wait for W, the half of a backward that makes weight gradients.
     dear: the rule `cheap` does not compute it again.
@@ -110,6 +111,7 @@ class OpDef:
     norm: bool = False
     random: bool = False
     sums_dims: bool = False
+    reshapes: bool = False
     backward: bool = False
     deferred: bool = False
     dear: bool = False

@@ -59,8 +59,6 @@ DEFINITIONS = (
         OpDef(name, "pointwise", pointwise_rule, vanishes="same dtype", cast=True)
         for name in ("_to_copy", "to.dtype")
     ),
-    *(
-        OpDef(name, "pointwise", pointwise_rule, vanishes="always")
-        for name in ("clone", "detach", "alias")
-    ),
+    *(OpDef(name, "pointwise", pointwise_rule, vanishes="always") for name in ("clone", "alias")),
+    OpDef("detach", "pointwise", pointwise_rule, vanishes="in a joint"),
 )

@@ -68,7 +68,8 @@ def _view(name: str, rule: FactorRule, same_shape: bool = False) -> OpDef:
 
 
 DEFINITIONS = (
-    *(_view(name, _reshape, True) for name in ("view", "_unsafe_view", "reshape")),
+    *(replace(_view(name, _reshape, True), reshapes=True) for name in ("view", "_unsafe_view")),
+    _view("reshape", _reshape, True),
     *(_view(name, _reshape) for name in ("flatten.using_ints", "unflatten.int", "unsqueeze")),
     *(_view(name, _reshape) for name in ("squeeze", "squeeze.dim", "squeeze.dims")),
     *(_view(name, _transpose) for name in ("transpose.int", "t")),

@@ -42,7 +42,7 @@ def with_idle_parameter() -> Decoder:
 
 
 @pytest.mark.parametrize("pins", [("pp=1",), ("pp=2", "schedule=zb-h1", "micro_batch=1")], ids=str)
-def test_each_gradient_is_added_once_and_an_idle_parameters_never(pins: tuple[str, ...]) -> None:
+def test_each_gradient_is_added_once_and_an_idle_parameter_is_frozen(pins: tuple[str, ...]) -> None:
     traced = trace(with_idle_parameter, "idle", "f32", 64)
     cluster = parse_cluster(f"cpu:{pins[0][-1]}")
     plan = make_plan(traced, cluster, seq=8, global_batch=4, pins=parse_pins(list(pins)))
@@ -54,8 +54,8 @@ def test_each_gradient_is_added_once_and_an_idle_parameters_never(pins: tuple[st
     added = re.findall(r"(grad_\w+)\.add_\(|kernels\.add_\w+\(\s*(grad_\w+),", text)
     counts = Counter(one or other for one, other in added)
     unpacked = set(re.findall(r"\bgrad_\w+", text))
-    idle = {name for name in unpacked if name.endswith("sign")}
-    assert idle and set(counts) == unpacked - idle
+    assert plan.frozen == ("layers.0.ffn.sign",)
+    assert set(counts) == unpacked
     assert set(counts.values()) == {1}
 
 

@@ -1,0 +1,367 @@
+"""Pure graphs: torch's captured graph with its writes as values and its no_grad regions as detach.
+
+An export made with gradients on has each no_grad region as a call of a graph within the graph; the
+region is written out, and what it returns is detached. A write into memory becomes a value: the
+walk knows of every view which tensor it is a part of, and whoever reads after a write reads the
+tensor with that part replaced. Writes into parameters, buffers and inputs are refused: they are
+state that outlives a step.
+"""
+
+import operator
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from ..errors import CaptureError
+from .fx import source_of
+
+aten = torch.ops.aten
+_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+# A view of another tensor, as it was called: what makes it, and which of several results it is.
+_SHAPES = {
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    "unflatten",
+    "alias",
+}
+_LISTS = {"chunk", "split", "split_with_sizes", "unbind"}
+_VIEWS = _SHAPES | _LISTS
+_VIEWS |= {
+    "slice",
+    "select",
+    "narrow",
+    "transpose",
+    "permute",
+    "t",
+    "expand",
+    "detach",
+    "contiguous",
+}
+
+
+def op_name(target: Any) -> str:
+    """The name of an op without its namespace; "" of what is no op of torch's."""
+    return target._schema.name.partition("::")[2] if hasattr(target, "_schema") else ""
+
+
+# Refusals before anything is traced
+
+
+def check_hooks(module: nn.Module, name: str) -> None:
+    """Raise CaptureError for hooks, which change values or gradients and leave no trace."""
+    for path, param in module.named_parameters():
+        path = path.removeprefix("module.")
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"model {name}: parameter {path} has a hook on its gradient, which a program does "
+                "not run; write what it does into forward, or remove it"
+            )
+    for path, part in module.named_modules():
+        path = path.removeprefix("module").removeprefix(".")
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise CaptureError(
+                f"model {name}: module {path or 'itself'} has a backward hook, which a program "
+                "does not run; write what it does into forward, or remove it"
+            )
+
+
+@contextmanager
+def no_custom_functions(name: str) -> Any:
+    """Refuse autograd.Function, of which an export keeps the forward alone.
+
+    Functions of torch itself, such as those of torch.library's custom ops, are let through.
+    """
+    kept = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch."):
+            return kept.__get__(None, cls)(*args, **kwargs)
+        raise CaptureError(
+            f"model {name}: torch.autograd.Function {cls.__qualname__} has a backward that capture "
+            "cannot see; make it a torch.library.custom_op with register_autograd, or write its "
+            "forward in ops that torch differentiates"
+        )
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = kept  # type: ignore[method-assign]
+
+
+# Graphs within the graph
+
+
+def inline_regions(module: GraphModule) -> None:
+    """Write out no_grad regions; what they return is detached. Other regions are refused."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(
+            node.target, torch._ops.HigherOrderOperator
+        ):
+            continue
+        if node.target is not _SET_GRAD:
+            raise CaptureError(
+                f"{node.target.name()} at {_source(node)}: a region of its own; only no_grad and "
+                "enable_grad regions are captured (autocast: cast where you need it)"
+            )
+        enabled, called, *given = node.args
+        inner = getattr(module, called.target)
+        inline_regions(inner)
+        if not enabled:
+            _refuse_outer_writes(inner.graph)
+        places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        with graph.inserting_before(node):
+            made = graph.graph_copy(inner.graph, dict(zip(places, given, strict=True)))
+        results = made if isinstance(made, tuple | list) else (made,)
+        for user in list(node.users):
+            value = results[user.args[1]]
+            if not enabled and isinstance(user.meta.get("val"), Tensor):
+                with graph.inserting_before(user):
+                    value = _call(graph, aten.detach.default, (value,), user)
+            user.replace_all_uses_with(value)
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _refuse_outer_writes(graph: Graph) -> None:
+    """A write under no_grad into a tensor from outside is one that autograd does not see."""
+    places = {n for n in graph.nodes if n.op == "placeholder"}
+    of = {n: n for n in places}
+    for node in graph.nodes:
+        first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if node.op == "call_function" and first in of:
+            if _writes(node):
+                raise CaptureError(
+                    f"{op_name(node.target)} at {_source(node)} writes under no_grad into a tensor "
+                    "made outside, which autograd does not see; write before the region, or "
+                    "return a new tensor"
+                )
+            if op_name(node.target) in _VIEWS or node.target is operator.getitem:
+                of[node] = of[first]
+
+
+def _call(graph: Graph, target: Any, args: tuple, like: Node, kwargs: dict | None = None) -> Node:
+    node = graph.call_function(target, args, kwargs or {})
+    node.meta = dict(like.meta)
+    return node
+
+
+def _writes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _source(node: Node) -> str:
+    return source_of(node) or "a line of torch's own"
+
+
+def drop_idle_detaches(graph: Graph, params: set[str]) -> None:
+    """Leave out each detach of what depends on no parameter. params: names of their nodes."""
+    depends: set[Node] = set()
+    for node in list(graph.nodes):
+        if node.name in params or depends.intersection(node.all_input_nodes):
+            depends.add(node)
+        elif node.op == "call_function" and op_name(node.target) == "detach":
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+# Writes
+
+
+@dataclass(frozen=True)
+class _View:
+    """One step from a tensor to a part of it: the call, and which of several results."""
+
+    target: Any
+    args: tuple
+    kwargs: dict
+    like: Node
+    pick: int | None = None
+
+
+Chain: TypeAlias = tuple[_View, ...]
+
+
+@dataclass
+class Functionalise:
+    """Turn the writes of a graph into values.
+
+    homes: of a view the tensor it is a part of, how, and how many writes that had seen. latest: of
+    a tensor its value after all writes so far. writes: how many each has seen. fresh: views made
+    again after a write. state: names of what outlives a step, by node.
+    """
+
+    graph: Graph
+    state: dict[Node, str] = field(default_factory=dict)
+    homes: dict[Node, tuple[Node, Chain, int]] = field(default_factory=dict)
+    latest: dict[Node, Node] = field(default_factory=dict)
+    writes: dict[Node, int] = field(default_factory=dict)
+    fresh: dict[tuple[Node, int], Node] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Raises CaptureError for a write that is state, or that no value stands for."""
+        if not any(map(_writes, self.graph.nodes)):
+            return
+        for node in list(self.graph.nodes):
+            if node.op == "output":
+                node.args = map_arg(node.args, self._now)
+            elif node.op == "call_function":
+                with self.graph.inserting_before(node):
+                    self._visit(node)
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and not node.users:
+                self.graph.erase_node(node)
+
+    def _visit(self, node: Node) -> None:
+        first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        given, options = tuple(node.args[1:]), dict(node.kwargs)
+        node.args, node.kwargs = map_arg(node.args, self._now), map_arg(node.kwargs, self._now)
+        name = op_name(node.target)
+        if first is None:
+            return
+        base, chain, _ = self.homes.get(first, (first, (), 0))
+        if _writes(node):
+            self._write(node, name, base, chain)
+        elif name in _VIEWS:
+            view = _View(node.target, given, options, node)
+            self.homes[node] = (base, (*chain, view), self.writes.get(base, 0))
+        elif node.target is operator.getitem and chain and op_name(chain[-1].target) in _LISTS:
+            last = chain[-1]
+            picked = _View(last.target, last.args, last.kwargs, node, given[0])
+            self.homes[node] = (base, (*chain[:-1], picked), self.writes.get(base, 0))
+
+    def _write(self, node: Node, name: str, base: Node, chain: Chain) -> None:
+        if base in self.state:
+            raise CaptureError(
+                f"{name} at {_source(node)} writes into {self.state[base]}, which outlives the "
+                "step; a program keeps no such state: make it a value that forward returns"
+            )
+        if any(op_name(view.target) in ("detach", "expand") for view in chain):
+            raise CaptureError(
+                f"{name} at {_source(node)} writes through {op_name(chain[-1].target)}; write into "
+                "a tensor of its own"
+            )
+        value = self._written(node, name)
+        self.latest[base] = self._put(self.latest.get(base, base), chain, value, node)
+        self.writes[base] = self.writes.get(base, 0) + 1
+        self.homes[node] = (base, chain, -1)
+
+    def _now(self, node: Node) -> Node:
+        """A value as it is after all writes so far."""
+        if node not in self.homes:
+            return self.latest.get(node, node)
+        base, chain, seen = self.homes[node]
+        count = self.writes.get(base, 0)
+        if count == seen:
+            return node
+        key = (node, count)
+        if key not in self.fresh:
+            value = self.latest[base]
+            for view in chain:
+                value = self._view(view, value)
+            self.fresh[key] = value
+        return self.fresh[key]
+
+    def _view(self, view: _View, value: Node) -> Node:
+        made = _call(self.graph, view.target, (value, *view.args), view.like, view.kwargs)
+        if view.pick is None:
+            return made
+        return _call(self.graph, operator.getitem, (made, view.pick), view.like)
+
+    def _put(self, parent: Node, chain: Chain, value: Node, writer: Node) -> Node:
+        """`parent` with the part that a chain of views leads to replaced by `value`."""
+        if not chain:
+            return value
+        view, *rest = chain
+        if rest:
+            value = self._put(self._view(view, parent), tuple(rest), value, writer)
+        return self._back(view, parent, value, writer)
+
+    def _back(self, view: _View, parent: Node, value: Node, writer: Node) -> Node:
+        """`parent` with one view of it replaced."""
+        name, args = op_name(view.target), view.args
+        if name == "slice":
+            return _call(self.graph, aten.slice_scatter.default, (parent, value, *args), parent)
+        if name == "narrow":
+            dim, start, length = args
+            stop = start + length if isinstance(start, int) and isinstance(length, int) else None
+            if stop is not None:
+                where = (parent, value, dim, start, stop)
+                return _call(self.graph, aten.slice_scatter.default, where, parent)
+        if name == "select":
+            return _call(self.graph, aten.select_scatter.default, (parent, value, *args), parent)
+        if name in ("transpose", "t"):
+            return _call(self.graph, view.target, (value, *args), parent)
+        if name == "permute":
+            order = [args[0].index(n) for n in range(len(args[0]))]
+            return _call(self.graph, aten.permute.default, (value, order), parent)
+        if name in _SHAPES or name == "contiguous":
+            return _call(self.graph, aten.view.default, (value, _shape(self.graph, parent)), parent)
+        raise CaptureError(
+            f"{op_name(writer.target)} at {_source(writer)} writes through {name}; write into a "
+            "slice, a selection, or the whole tensor"
+        )
+
+    def _written(self, node: Node, name: str) -> Node:
+        """The value that an in-place op writes."""
+        x, *rest = node.args
+        made = _SPECIAL.get(name)
+        if made is not None:
+            return made(self.graph, node, x, rest)
+        packet, overload = getattr(aten, name.removesuffix("_"), None), node.target._overloadname  # type: ignore[union-attr]
+        if packet is None or not name.endswith("_"):
+            raise CaptureError(
+                f"{name} at {_source(node)} changes its operand in place; write it as an op that "
+                "returns a new tensor"
+            )
+        target = getattr(packet, overload if overload in packet.overloads() else "default")
+        return _call(self.graph, target, (x, *rest), node, dict(node.kwargs))
+
+
+def _copied(graph: Graph, node: Node, x: Node, rest: list) -> Node:
+    """`copy_`: the source in the target's dtype and shape."""
+    source, value = rest[0], x.meta["val"]
+    if source.meta["val"].dtype != value.dtype:
+        source = _call(graph, aten.to.dtype, (source, value.dtype), node)
+    return _expanded(graph, node, x, source)
+
+
+def _expanded(graph: Graph, node: Node, x: Node, value: Node) -> Node:
+    return _call(graph, aten.expand.default, (value, _shape(graph, x)), x)
+
+
+def _shape(graph: Graph, x: Node) -> list:
+    """The sizes of a value, symbolic ones as nodes."""
+    sizes: list = list(x.meta["val"].shape)
+    for dim, size in enumerate(sizes):
+        if not isinstance(size, int):
+            sizes[dim] = graph.call_function(aten.sym_size.int, (x, dim))
+            sizes[dim].meta = {"val": size}
+    return sizes
+
+
+def _filled(graph: Graph, node: Node, x: Node, rest: list) -> Node:
+    if isinstance(rest[0], Node):
+        return _copied(graph, node, x, rest)
+    return _call(graph, aten.full_like.default, (x, rest[0]), x)
+
+
+_SPECIAL: dict[str, Callable[[Graph, Node, Node, list], Node]] = {
+    "copy_": _copied,
+    "fill_": _filled,
+    "zero_": lambda graph, node, x, rest: _call(graph, aten.zeros_like.default, (x,), x),
+    "detach_": lambda graph, node, x, rest: _call(graph, aten.detach.default, (x,), x),
+}

@@ -1,0 +1,49 @@
+"""Modules at the edges of capture: computed as PyTorch computes them, or refused in one line."""
+
+import re
+
+import pytest
+from proof.zoo import VOCAB, ZOO
+
+from meshwright.ir.capture.export import trace
+from meshwright.ir.errors import CaptureError
+from meshwright.proof.prove import Subject, prove
+
+# What is refused, and what the message says.
+REFUSED = {
+    "custom_function": "torch.autograd.Function Triple has a backward that capture cannot see",
+    "parameter_hook": "parameter proj.weight has a hook on its gradient",
+    "module_hook": "module proj has a backward hook",
+    "in_place_residual": "the module itself fails in PyTorch",
+    "batch_norm": "writes into buffer norm.num_batches_tracked",
+    "counting_buffer": "writes into buffer count",
+    "dropout": "dropout of 0.5 at .*zoo.py",
+    "batch_mean": "rows see each other, or their number is used",
+    "batch_as_number": "rows see each other, or their number is used",
+    "random_noise": "called twice on the same tokens gives losses",
+    "cross_lengths": "cannot be traced for every batch and sequence size",
+    "cumulative_product": "the captured program fails on 2 rows of 5 tokens",
+    "max_norm": "writes into parameter embed.weight",
+    "autocast": "autocast: cast where you need it",
+    "branch_on_values": "cannot be traced for every batch and sequence size",
+    "branch_on_size": "cannot be traced for every batch and sequence size",
+}
+
+
+def _prove(name: str, dtype: str) -> None:
+    subject = Subject(name, ZOO[name], VOCAB, None)
+    prove(subject, trace(ZOO[name], name, dtype, VOCAB))
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in REFUSED])
+def test_is_proven(name: str) -> None:
+    _prove(name, "f32")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        _prove(name, "f32")
+    message = str(caught.value)
+    assert re.search(REFUSED[name], message), message
+    assert "\n" not in message
