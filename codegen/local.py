@@ -3,12 +3,13 @@
 import builtins
 import keyword
 import math
+import re
 
 from meshwright.ir.graph import Graph, Value
 from meshwright.ir.mesh import ROLES, TENSOR, Mesh
 from meshwright.ir.placement import Placement, local_shape, replicated
 from meshwright.ir.plan import Piece, Plan
-from meshwright.ir.sizes import Shape, Size, evaluate
+from meshwright.ir.sizes import Shape, Size, evaluate, format_size, number_of
 
 
 def group_name(axis: str) -> str:
@@ -30,11 +31,20 @@ _RESERVED |= {"params", "saved", "grads", "handed"}
 _RESERVED |= set(dir(builtins))
 
 
+_SUM = re.compile(r"[BS\d+*-]+")
+_ALONE = re.compile(r"-?[\w.]+")
+
+
 def identifier(name: str) -> str:
     """A value's name in emitted Python."""
     text = name.replace(".", "_")
     text = f"_{text}" if text[:1].isdigit() else text
     return f"{text}_" if keyword.iskeyword(text) or text in _RESERVED else text
+
+
+def as_term(text: str) -> str:
+    """The text of a size beside an operator: in brackets where it would be taken apart."""
+    return text if _ALONE.fullmatch(text) else f"({text})"
 
 
 class Locals:
@@ -60,9 +70,14 @@ class Locals:
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
     def size_text(self, size: Size) -> str:
-        """Return a size as text: over B and S where it is a product of them, else a number."""
-        text = str(size).replace(" ", "")
-        return text if "/" not in text else str(evaluate(size, self.plan.sizes))
+        """Return a size as text: over B and S where it adds and multiplies them, else a number."""
+        text = format_size(size)
+        return text if _SUM.fullmatch(text) else str(evaluate(size, self.plan.sizes))
+
+    def number_text(self, size: Size) -> str:
+        """Return what is calculated from sizes as text; it need not be an integer."""
+        text = format_size(size)
+        return text if _SUM.fullmatch(text) else repr(number_of(size, self.plan.sizes))
 
     def start_text(self, name: str, dim: int) -> str:
         """The first element of a dim, cut in shards of `outer` 1, that a rank holds."""
@@ -86,7 +101,8 @@ class Locals:
     def _chunk_text(self, name: str, dim: int) -> str:
         """The elements of a dim that lie side by side in a rank's one shard."""
         shards, size = self.placement(name).dims[dim], self.shape(self.graph.values[name])[dim]
-        return self.size_text(size / 2 if any(shard.mirrored for shard in shards) else size)
+        mirrored = any(shard.mirrored for shard in shards)
+        return as_term(self.size_text(size / 2 if mirrored else size))
 
     def ranks(self, axis: str) -> int:
         """Ranks along an axis, or along several together."""

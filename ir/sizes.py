@@ -1,6 +1,11 @@
-"""Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence)."""
+"""Sizes: integers or sympy expressions over named sizes (`B` micro-batch, `S` sequence).
+
+A number that a model makes of sizes, such as 1 / S, is an expression of the same kind. Parts are
+sums, products, powers, `floor`, `ceiling`, `Mod`, `Max` and `Min`; coefficients are rational.
+"""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -30,6 +35,49 @@ def simplify_size(size: object) -> Size:
     return int(expr) if expr.is_Integer else expr
 
 
+# What torch's own functions of sizes are in sympy's words.
+_PARTS: dict[str, Callable[..., sympy.Expr]] = {
+    "FloorDiv": lambda a, b: sympy.floor(a / b),
+    "CleanDiv": lambda a, b: sympy.floor(a / b),
+    "CeilDiv": lambda a, b: sympy.ceiling(a / b),
+    "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
+    "ToFloat": lambda a: a,
+    "FloatPow": lambda a, b: a**b,
+    "PowByNatural": lambda a, b: a**b,
+    "OpaqueUnaryFn_sqrt": sympy.sqrt,
+    "PythonMod": sympy.Mod,
+    "Mod": sympy.Mod,
+    "Max": sympy.Max,
+    "Min": sympy.Min,
+    "Abs": lambda a: sympy.Max(a, -a),
+    "Add": sympy.Add,
+    "Mul": sympy.Mul,
+    "Pow": sympy.Pow,
+    "floor": sympy.floor,
+    "ceiling": sympy.ceiling,
+}
+
+
+def size_of(expression: sympy.Expr) -> Size:
+    """Return what torch calculates from sizes, in the words of this file.
+
+    Raises ValueError for a function that has none here.
+    """
+    return simplify_size(_size_of(expression))
+
+
+def _size_of(expression: sympy.Expr) -> sympy.Expr:
+    if isinstance(expression, sympy.Float):
+        return sympy.Rational(repr(float(expression)))
+    if not expression.args:
+        return expression
+    part = _PARTS.get(type(expression).__name__)
+    if part is None:
+        raise ValueError(f"{type(expression).__name__} of a size")
+    return part(*map(_size_of, expression.args))
+
+
 def format_size(size: Size) -> str:
     return str(size).replace(" ", "")
 
@@ -39,7 +87,7 @@ def parse_size(text: str) -> Size:
     if text.lstrip("-").isdigit():
         return int(text)
     # sympify evaluates its text as Python: only what a size is made of may reach it.
-    if re.fullmatch(r"(?:[BS\d+\-*/(). ]|floor|ceiling)+", text) is None:
+    if re.fullmatch(r"(?:[BS\d+\-*/()., ]|floor|ceiling|sqrt|Mod|Max|Min)+", text) is None:
         raise ParseError(f"not a size over B and S: {text!r}")
     return simplify_size(sympy.sympify(text, locals=SYMBOLS))
 
@@ -55,6 +103,14 @@ def evaluate(size: Size, values: dict[str, int]) -> int:
     if not result.is_Integer:
         raise ValueError(f"size {size} is {result} for {values}, not an integer")
     return int(result)
+
+
+def number_of(size: Size, values: dict[str, int]) -> int | float:
+    """Return the number that a size takes for `values`, an int where it is one."""
+    if isinstance(size, int):
+        return size
+    result = size.subs({SYMBOLS[name]: value for name, value in values.items()})
+    return int(result) if result.is_Integer else float(result)
 
 
 @lru_cache(maxsize=65536)

@@ -1,5 +1,6 @@
 """Calls of torch's own operators, and the text of attributes."""
 
+import math
 from collections.abc import Callable
 
 from meshwright.ir.dtypes import TORCH_NAMES
@@ -7,19 +8,25 @@ from meshwright.ir.graph import Attr, Op
 from meshwright.ir.ops.call import DEVICE, Argument, arguments_of, attributes_of
 from meshwright.ir.sizes import is_symbolic
 
-from ..local import Locals
+from ..local import Locals, as_term
 
 Emit = Callable[[Op, list[str], Locals], str]
 
 
 def attr_text(value: Attr, local: Locals) -> str:
+    """Return an attribute as an argument."""
     if isinstance(value, tuple):
         return "[" + ", ".join(attr_text(v, local) for v in value) + "]"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if is_symbolic(value):
-        return local.size_text(value)
+        return local.number_text(value)
     return repr(value) if isinstance(value, str) else str(value)
+
+
+def term_text(value: Attr, local: Locals) -> str:
+    """Return an attribute beside an operator."""
+    return as_term(attr_text(value, local)) if is_symbolic(value) else attr_text(value, local)
 
 
 def dtype_text(name: Attr) -> str:

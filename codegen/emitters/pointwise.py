@@ -4,14 +4,14 @@ from meshwright.ir.graph import Op
 from meshwright.ir.ops.registry import definition
 
 from ..local import Locals
-from .call import Emit, attr_text, dtype_text
+from .call import Emit, attr_text, dtype_text, term_text
 
 
 def _infix(symbol: str) -> Emit:
     def emit(op: Op, names: list[str], local: Locals) -> str:
-        right = names[1] if len(names) > 1 else attr_text(op.attr("other"), local)
+        right = names[1] if len(names) > 1 else term_text(op.attr("other"), local)
         alpha = op.attr("alpha", 1)
-        scaled = right if alpha == 1 else f"{alpha} * {right}"
+        scaled = right if alpha == 1 else f"{term_text(alpha, local)} * {right}"
         return f"{names[0]} {symbol} {scaled}"
 
     return emit
@@ -19,6 +19,13 @@ def _infix(symbol: str) -> Emit:
 
 def _plain(op: Op, names: list[str], local: Locals) -> str:
     return f"{definition(op).call}({', '.join(names)})"
+
+
+def _like(op: Op, names: list[str], local: Locals) -> str:
+    """A tensor like another, in a dtype of its own."""
+    same = local.graph.values[op.inputs[0]].dtype == op.output.dtype
+    kind = "" if same else f", dtype={dtype_text(op.output.dtype)}"
+    return f"{definition(op).call}({names[0]}{kind})"
 
 
 def _negative(op: Op, names: list[str], local: Locals) -> str:
@@ -36,7 +43,7 @@ def _packet(op: Op, names: list[str], local: Locals) -> str:
 
 
 def _to(op: Op, names: list[str], local: Locals) -> str:
-    return f"{names[0]}.to({dtype_text(op.attr('dtype'))})"
+    return f"{names[0]}.to({dtype_text(op.output.dtype)})"
 
 
 def _where(op: Op, names: list[str], local: Locals) -> str:
@@ -48,7 +55,9 @@ def _pow(op: Op, names: list[str], local: Locals) -> str:
     if op.target == "pow.Scalar":
         return f"torch.pow({attr_text(op.attr('self'), local)}, {names[0]})"
     exponent = op.attr("exponent")
-    return names[0] if exponent == 1 else f"torch.pow({names[0]}, {exponent})"
+    if exponent == 1 and local.graph.values[op.inputs[0]].dtype == op.output.dtype:
+        return names[0]
+    return f"torch.pow({names[0]}, {attr_text(exponent, local)})"
 
 
 _SYMBOLS = {
@@ -61,12 +70,13 @@ _SYMBOLS = {
     ">": ("gt.Scalar",),
     "<": ("lt.Scalar",),
 }
-_PLAIN = "rsqrt tanh sin cos exp silu sigmoid relu ones_like zeros_like".split()
+_PLAIN = "rsqrt tanh sin cos exp silu sigmoid relu".split()
 _BACKWARD = "silu_backward gelu_backward tanh_backward sigmoid_backward".split()
 
 EMITTERS: dict[str, Emit] = {
     **{name: _infix(symbol) for symbol, names in _SYMBOLS.items() for name in names},
     **dict.fromkeys(_PLAIN, _plain),
+    **dict.fromkeys(("ones_like", "zeros_like"), _like),
     **dict.fromkeys(_BACKWARD, _packet),
     **dict.fromkeys(("_to_copy", "to.dtype"), _to),
     **dict.fromkeys(("where.self", "where.ScalarOther"), _where),

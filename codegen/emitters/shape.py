@@ -1,6 +1,7 @@
 """Text of what makes, views, reduces and moves: sources, views, reductions, slices, cat."""
 
 from meshwright.ir.graph import Op
+from meshwright.ir.sizes import Size
 
 from ..local import Locals
 from .call import Emit, attr_text, dtype_text
@@ -31,24 +32,25 @@ def _t(op: Op, names: list[str], local: Locals) -> str:
 def _full(value: int | None = None) -> Emit:
     def emit(op: Op, names: list[str], local: Locals) -> str:
         given = op.attr("fill_value", op.attr("s")) if value is None else value
-        kind = dtype_text(op.output.dtype)
-        return f"torch.full({local.shape_text(op.output)}, {given}, dtype={kind}, device=DEVICE)"
+        filled = f"{local.shape_text(op.output)}, {attr_text(given, local)}"
+        return f"torch.full({filled}, dtype={dtype_text(op.output.dtype)}, device=DEVICE)"
 
     return emit
 
 
 def _arange(op: Op, names: list[str], local: Locals) -> str:
     given = [op.attr(k) for k in ("start", "end", "step")]
-    numbers = ", ".join(local.size_text(g) for g in given if g is not None)
+    numbers = ", ".join(attr_text(g, local) for g in given if g is not None)
     return f"torch.arange({numbers}, dtype={dtype_text(op.output.dtype)}, device=DEVICE)"
 
 
 def _reduce(function: str) -> Emit:
     def emit(op: Op, names: list[str], local: Locals) -> str:
-        if op.attr("dim") is None:
-            return f"{names[0]}.{function}()"
-        keep = ", keepdim=True" if op.attr("keepdim", False) else ""
-        return f"{names[0]}.{function}({attr_text(op.attr('dim'), local)}{keep})"
+        given, keep = op.attr("dim"), bool(op.attr("keepdim", False))
+        over = "dim=()" * keep if given is None else attr_text(given, local)
+        dtype = op.attr("dtype") and f"dtype={dtype_text(op.attr('dtype'))}"
+        arguments = filter(None, (over, "keepdim=True" * keep, dtype))
+        return f"{names[0]}.{function}({', '.join(arguments)})"
 
     return emit
 
@@ -57,14 +59,22 @@ def _slice(op: Op, names: list[str], local: Locals) -> str:
     value = local.graph.values[op.inputs[0]]
     dim = int(op.attr("dim", 0)) % len(value.shape)
     cut = local.cut(op.output.name, dim)
-    start = op.attr("start", 0) or 0
-    length = local.size_text(local.shape(op.output)[dim])
-    step = op.attr("step", 1)
+    start, step = _start(op.attr("start", 0) or 0, value.shape[dim]), op.attr("step", 1)
+    length = local.shape(op.output)[dim]
     if step != 1:
-        end = f"{start} + {length} * {step}"
-        return f"{names[0]}[{':, ' * dim}{start}:{end}:{step}]"
-    start = start // cut if isinstance(start, int) else local.size_text(start)
-    return f"{names[0]}.narrow({dim}, {start}, {length})"
+        span = f"{attr_text(start, local)}:{attr_text(start + length * step, local)}:{step}"
+        return f"{names[0]}[{':, ' * dim}{span}]"
+    start = start // cut if isinstance(start, int) else start
+    return f"{names[0]}.narrow({dim}, {attr_text(start, local)}, {attr_text(length, local)})"
+
+
+def _start(start: Size, whole: Size) -> Size:
+    """Return where a slice begins, counted from the first element."""
+    if not isinstance(start, int):
+        return start
+    if not isinstance(whole, int):
+        return start if start >= 0 else whole + start
+    return min(start, whole) if start >= 0 else max(0, whole + start)
 
 
 def _slice_backward(op: Op, names: list[str], local: Locals) -> str:

@@ -5,7 +5,7 @@ A gradient is `d_v`. Where several uses of `v` contribute to it, the part from t
 op: `d_v_mul`; a sum of some parts is `d_v_sum`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -49,19 +49,26 @@ class _Points(TorchFunctionMode):
         return result
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass
 class Backward:
     """Record what hooks on autograd's steps see, by names of traced nodes.
 
     whole: the forward value whose gradient a node is. parts: the forward value, and the one that
     uses it. made_by: the forward value whose maker a node helps to differentiate. between: nodes
-    made outside of every step; they sum parts.
+    made outside of every step; they sum parts. running: the forward value whose maker autograd
+    differentiates, or did last. watch: called behind every step.
     """
 
     whole: dict[str, str] = field(default_factory=dict)
     parts: dict[str, tuple[str, str]] = field(default_factory=dict)
     made_by: dict[str, str] = field(default_factory=dict)
     between: set[str] = field(default_factory=set)
+    running: str = ""
+    watch: Callable[[], None] = _nothing
 
     @contextmanager
     def forward(self, leaves: list[Tensor]) -> Iterator[None]:
@@ -80,13 +87,14 @@ class Backward:
         first = [y.grad_fn for y in ys]
         self._last = makers.get(first[0], "")
         for step, maker in _steps(first, makers).items():
-            step.register_prehook(self._before(step))
+            step.register_prehook(self._before(step, maker))
             step.register_hook(self._after(step, maker))
         yield
         self._collect(self._last, self.between)
 
-    def _before(self, step: Any) -> Any:
+    def _before(self, step: Any, maker: str) -> Any:
         def hook(gradients: tuple[Tensor | None, ...]) -> None:
+            self.running = maker
             self._collect(self._last, self.between)
             for place, gradient in enumerate(gradients):
                 if gradient is not None and (step, place) in self._points:
@@ -96,6 +104,7 @@ class Backward:
 
     def _after(self, step: Any, maker: str) -> Any:
         def hook(inputs: tuple[Tensor | None, ...], _: object) -> None:
+            self.watch()
             self._collect(maker, set())
             self._last = maker
             for gradient, point in zip(inputs, step.next_functions, strict=False):

@@ -17,8 +17,9 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _addmm(bias: Tensor, x: Tensor, w: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    assert beta == 1 and alpha == 1, (beta, alpha)
-    return semantic.linear(x, w.t()) + bias
+    y = semantic.linear(x, w.t())
+    y = y if alpha == 1 else y * alpha
+    return y + (bias if beta == 1 else bias * beta)
 
 
 def _embedding(

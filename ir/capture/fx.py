@@ -1,12 +1,9 @@
 """From fx nodes to ops: what torch.export and make_fx leave behind, in the words of the IR."""
 
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -15,8 +12,8 @@ from ..dtypes import SHORT_NAMES, TORCH_NAMES
 from ..errors import CaptureError
 from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
-from ..sizes import Size, simplify_size
-from .calls import CallRecord
+from ..sizes import B, Size, format_size, is_symbolic, size_of
+from .calls import Attrs, CallRecord
 
 
 def short_dtype(dtype: torch.dtype) -> str:
@@ -60,10 +57,26 @@ class FxReader:
         self.taken.add(candidate.replace(".", "_"))
         return candidate
 
+    def where(self, node: Node) -> str:
+        """The op of a node and its line, for messages."""
+        target = node.target
+        named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
+        return f"{named} at {source_of(node) or 'an unknown line'}"
+
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
-            return simplify_size(plain_arithmetic(size.node.expr).subs(self.symbols))
-        return int(size)  # type: ignore[call-overload]
+            return size_of(size.node.expr.subs(self.symbols))
+        return size if isinstance(size, float) else int(size)  # type: ignore[call-overload]
+
+    def _number(self, node: Node, value: object) -> Size:
+        """What is calculated from sizes."""
+        try:
+            return self._size(value)
+        except ValueError as error:
+            raise CaptureError(
+                f"{self.where(node)} takes the {error}, which no plan can write down; calculate "
+                "with sizes by + - * / // % ** max and min alone"
+            ) from None
 
     def value(self, tensor: Tensor, name: str) -> Value:
         dtype = short_dtype(tensor.dtype)
@@ -72,13 +85,18 @@ class FxReader:
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | torch.SymFloat | int):
-            self.values[node] = self._size(value)
+        if isinstance(value, torch.SymInt | torch.SymFloat | int | float):
+            self.values[node] = self._number(node, value)
+            return
+        if isinstance(value, torch.SymBool):  # of an assertion about sizes, else refused in _attr
+            self.values[node] = value
             return
         if node.target.__name__ == "getitem":  # type: ignore[union-attr]
             self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
             return
-        _refuse_mutation(node)
+        if _writes(node):
+            self.change(node)
+            return
         if value is None:  # assertions about sizes and metadata
             return
         alias = _alias_of(node, self.promote, self.joint)
@@ -86,6 +104,13 @@ class FxReader:
             self.values[node] = self.values[alias]
             return
         self._op(node, value)
+
+    def change(self, node: Node) -> None:
+        """Read an op that writes into an operand; here it is refused."""
+        raise CaptureError(
+            f"{self.where(node)} changes its operand in place; write it as an op that "
+            "returns a new tensor"
+        )
 
     def _op(self, node: Node, value: object) -> None:
         name = self.fresh(self.value_name(node))
@@ -102,10 +127,15 @@ class FxReader:
 
     def _output(self, given: object, name: str, node: Node) -> Value:
         if isinstance(given, Tensor):
+            if str(given.dtype).removeprefix("torch.") not in SHORT_NAMES:
+                raise CaptureError(
+                    f"{self.where(node)} makes a tensor of {given.dtype}; a plan knows "
+                    f"{', '.join(SHORT_NAMES)}"
+                )
             return self.value(given, name)
         if given is not None:
             raise CaptureError(
-                f"{target_name(node.target)} at {source_of(node)} returns a "
+                f"{self.where(node)} returns a "
                 f"{type(given).__name__} beside its tensors; only tensors can be planned"
             )
         return Value(name, "bool", ())  # absent; nobody reads it
@@ -127,6 +157,7 @@ class FxReader:
             if argument.name not in given or argument.name in _DEVICE_ARGUMENTS:
                 continue
             self._argument(argument, given[argument.name], inputs, attrs)
+        self._refuse_rows(node, attrs)
         while inputs and not inputs[-1]:
             inputs.pop()
         return tuple(inputs), tuple(attrs)
@@ -135,15 +166,31 @@ class FxReader:
         self, node: Node, given: dict[str, Any]
     ) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
         """Operands and attributes of an op that nobody registered."""
-        record = CallRecord(self.values)
-        for argument in node.target._schema.arguments:  # type: ignore[union-attr]
+        record, schema = CallRecord(self.values), node.target._schema  # type: ignore[union-attr]
+        for argument in schema.arguments:
             if argument.name not in given or argument.name in _DEVICE_ARGUMENTS:
                 record.positional = False
             elif not record.operands(argument, given[argument.name]):
                 value = self._attr(given[argument.name])
                 if not _is_default(argument, value):
                     record.attribute(argument.name, given[argument.name], value)
+        self._refuse_rows(node, record.attrs)
+        if any(a.name == "dtype" for a in schema.arguments) and not record.inputs:
+            made = node.meta["val"].dtype  # else the default of whoever calls it
+            record.attrs = [a for a in record.attrs if a[0] != "dtype"]
+            record.attribute("dtype", made, self._attr(made))
         return tuple(record.inputs), (*record.attrs, *record.notes(node))
+
+    def _refuse_rows(self, node: Node, attrs: Attrs) -> None:
+        """Refuse to calculate with the number of rows: a plan gives each call a part of them."""
+        numbers = {a.name for a in node.target._schema.arguments if _is_number(a)}  # type: ignore[union-attr]
+        for name, value in attrs:
+            if name in numbers - _COUNTS and is_symbolic(value) and value.has(B):
+                raise CaptureError(
+                    f"{self.where(node)} calculates with {format_size(value)}, in which B is how "
+                    "many rows a batch has; a plan computes some rows at a time, so what a row "
+                    "gives may not depend on it"
+                )
 
     def _argument(self, argument: Any, given: Any, inputs: list[str], attrs: list) -> None:
         if isinstance(given, Node) and isinstance(self.values[given], str):
@@ -160,6 +207,11 @@ class FxReader:
 
     def _attr(self, given: object) -> Attr:
         if isinstance(given, Node):
+            if isinstance(self.values[given], torch.SymBool):
+                raise CaptureError(
+                    f"{self.where(given)} compares sizes and calculates with the answer; a plan "
+                    "holds numbers alone, so decide with torch.where on tensors"
+                )
             return self.values[given]
         if isinstance(given, torch.SymInt | torch.SymFloat):
             return self._size(given)
@@ -171,36 +223,9 @@ class FxReader:
         return given
 
 
-# torch's own functions of sizes, in sympy's arithmetic.
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "IntTrueDiv": operator.truediv,
-    "FloatTrueDiv": operator.truediv,
-    "ToFloat": lambda size: size,
-    "FloatPow": operator.pow,
-    "PowByNatural": operator.pow,
-    "OpaqueUnaryFn_sqrt": lambda size: size ** sympy.Float(0.5),
-    "FloorDiv": lambda a, b: sympy.floor(a / b),
-    "CleanDiv": operator.truediv,
-}
-
-
-def plain_arithmetic(expr: Any) -> Any:
-    """A size of torch's in arithmetic that prints, parses and runs as Python.
-
-    Raises CaptureError for a function of sizes that is none of these.
-    """
-    if not expr.args:
-        return expr
-    arguments = [plain_arithmetic(a) for a in expr.args]
-    name = type(expr).__name__
-    if name in _ARITHMETIC:
-        return _ARITHMETIC[name](*arguments)
-    if not isinstance(expr, sympy.Add | sympy.Mul | sympy.Pow | sympy.floor | sympy.ceiling):
-        raise CaptureError(
-            f"a size is {expr}: {name} of a size is not captured; of sizes a graph takes sums, "
-            "products, quotients and powers"
-        )
-    return expr.func(*arguments)
+def _is_number(argument: Any) -> bool:
+    """Whether an argument is one that tensors are calculated with, where it is no tensor itself."""
+    return any(word in str(argument.type) for word in ("number", "Tensor"))
 
 
 def _is_default(argument: Any, value: Attr) -> bool:
@@ -208,6 +233,7 @@ def _is_default(argument: Any, value: Attr) -> bool:
 
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
+_COUNTS = {"start", "end", "step"}  # of what counts rows, and says nothing about their values
 _CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
 
 
@@ -221,17 +247,16 @@ def target_name(target: Any) -> str:
     return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
 
 
-def _refuse_mutation(node: Node) -> None:
-    """Raise CaptureError for an op that changes an operand: a graph has values, not memory."""
+def _plain_name(target: Any) -> str:
+    return getattr(target, "__name__", str(target))
+
+
+def _writes(node: Node) -> bool:
+    """Whether an op changes an operand: a graph has values, not memory."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    target = target_name(node.target)
-    if named(target).vanishes != "always":
-        raise CaptureError(
-            f"{target} at {source_of(node)} changes its operand in place; write it as an op that "
-            "returns a new tensor"
-        )
+    return (
+        bool(schema and schema.is_mutable) and named(target_name(node.target)).vanishes != "always"
+    )
 
 
 def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:

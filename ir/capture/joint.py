@@ -8,7 +8,8 @@ Outputs of a joint graph: those of the segment, then the gradient of each activa
 when there is none), then the gradient of each parameter, in input order ("-" for a frozen one).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from ..errors import CaptureError
 from ..graph import Graph, Input, Op, Value, prune, verify
 from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
@@ -28,7 +30,8 @@ from ..sizes import B, S, Size
 from .backward import Backward, gradient_names, traced_names
 from .composites import EXPANSIONS
 from .functional import Functionalise
-from .fx import FxReader, torch_dtype
+from .fx import FxReader, target_name, torch_dtype
+from .symbolic import concrete
 
 _HINTS = (7, 13)
 _DY = "dy"
@@ -51,20 +54,21 @@ def joint(segment: Segment) -> Graph:
         inputs = list(tensors[: len(graph.inputs)])
         leaves = [inputs[n] for n in positions]
         with backward.forward(leaves):
-            ys = evaluate(graph, inputs, made)
+            ys = evaluate(graph, inputs, made, fake)
         if not positions:
             return ys
         with backward.steps(ys):
             dys = [torch.ones_like(y) for y in ys] if is_loss else tensors[len(graph.inputs) :]
-            grads = _gradients(ys, leaves, dys)
+            backward.watch = lambda: fake.refuse_fixed(made.get(backward.running))
+            with _refused_with(lambda: made.get(backward.running)):
+                grads = _gradients(ys, leaves, dys)
         return (*ys, *_whole_boundary(graph, positions, leaves, grads))
 
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
     Functionalise(traced.graph).run()
-    return _read(
-        segment, traced, _JointReader(symbols=fake.symbols, joint=True, names=made), backward
-    )
+    reader = _JointReader(symbols=fake.symbols, joint=True, names=made, made_by=backward.made_by)
+    return _read(segment, traced, reader, backward)
 
 
 def _gradients(
@@ -105,7 +109,13 @@ class _FakeInputs:
     def size(self, size: Size) -> Any:
         if isinstance(size, int):
             return size
-        return eval(str(size), {"B": self.b, "S": self.s})
+        return concrete(size, {"B": self.b, "S": self.s})
+
+    def refuse_fixed(self, op: Op | None) -> None:
+        """Raise CaptureError if an op, or its gradient, has bound a size to a number."""
+        sizes = (("B", self.b), ("S", self.s))
+        for name in (name for name, size in sizes if size.node.maybe_as_int() is not None):
+            raise _not_for_every_size(op, f"torch binds {name} to a number there")
 
     def tensor(self, value: Value, requires_grad: bool) -> Tensor:
         with self.mode:
@@ -117,15 +127,44 @@ class _FakeInputs:
             )
 
 
+@contextmanager
+def _refused_with(running: Callable[[], Op | None]) -> Iterator[None]:
+    """Turn what torch does not take into a CaptureError about the op that it runs."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise _not_for_every_size(running(), reason) from error
+
+
+def _not_for_every_size(op: Op | None, reason: str) -> CaptureError:
+    where = f"{op.target} at {op.source or 'an unknown line'}" if op else "the loss"
+    return CaptureError(
+        f"{where} cannot be traced with its gradient for every batch and sequence size: "
+        f"{reason}; write it in other ops"
+    )
+
+
 def evaluate(
-    graph: Graph, inputs: list[Tensor], made: dict[str, Op] | None = None
+    graph: Graph,
+    inputs: list[Tensor],
+    made: dict[str, Op] | None = None,
+    fake: _FakeInputs | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run a graph's ops on `inputs`; under a trace, `made` maps new nodes to their op."""
+    """Run a graph's ops on `inputs`; under a trace, `made` maps new nodes to their op.
+
+    Raises CaptureError for an op that torch does not take.
+    """
     env = dict(zip((i.value.name for i in graph.inputs), inputs, strict=True))
     sizes = _size_values(graph, env)
     for op in graph.ops:
         before = traced_names()
-        result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
+        with _refused_with(lambda op=op: op):
+            result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
+        if fake is not None:
+            fake.refuse_fixed(op)
         results = result if isinstance(result, tuple | list) else (result,)
         env.update((v.name, r) for v, r in zip(op.outputs, results, strict=True))
         if made is not None:
@@ -193,9 +232,7 @@ def _is_dtype(argument: Any, given: object) -> bool:
 def _concrete(value: Any, sizes: dict) -> Any:
     if isinstance(value, tuple):
         return [_concrete(v, sizes) for v in value]
-    if hasattr(value, "free_symbols"):
-        return eval(str(value), {"__builtins__": {}}, sizes)
-    return value
+    return concrete(value, sizes)
 
 
 def resolve(target: str) -> Any:
@@ -224,6 +261,18 @@ class _JointReader(FxReader):
     """Names: forward values after the segment's own, backward values after their op."""
 
     names: dict[str, Op]
+    made_by: dict[str, str]
+
+    def where(self, node: Node) -> str:
+        """The op, and the forward op whose gradient it is part of."""
+        op, target = self.maker(node), target_name(node.target)
+        if op is None:
+            return f"{target} of a backward"
+        return f"{target}, a part of {op.target} at {op.source or 'an unknown line'},"
+
+    def maker(self, node: Node) -> Op | None:
+        """The forward op that a node computes or differentiates."""
+        return self.names.get(self.made_by.get(node.name, node.name))
 
     def value_name(self, node: Node) -> str:
         """The forward op's name, or the traced op's; always a Python identifier."""
@@ -250,7 +299,7 @@ def _read(segment: Segment, traced: GraphModule, reader: _JointReader, backward:
         if node.op == "call_function":
             before = len(reader.ops)
             reader.call(node)
-            made = reader.names.get(backward.made_by.get(node.name, node.name))
+            made = reader.maker(node)
             for op in reader.ops[before:]:
                 sources[op.output.name] = made.source if made else ""
     ops = tuple(replace(op, source=sources[op.output.name]) for op in reader.ops)

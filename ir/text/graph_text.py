@@ -81,7 +81,7 @@ def _attr_of(node: ast.expr) -> Attr:
     if isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-inf":
         return float("-inf")
     operand = node.operand if isinstance(node, ast.UnaryOp) else node
-    if isinstance(operand, ast.Name | ast.BinOp):
+    if isinstance(operand, ast.Name | ast.BinOp | ast.Call):
         return parse_size(ast.unparse(node))
     return ast.literal_eval(node)
 

@@ -183,6 +183,11 @@ def batch_as_number(self, h):
 
 
 @plain
+def rows_compared(self, h):
+    return self.proj(h) - h.amax(0, keepdim=True)
+
+
+@plain
 def random_noise(self, h):
     return self.proj(h) + torch.rand_like(h)
 

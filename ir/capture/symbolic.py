@@ -1,0 +1,56 @@
+"""Sizes as torch calculates with them while it traces: numbers that stand for any B and S."""
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import sympy
+import torch
+
+from ..sizes import Size
+
+
+def concrete(size: Size, values: Mapping[str, Any]) -> Any:
+    """Return a size for `values` of B and S, which may be ints or torch's symbolic ones."""
+    if not isinstance(size, sympy.Expr):
+        return size
+    if size.is_Symbol:
+        return values[str(size)]
+    if size.is_Rational:
+        return int(size.p) if size.q == 1 else size.p / size.q
+    top, bottom = size.as_numer_denom()
+    if bottom != 1:
+        return concrete(top, values) / concrete(bottom, values)
+    return _PARTS[size.func](size, values)
+
+
+def _folded(combine: Callable[[Any, Any], Any]) -> Callable[[sympy.Expr, Mapping], Any]:
+    return lambda size, values: reduce(combine, (concrete(part, values) for part in size.args))
+
+
+def _power(size: sympy.Expr, values: Mapping[str, Any]) -> Any:
+    root, exponent = (concrete(part, values) for part in size.args)
+    return torch.sym_sqrt(root) if exponent == 0.5 else root**exponent
+
+
+def _floor(size: sympy.Expr, values: Mapping[str, Any]) -> Any:
+    top, bottom = (concrete(part, values) for part in size.args[0].as_numer_denom())
+    return top // bottom
+
+
+def _ceiling(size: sympy.Expr, values: Mapping[str, Any]) -> Any:
+    top, bottom = (concrete(part, values) for part in size.args[0].as_numer_denom())
+    return -(-top // bottom)
+
+
+_PARTS: dict[Any, Callable[[sympy.Expr, Mapping], Any]] = {
+    sympy.Add: _folded(operator.add),
+    sympy.Mul: _folded(operator.mul),
+    sympy.Mod: _folded(operator.mod),
+    sympy.Max: _folded(torch.sym_max),
+    sympy.Min: _folded(torch.sym_min),
+    sympy.Pow: _power,
+    sympy.floor: _floor,
+    sympy.ceiling: _ceiling,
+}
