@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
 from .constants import digest_of
@@ -34,13 +35,13 @@ from .storages import (
     all_equal,
     assign,
     content_of,
-    has_memory,
     is_unset,
     real_tensor,
     set_content,
     taken,
 )
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ORTHOGONAL_ELEMENTS = 1 << 24  # each rank makes the whole matrix
 _WAY_OUT = "start it with a fill of torch.nn.init, pointwise steps after it, or values set by hand"
 
@@ -83,7 +84,24 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _fake_of(param: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+class _FakeData(TorchFunctionMode):
+    """Lets `w.data = values` give a fake parameter the fake twin of real values."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func == _SET_DATA and isinstance(args[0], FakeTensor):
+            target, values = args
+            if not isinstance(values, FakeTensor):
+                args = (target, _fake_of(values.detach(), self.mode).detach())
+        return func(*args, **(kwargs or {}))
+
+
+def _fake_of(param: Tensor, mode: FakeTensorMode) -> nn.Parameter:
     """The fake twin of a real parameter, the same one each time it is registered."""
     storage = param.untyped_storage()
     twins = storage.__dict__.setdefault("meshwright_fakes", {})
@@ -129,7 +147,7 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with _fake_parameters(mode), _logged_trunc_normal(log), log:
+        with _fake_parameters(mode), _logged_trunc_normal(log), _FakeData(mode), log:
             module = build()
     finally:
         torch.set_default_dtype(before)
@@ -138,7 +156,6 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     for name, param in module.named_parameters():
         if tied[name] == name:
             recipes.add(name, param)
-    _without_memory(module, mode)
     return Built(module.eval(), recipes.texts, tied, recipes.stored)
 
 
@@ -156,14 +173,6 @@ def _tied(module: nn.Module) -> dict[str, str]:
             )
         names[name] = known
     return names
-
-
-def _without_memory(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Take the memory of parameters that got it through `.data`."""
-    for param in module.parameters():
-        if isinstance(param, FakeTensor) and has_memory(param):
-            with mode:
-                param.data = torch.empty(param.shape, dtype=param.dtype)
 
 
 @dataclass

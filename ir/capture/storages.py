@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .contents import (
     LIMIT_BYTES,
@@ -70,8 +69,7 @@ def is_exact(content: Content | None) -> bool:
 def real_tensor(tensor: Tensor) -> Tensor:
     """A tensor with its values; one without memory gets some. Raises MemoryError above 64 MiB."""
     if has_memory(tensor):
-        fake = isinstance(tensor, FakeTensor)
-        return on_storage(tensor.untyped_storage(), tensor) if fake else tensor
+        return tensor
     content = content_of(tensor)
     if isinstance(content, Program):
         if tensor.untyped_storage().nbytes() > LIMIT_BYTES:
