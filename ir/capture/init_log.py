@@ -168,8 +168,8 @@ def _follow(call: _Call) -> None:
     elif name in _EMPTY and call.made:
         set_content(call.made[0], Program())
     elif call.key in _FACTORIES and call.made:
-        kind, numbers = _FACTORIES[call.key]
-        given = call.args[numbers] if isinstance(numbers, slice) else numbers
+        kind, where = _FACTORIES[call.key]
+        given = call.args[where] if isinstance(where, slice) else where
         set_content(call.made[0], Program((fill(kind, tuple(map(float, given))),)))
     elif name == "copy_" or (name == "fill_" and call.written):
         assign(call.args[0], taken(call.args[1], call.args[0]))
@@ -249,14 +249,7 @@ def _stepped(call: _Call) -> bool:
     kwargs = {k: v for k, v in call.kwargs.items() if v is not None and k != "out"}
     in_place = bool(call.written) and call.args[0] is target
     if len(random) == 2:
-        programs = [taken(call.args[n], target) for n in random]
-        if any(isinstance(p, Unknown) for p in programs) or len(call.args) != 2:
-            return False
-        joined = join(name, *programs, kwargs)  # type: ignore[arg-type]
-        if joined is None:
-            return False
-        assign(target, joined)
-        return True
+        return _joined(call, target, kwargs)
     operands = _operands(call)
     steps = operands and steps_of(name, operands, random[0], kwargs)
     if steps is None or operands is None:
@@ -268,6 +261,17 @@ def _stepped(call: _Call) -> bool:
     program = taken(call.args[random[0]], target)
     assign(target, program.then(*steps) if isinstance(program, Program) else program)
     return True
+
+
+def _joined(call: _Call, target: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Follow an op on two random values of which one is computed from the other."""
+    first, second, *others = (taken(a, target) for a in call.args if isinstance(a, Tensor))
+    if others or not (isinstance(first, Program) and isinstance(second, Program)):
+        return False
+    program = join(call.name.rstrip("_"), first, second, kwargs)
+    if program is not None:
+        assign(target, program)
+    return program is not None
 
 
 def _replay(call: _Call) -> None:

@@ -8,6 +8,7 @@ tensor. `of` takes the draws of another parameter.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ FILLS: dict[str, Fill] = {
     "cauchy": lambda x, n, g: x.cauchy_(*n, generator=g),
     "bernoulli": lambda x, n, g: x.bernoulli_(*n, generator=g),
 }
-_UNARY = {
+_UNARY: dict[str, Any] = {
     name: getattr(torch, name)
     for name in (
         "neg", "exp", "log", "log1p", "log2", "log10", "expm1", "abs", "sqrt", "rsqrt",
@@ -74,7 +75,8 @@ class Step:
 def apply(step: Step, values: Tensor, operand: Tensor | None) -> Tensor:
     """The values after a step. operand: what was drawn or stored, or the values after steps."""
     if step.kind in _UNARY:
-        return _UNARY[step.kind](values)
+        unary: Callable[[Tensor], Tensor] = _UNARY[step.kind]
+        return unary(values)
     if step.kind in _BINARY:
         return _BINARY[step.kind](values, step.numbers[0] if operand is None else operand)
     if step.kind == "clamp":
