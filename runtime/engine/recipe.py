@@ -41,7 +41,7 @@ _UNARY: dict[str, Any] = {
         "round", "square", "relu",
     )
 } | {"softplus": torch.nn.functional.softplus}  # fmt: skip
-_BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+_BINARY: dict[str, Any] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 _FIXED = {"constant", "stored", "orthogonal", "clamp", "pow"}
 KINDS = {*FILLS, *_UNARY, *_BINARY, *_FIXED}
 
@@ -75,8 +75,7 @@ class Step:
 def apply(step: Step, values: Tensor, operand: Tensor | None) -> Tensor:
     """The values after a step. operand: what was drawn or stored, or the values after steps."""
     if step.kind in _UNARY:
-        unary: Callable[[Tensor], Tensor] = _UNARY[step.kind]
-        return unary(values)
+        return _UNARY[step.kind](values)
     if step.kind in _BINARY:
         return _BINARY[step.kind](values, step.numbers[0] if operand is None else operand)
     if step.kind == "clamp":
