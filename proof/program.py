@@ -70,8 +70,10 @@ def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
     mesh.start(layout.mesh, device)
     module = _imported("stage_00", stage_source(plan, 0))
     schedules = _imported("schedule", schedule_source(plan)).SCHEDULES
-    buckets = {b.name: _filled(FlatBucket(b, layout, 0, device), weights) for b in layout.buckets}
-    stage = Stage(module, buckets, _constants(plan), None)
+    constants = _constants(plan)
+    made = [FlatBucket(bucket, layout, 0, device, constants) for bucket in layout.buckets]
+    buckets = {bucket.bucket.name: _filled(bucket, weights) for bucket in made}
+    stage = Stage(module, buckets, constants, None)
     executor = Executor({0: stage}, schedules[0], layout, buckets, _Recorder())
     rows = zip(
         batch.tokens.split(plan.micro_batch), batch.labels.split(plan.micro_batch), strict=True

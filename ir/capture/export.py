@@ -6,8 +6,6 @@ denominator, and returns the loss: the last linear (and
 its soft-cap) is joined with the cross-entropy into one semantic op.
 """
 
-import base64
-import hashlib
 import inspect
 import logging
 import re
@@ -32,6 +30,7 @@ from ..text.graph_text import format_graph
 from ..traced import Constant, Traced
 from . import semantic
 from .collector import rarely_collected
+from .constants import digest_of, encode
 from .freezing import frozen_in, frozen_names, without_gradient
 from .functional import (
     Functionalise,
@@ -40,8 +39,8 @@ from .functional import (
     inline_regions,
     no_custom_functions,
 )
-from .fx import FxReader, short_dtype, torch_dtype
-from .initialisers import build_fake
+from .fx import FxReader, torch_dtype
+from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
 
 # Names of parameters, as the text of plans and programs can hold them.
@@ -109,7 +108,7 @@ def capture(
     Raises CaptureError where the module cannot be exported, or binds B or S to a number, and where
     a pattern of `freeze` matches nothing or all.
     """
-    module, recipes, tied = build_fake(build, torch_dtype(dtype))
+    module, recipes, tied, stored = build_fake(build, torch_dtype(dtype))
     frozen = frozen_names(module, tied, freeze, name)
     roles = _roles(module, name)
     program = _export(_Logits(module, tuple(roles.values())), name)
@@ -118,6 +117,7 @@ def capture(
         name=name,
         roles=tuple(roles),
         recipes=recipes,
+        stored=stored,
         tied=tied,
         frozen=frozen,
         promote=dtype == "f64",
@@ -242,6 +242,7 @@ class _Reader(FxReader):
     name: str
     roles: tuple[Role, ...]
     recipes: dict[str, str]
+    stored: dict[str, Tensor]
     tied: dict[str, str]
     frozen: frozenset[str]
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
@@ -263,7 +264,11 @@ class _Reader(FxReader):
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), ("loss",))
         graph = verify(_without_unused_inputs(prune(graph)))
         used = {i.ref for i in graph.inputs_of("constant")}
-        kept = [encode(ref, t) for ref, t in sorted(self.constants.items()) if ref in used]
+        initial = named_constants([i.init for i in graph.inputs_of("param")])
+        every = self.constants | self.stored
+        kept = [encode(ref, t) for ref, t in sorted(every.items()) if ref in used | initial]
+        if initial:
+            self.warnings.append(told_of([every[ref] for ref in sorted(initial)]))
         return Captured(graph, tuple(kept), tuple(self.warnings))
 
     def _state(self) -> dict[Node, str]:
@@ -336,7 +341,7 @@ class _Reader(FxReader):
             tensor = self.program.constants[name] if tensor is None else tensor
         if self.promote and tensor.dtype is torch.float32:
             tensor = tensor.double()
-        digest = _digest(tensor)
+        digest = digest_of(tensor)
         self.constants[digest] = tensor.detach().clone()
         value = self.value(tensor, self.fresh(name.removeprefix("module.")))
         self.inputs.append(Input(value, "constant", digest))
@@ -399,20 +404,6 @@ class _Reader(FxReader):
     def _value_of(self, name: str) -> Value:
         known = [i.value for i in self.inputs] + [v for op in self.ops for v in op.outputs]
         return next(v for v in known if v.name == name)
-
-
-def _raw_bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _digest(tensor: Tensor) -> str:
-    head = f"{short_dtype(tensor.dtype)}{list(tensor.shape)}".encode()
-    return hashlib.sha256(head + _raw_bytes(tensor)).hexdigest()[:16]
-
-
-def encode(digest: str, tensor: Tensor) -> Constant:
-    data = base64.b64encode(_raw_bytes(tensor)).decode()
-    return digest, short_dtype(tensor.dtype), tuple(tensor.shape), data
 
 
 def _without_unused_inputs(graph: Graph) -> Graph:

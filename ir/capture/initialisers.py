@@ -1,124 +1,49 @@
 """Build a module without memory: fake parameters, real buffers, and a recipe per parameter.
 
-The module's own constructor and initialisers run; every in-place random or constant fill of a
-parameter is logged by a dispatch mode, and the last whole-tensor fill is its recipe. Buffers are
-real CPU tensors, because their values (rotary tables, scales) lie in no checkpoint.
+The module's own constructor and initialisers run under `InitLog`, which follows what each parameter
+holds. Values that are known travel as constants, `stored(#digest)`. Buffers are real CPU tensors,
+because their values (rotary tables, scales) lie in no checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-aten = torch.ops.aten
+from ..errors import CaptureError
+from .constants import digest_of
+from .contents import (
+    LIMIT_BYTES,
+    RANDOM,
+    Program,
+    Unknown,
+    View,
+    covered,
+    covers_storage,
+    format_program,
+    view_of,
+)
+from .init_log import InitLog
+from .storages import (
+    all_equal,
+    assign,
+    content_of,
+    is_unset,
+    real_tensor,
+    set_content,
+    taken,
+)
 
-# In-place fills and factories: op -> recipe kind and the positions of its numbers.
-_FILLS = {
-    aten.normal_.default: ("normal", (0.0, 1.0)),
-    aten.uniform_.default: ("uniform", (0.0, 1.0)),
-    aten.fill_.Scalar: ("constant", (0.0,)),
-    aten.zero_.default: ("constant", (0.0,)),
-}
-_FACTORIES = {aten.ones.default: 1.0, aten.zeros.default: 0.0}
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def format_recipe(
-    kind: str, numbers: tuple[float, ...], rows: dict[int, float] | None = None
-) -> str:
-    """`normal(0.0, 0.02)`; a row filled afterwards with one number adds ` row(3, 0.0)`."""
-    text = f"{kind}({', '.join(repr(float(n)) for n in numbers)})"
-    return text + "".join(f" row({i}, {value!r})" for i, value in sorted((rows or {}).items()))
-
-
-class InitLog(TorchDispatchMode):
-    """Logs the latest whole-tensor fill of each storage as (kind, numbers).
-
-    parts: fills of a part since then, with one number: {storage: {(first, count): value}} in
-    elements. A padding row of an embedding is one. drawn: storages with a part drawn at random.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recipes: dict[int, tuple[str, tuple[float, ...]]] = {}
-        self.parts: dict[int, dict[tuple[int, int], float]] = {}
-        self.drawn: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in _FILLS:
-            self._fill(func, args[0], args[1:])
-        elif func in _FACTORIES and isinstance(out, Tensor):
-            self.recipes[_storage(out)] = ("constant", (_FACTORIES[func],))
-        elif func is aten.full.default:
-            self.recipes[_storage(out)] = ("constant", (float(args[1]),))
-        elif func is aten.mul_.Tensor or func is aten.mul_.Scalar:
-            self._scale(args[0], args[1])
-        elif func is aten.add_.Tensor or func is aten.add_.Scalar:
-            self._shift(args[0], args[1])
-        return out
-
-    def _fill(self, func: Any, tensor: Tensor, given: tuple) -> None:
-        kind, defaults = _FILLS[func]
-        self.fill(tensor, kind, (*map(float, given[: len(defaults)]), *defaults[len(given) :]))
-
-    def fill(self, tensor: Tensor, kind: str, numbers: tuple[float, ...]) -> None:
-        """Log a fill of a tensor, or of a part of it."""
-        key = _storage(tensor)
-        if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
-            self.recipes[key] = (kind, numbers)
-            self.parts.pop(key, None)
-            self.drawn.discard(key)
-        elif kind == "constant" and tensor.is_contiguous():
-            where = (int(tensor.storage_offset()), tensor.numel())
-            self.parts.setdefault(key, {})[where] = numbers[0]
-        else:
-            self.drawn.add(key)
-
-    def recipe(self, param: Tensor) -> str:
-        """The recipe of a parameter, "" when none was seen or it is more than rows of a fill."""
-        key = _storage(param)
-        if key not in self.recipes or key in self.drawn:
-            return ""
-        row = param.numel() // max(1, param.shape[0]) if param.dim() else 1
-        rows: dict[int, float] = {}
-        for (first, count), value in self.parts.get(key, {}).items():
-            if first % row or count % row:
-                return ""
-            rows.update(dict.fromkeys(range(first // row, (first + count) // row), value))
-        return format_recipe(*self.recipes[key], rows)
-
-    def move(self, source: int, target: int) -> None:
-        """Move what is known of one storage to another."""
-        self.recipes[target] = self.recipes.pop(source)
-        if source in self.parts:
-            self.parts[target] = self.parts.pop(source)
-        if source in self.drawn:
-            self.drawn.remove(source)
-            self.drawn.add(target)
-
-    def _scale(self, tensor: Tensor, factor: object) -> None:
-        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
-        if kind and isinstance(factor, int | float):
-            scaled = tuple(n * factor for n in numbers)
-            self.recipes[_storage(tensor)] = (kind, scaled)
-
-    def _shift(self, tensor: Tensor, offset: object) -> None:
-        kind, numbers = self.recipes.get(_storage(tensor), ("", ()))
-        if kind in ("normal", "trunc_normal") and isinstance(offset, int | float):
-            mean, std, *limits = numbers
-            shifted = (mean + offset, std, *(limit + offset for limit in limits))
-            self.recipes[_storage(tensor)] = (kind, shifted)
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ORTHOGONAL_ELEMENTS = 1 << 24  # each rank makes the whole matrix
+_WAY_OUT = "start it with a fill of torch.nn.init, pointwise steps after it, or values set by hand"
 
 
 @contextmanager
@@ -144,18 +69,13 @@ def _logged_trunc_normal(log: InitLog) -> Iterator[None]:
 
 
 @contextmanager
-def _fake_parameters(mode: FakeTensorMode, log: InitLog) -> Iterator[None]:
+def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_fake(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(module, name, param)
-        if param is None or isinstance(param, FakeTensor):
-            return
-        with mode:
-            fake = torch.empty(param.shape, dtype=param.dtype)
-        if _storage(param) in log.recipes:
-            log.move(_storage(param), _storage(fake))
-        module._parameters[name] = nn.Parameter(fake, param.requires_grad)
+        if param is not None and not isinstance(param, FakeTensor):
+            module._parameters[name] = _fake_of(param, mode)
 
     nn.Module.register_parameter = register_fake  # type: ignore[method-assign, assignment]
     try:
@@ -164,26 +84,200 @@ def _fake_parameters(mode: FakeTensorMode, log: InitLog) -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def build_fake(
-    build: Callable[[], nn.Module], dtype: torch.dtype
-) -> tuple[nn.Module, dict[str, str], dict[str, str]]:
-    """The module with fake parameters in `dtype`, {parameter: recipe} and {name: first name}.
+class _FakeData(TorchFunctionMode):
+    """Lets `w.data = values` give a fake parameter the fake twin of real values."""
 
-    A parameter without a recipe is missing from the first dict. The second maps each name of a
-    tied parameter (every parameter has at least its own) to the name it is known by.
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func == _SET_DATA and isinstance(args[0], FakeTensor):
+            target, values = args
+            if not isinstance(values, FakeTensor):
+                args = (target, _fake_of(values.detach(), self.mode).detach())
+        return func(*args, **(kwargs or {}))
+
+
+def _fake_of(param: Tensor, mode: FakeTensorMode) -> nn.Parameter:
+    """The fake twin of a real parameter, the same one each time it is registered."""
+    storage = param.untyped_storage()
+    twins = storage.__dict__.setdefault("meshwright_fakes", {})
+    view = view_of(param)
+    if view not in twins:
+        with mode:
+            fake = torch.empty(param.shape, dtype=param.dtype)
+        assign(fake, taken(param, fake))
+        if any(_overlap(view, other) for other in twins):
+            set_content(fake, Unknown("memory of another parameter in another shape or order"))
+        twins[view] = (param.detach(), nn.Parameter(fake, param.requires_grad))
+    return twins[view][1]
+
+
+def _overlap(one: View, other: View) -> bool:
+    return one.offset < _end(other) and other.offset < _end(one)
+
+
+def _end(view: View) -> int:
+    return view.offset + 1 + sum((n - 1) * t for n, t in zip(view.size, view.stride, strict=True))
+
+
+class Built(NamedTuple):
+    """A module with fake parameters, and how they start.
+
+    recipes: {parameter: recipe}; one for which no initialiser was seen is missing. tied: {name:
+    first name of the parameter}. stored: {digest: values} that recipes name.
+    """
+
+    module: nn.Module
+    recipes: dict[str, str]
+    tied: dict[str, str]
+    stored: dict[str, Tensor]
+
+
+def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
+    """Build the module with fake parameters in `dtype`.
+
+    Raises CaptureError for a parameter whose initial values no recipe gives again.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     log = InitLog()
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with _fake_parameters(mode, log), _logged_trunc_normal(log), log:
+        with _fake_parameters(mode), _logged_trunc_normal(log), _FakeData(mode), log:
             module = build()
     finally:
         torch.set_default_dtype(before)
-    recipes = {name: log.recipe(p) for name, p in module.named_parameters() if log.recipe(p)}
-    first: dict[int, str] = {}
+    tied = _tied(module)
+    recipes = _Recipes()
+    for name, param in module.named_parameters():
+        if tied[name] == name:
+            recipes.add(name, param)
+    return Built(module.train(), recipes.texts, tied, recipes.stored)
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """The name by which a parameter is known, by each of its names."""
+    first: dict[int, tuple[str, View]] = {}
     names = {}
     for name, param in module.named_parameters(remove_duplicate=False):
-        names[name] = first.setdefault(_storage(param), name)
-    return module.train(), recipes, names
+        key = id(param.untyped_storage())
+        known, view = first.setdefault(key, (name, view_of(param)))
+        if view != view_of(param):
+            raise CaptureError(
+                f"param {name} shares the memory of {known} in another shape or order "
+                f"{tuple(param.shape)}; tie the whole parameter, or reshape it in the forward"
+            )
+        names[name] = known
+    return names
+
+
+@dataclass
+class _Recipes:
+    """Recipes of the parameters so far. owners: of each draw the parameter that it was first in."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, Tensor] = field(default_factory=dict)
+    owners: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def add(self, name: str, param: Tensor) -> None:
+        """Write the recipe of a parameter. Raises CaptureError where there is none."""
+        content = content_of(param)
+        if isinstance(content, Unknown):
+            raise CaptureError(f"param {name}: starts from {content.why}; {_WAY_OUT}")
+        if is_unset(content):
+            return
+        if isinstance(content, Program):
+            text = self._of_program(name, param, content)
+        else:
+            text = self._of_values(name, real_tensor(param))
+        self.texts[name] = text
+
+    def _of_program(self, name: str, param: Tensor, program: Program) -> str:
+        shape = tuple(param.shape)
+        if not (covers_storage(param) and param.is_contiguous()):
+            return self._of_other_order(name, param, program)
+        if not covered(program, shape):
+            raise CaptureError(f"param {name}: a part of it is never set; {_WAY_OUT}")
+        text = format_program(program, shape, lambda values: self._store(name, values))
+        if text is None and not program.random and _small(param):
+            return self._of_values(name, real_tensor(param))
+        if text is None:
+            raise CaptureError(
+                f"param {name}: a part of it that is no box of {shape} starts apart; {_WAY_OUT}"
+            )
+        return text + self._of_owner(name, shape, program)
+
+    def _of_other_order(self, name: str, param: Tensor, program: Program) -> str:
+        """Parameters that do not lie in order: what is even needs none."""
+        copy = taken(param, torch.empty(param.shape, dtype=param.dtype))
+        if isinstance(copy, Tensor):
+            return self._of_values(name, copy)
+        if isinstance(copy, Unknown):
+            raise CaptureError(f"param {name}: starts from {copy.why}; {_WAY_OUT}")
+        text = format_program(copy, tuple(param.shape), lambda values: self._store(name, values))
+        return str(text) + self._of_owner(name, tuple(param.shape), copy)
+
+    def _of_owner(self, name: str, shape: tuple[int, ...], program: Program) -> str:
+        """` of(name)` for a parameter with the draw of another one, "" for one with its own."""
+        draws = [(n, s.draw) for n, s in enumerate(program.steps) if s.kind in RANDOM]
+        if any(program.steps[n].kind == "orthogonal" for n, _ in draws):
+            self._check_orthogonal(name, shape)
+        known = {self.owners[d] for _, d in draws if d in self.owners}
+        mine = (name, shape if program.plain else ())
+        for _, draw in draws:
+            self.owners.setdefault(draw, mine)  # type: ignore[arg-type]
+        if not known:
+            return ""
+        owner, owner_shape = min(known)
+        if len(draws) > 1 or draws[0][0] or not program.plain or owner_shape != shape:
+            raise CaptureError(
+                f"param {name}: is computed from the random values of {owner}, in another shape "
+                f"or order {shape}; draw it by itself"
+            )
+        return f" of({owner})"
+
+    def _check_orthogonal(self, name: str, shape: tuple[int, ...]) -> None:
+        count = torch.Size(shape).numel()
+        if count > _ORTHOGONAL_ELEMENTS:
+            raise CaptureError(
+                f"param {name}: orthogonal with {count} elements, each rank makes the whole of at "
+                f"most {_ORTHOGONAL_ELEMENTS}; {_WAY_OUT}"
+            )
+
+    def _of_values(self, name: str, values: Tensor) -> str:
+        number = all_equal(values)
+        if number is not None:
+            return f"constant({number!r})"
+        if bool(values.isnan().any()):
+            raise CaptureError(f"param {name}: a part of it is never set; {_WAY_OUT}")
+        return f"stored(#{self._store(name, values)})"
+
+    def _store(self, name: str, values: Tensor) -> str:
+        digest = digest_of(values)
+        self.stored[digest] = values.detach().contiguous()
+        total = sum(v.numel() * v.element_size() for v in self.stored.values())
+        if total > LIMIT_BYTES:
+            raise CaptureError(
+                f"param {name}: values set by hand take {total} bytes in the plan, the most is "
+                f"{LIMIT_BYTES}; compute them in the forward, or import them with --weights"
+            )
+        return digest
+
+
+def named_constants(recipes: Iterable[str]) -> set[str]:
+    """Digests of the values that recipes name."""
+    return {digest for recipe in recipes for digest in re.findall(r"#(\w+)", recipe)}
+
+
+def told_of(values: list[Tensor]) -> str:
+    """The line of the coverage on values that travel in the plan."""
+    size = sum(v.numel() * v.element_size() for v in values)
+    return f"initial values set by hand travel in the plan: {len(values)} tensors, {size} bytes"
+
+
+def _small(param: Tensor) -> bool:
+    return param.untyped_storage().nbytes() <= LIMIT_BYTES

@@ -13,7 +13,8 @@ and `grad_shard` are the same for gradients. Which exist when is the ZeRO level:
 A frozen bucket has parameters alone, stored in the same way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -25,12 +26,20 @@ from .initial import initial_value
 from .layout import Bucket, Entry, Layout, Param
 
 Key = TypeVar("Key")
+_NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class FlatBucket:
-    """One bucket on one rank."""
+    """One bucket on one rank. stored: initial values that recipes name, by digest."""
 
-    def __init__(self, bucket: Bucket, layout: Layout, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        layout: Layout,
+        seed: int,
+        device: torch.device,
+        stored: Mapping[str, Tensor] = _NONE,
+    ) -> None:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
         self.trainable = bucket.trainable
         self.dtype = getattr(torch, layout.dtype)
@@ -43,7 +52,7 @@ class FlatBucket:
         self.index = mesh.index(*mesh.STORAGE) if layout.zero else 0
         self.shard_numel = bucket.numel // self.cuts
         self.partial = [(a, b, axes) for a, b, axes in self._regions() if axes]
-        self.full: Tensor | None = self._initial(layout, seed)
+        self.full: Tensor | None = self._initial(layout, seed, stored)
         self.shard = self._cut(self.full).clone() if layout.zero == 3 else self._cut(self.full)
         if layout.zero == 3:
             self.full = None
@@ -88,14 +97,14 @@ class FlatBucket:
     def _cut(self, full: Tensor) -> Tensor:
         return full[self.index * self.shard_numel : (self.index + 1) * self.shard_numel]
 
-    def _initial(self, layout: Layout, seed: int) -> Tensor:
+    def _initial(self, layout: Layout, seed: int, stored: Mapping[str, Tensor]) -> Tensor:
         full = self._empty(self.bucket.numel).zero_()
         for entry in self.bucket.entries:
             param = layout.param(entry.param)
             cuts = [(d, o, mesh.coordinate(a), mesh.size(a)) for d, o, a in param.shards]
             value = initial_value(
                 param.name, param.shape, param.init, seed=seed, dtype=self.dtype,
-                device=self.device, shards=tuple(cuts),
+                device=self.device, shards=tuple(cuts), stored=stored,
             )  # fmt: skip
             full[entry.offset : entry.offset + value.numel()] = value.reshape(-1)
         return full

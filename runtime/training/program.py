@@ -74,19 +74,21 @@ def build_executor(
     rank = mesh.index(*mesh.PIPELINE)
     here = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
     modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in here}
-    buckets = _buckets(modules, layout, seed)
     constants = load_constants(folder, mesh.device())
+    buckets = _buckets(modules, layout, seed, constants)
     stages = {s: Stage(module, buckets, constants, compiler) for s, module in modules.items()}
     optimizer = Optimizer(list(buckets.values()), layout, options)
     schedule = load_module(folder / "schedule.py").SCHEDULES[rank]
     return Executor(stages, schedule, layout, buckets, optimizer)
 
 
-def _buckets(modules: dict[int, ModuleType], layout: Layout, seed: int) -> dict[str, FlatBucket]:
+def _buckets(
+    modules: dict[int, ModuleType], layout: Layout, seed: int, constants: dict[str, Tensor]
+) -> dict[str, FlatBucket]:
     """Return the buckets that the stages use, with initial weights."""
     names = {n for module in modules.values() for i in module.INSTANCES for n in i.buckets}
     return {
-        b.name: FlatBucket(b, layout, seed, mesh.device())
+        b.name: FlatBucket(b, layout, seed, mesh.device(), constants)
         for b in layout.buckets
         if b.name in names
     }

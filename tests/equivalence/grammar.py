@@ -1,4 +1,4 @@
-"""A grammar of modules: what people write between an embedding and a head, and what they should not.
+"""A grammar of modules: what people write between an embedding and a head.
 
 A drawn module is an embedding, one to three blocks, and a head. A block is a body in a frame
 (residual, parallel, gated, normed before or after, shared several times). WEIGHTS say how often a

@@ -4,6 +4,7 @@ With float32 masters the plain way is torch's own: forward and backward in bf16,
 float32 for an optimizer over float32 copies, which are cast back.
 """
 
+import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
-from meshwright.ir.sizes import evaluate
+from meshwright.ir.sizes import Shape, evaluate
 from meshwright.runtime.engine.initial import initial_value
 
 
@@ -89,7 +90,7 @@ def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        return build().eval()
+        return build().train()
     finally:
         torch.set_default_dtype(before)
 
@@ -100,10 +101,19 @@ def _initialise(
     dtype = getattr(torch, TORCH_NAMES[plan.dtype])
     planned = {p.name for p in plan.params}
     assert planned == set(params), f"plan and model differ in {planned ^ set(params)}"
+    stored = {digest: _decode(*row) for digest, *row in plan.constants}
     for param in plan.params:
         shape = tuple(evaluate(size, {}) for size in param.shape)
-        value = initial_value(param.name, shape, param.init, seed=seed, dtype=dtype, device=device)
+        value = initial_value(
+            param.name, shape, param.init, seed=seed, dtype=dtype, device=device, stored=stored
+        )
         params[param.name].data.copy_(value)
+
+
+def _decode(dtype: str, shape: Shape, data: str) -> Tensor:
+    raw = bytearray(base64.b64decode(data))
+    sizes = [evaluate(size, {}) for size in shape]
+    return torch.frombuffer(raw, dtype=getattr(torch, TORCH_NAMES[dtype])).reshape(sizes)
 
 
 def _tables(module: nn.Module) -> set[str]:

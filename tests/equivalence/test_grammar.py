@@ -1,0 +1,123 @@
+"""Drawn modules train as plain PyTorch trains them, on one rank and under a drawn plan, or are
+refused in one line: none wrong, none with a traceback."""
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from equivalence.cases import Case, ModelDraw
+from equivalence.draws import DrawnModel
+from equivalence.grammar import EDGES, VOCAB, WEIGHTS, Drawn, productions
+from equivalence.law import Court
+
+from meshwright.ir.errors import MeshwrightError
+from meshwright.proof.prove import Subject, prove
+
+# MESHWRIGHT_SEED gives the seed of a run again; a long run takes a fresh one and prints it.
+SEED = int(os.environ.get("MESHWRIGHT_SEED", "0"))
+SHORT, LONG, PARTS = 60, 1000, 20
+ALLOWED = 0.10  # refused of all
+ALLOWED_OF_ONE = 0.40  # refused of those with one body
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a module. kind: equal, refused, or wrong."""
+
+    number: int
+    kind: str
+    said: str
+    bodies: frozenset[str]
+
+
+def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdict:
+    bodies = frozenset(productions(seed, number))
+    draw = ModelDraw("grammar", False, number, seed)
+    build = partial(Drawn, seed, number)
+    court.models[draw] = DrawnModel(f"grammar-{number}", VOCAB, build, build)
+    try:
+        case = drawn_case(draw, seed, number, compiled)
+        traced = court.traced(case)
+        prove(Subject(f"grammar-{number}", build, VOCAB, None), traced)
+        court.try_case(case)
+    except MeshwrightError as error:
+        return Verdict(number, "refused", f"{type(error).__name__}: {error}", bodies)
+    except Exception as error:
+        return Verdict(number, "wrong", f"{type(error).__name__}: {str(error)[:400]}", bodies)
+    finally:
+        court.traces.clear()
+    return Verdict(number, "equal", "", bodies)
+
+
+def drawn_case(draw: ModelDraw, seed: int, number: int, compiled: bool) -> Case:
+    """A plan for a module: axes, storage, recomputation, and clipping."""
+    rng = random.Random(f"plan/{seed}/{number}")
+    axes = rng.choice(({"tp": 2}, {"dp": 2}, {"cp": 2}, {"pp": 2}, {"tp": 2, "dp": 2}, {}))
+    return Case(
+        number=2000 + number,
+        seed=seed,
+        model=draw,
+        **axes,
+        zero=rng.choice((0, 1, 2, 3)) if "dp" in axes or "cp" in axes else 0,
+        accumulation=rng.choice((1, 2, 3)),
+        micro_batch=rng.choice((1, 2)),
+        seq=rng.choice((8, 12)),
+        recompute=rng.choice(("cheap", "all", "none")),
+        shard_weights=rng.random() < 0.5,
+        compiled=compiled,
+        steps=2,
+    )
+
+
+def check(verdicts: list[Verdict]) -> None:
+    refused = [v for v in verdicts if v.kind == "refused"]
+    wrong = [f"{v.number}: {v.said}" for v in verdicts if v.kind == "wrong"]
+    for said, count in Counter(v.said.partition(":")[0] for v in refused).items():
+        print(f"{count} refused by {said}")
+    print("\n".join(f"{v.number} {sorted(v.bodies)}: {v.said}" for v in refused))
+    assert not wrong, "\n".join(wrong)
+    edges = {kind.__name__ for kind in EDGES}
+    usual = [v for v in refused if not v.bodies & edges]
+    assert len(refused) <= ALLOWED * len(verdicts) + 1, len(refused)
+    for name in (kind.__name__ for kind in WEIGHTS):
+        drawn = sum(name in v.bodies for v in verdicts)
+        lost = sum(name in v.bodies for v in usual)
+        assert lost <= ALLOWED_OF_ONE * drawn, f"{name}: {lost} of {drawn} refused"
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory) -> Court:
+    made = Court(Path(tmp_path_factory.mktemp("grammar")))
+    yield made
+    made.pool.stop()
+
+
+@pytest.mark.timeout(900)
+def test_drawn_modules_are_equal_or_refused(court: Court) -> None:
+    check([judge(court, SEED, number) for number in range(SHORT)])
+
+
+@pytest.fixture(scope="module")
+def fresh_seed() -> int:
+    seed = SEED or random.SystemRandom().randrange(1, 10**6)
+    print(f"MESHWRIGHT_SEED={seed}")
+    return seed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2700)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_drawn_modules_at_length(court: Court, fresh_seed: int, part: int) -> None:
+    """A tenth is compiled."""
+    share = LONG // PARTS
+    numbers = range(part * share, (part + 1) * share)
+    check([judge(court, fresh_seed, n, compiled=n % 10 == 3) for n in numbers])
+
+
+def test_each_body_is_drawn_twenty_times() -> None:
+    drawn = Counter(name for number in range(LONG) for name in productions(SEED, number))
+    assert all(drawn[kind.__name__] >= 20 for kind in (*WEIGHTS, *EDGES)), drawn
