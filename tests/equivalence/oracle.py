@@ -66,6 +66,7 @@ def plain_run(
     for name, param in params.items():
         param.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in case.freeze))
     trained = {n: p for n, p in params.items() if p.requires_grad}
+    planned = {p.name for p in plan.params}
     if plan.precision == "master" and not wide:
         trained = {n: nn.Parameter(p.detach().float()) for n, p in trained.items()}
     update = reference(case.options, trained, _tables(module))
@@ -76,14 +77,16 @@ def plain_run(
         loss = _loss(module, tokens, labels)
         loss.backward()
         for name, param in trained.items():
-            param.grad = _grad(params[name]).to(param.dtype)
-        grads = grads or {n: _grad(p).clone() for n, p in trained.items()}
+            own = params[name].grad
+            assert own is None or name in planned, f"{name} has a gradient and is not planned"
+            param.grad = None if own is None else own.to(param.dtype)
+        grads = grads or {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
         losses.append(loss.item())
         norms.append(_clip(list(trained.values()), case.clip))
         update(rate)
         for name, param in trained.items():
             params[name].data.copy_(param)
-    return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items()})
+    return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items() if n in planned})
 
 
 def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -100,7 +103,8 @@ def _initialise(
 ) -> None:
     dtype = getattr(torch, TORCH_NAMES[plan.dtype])
     planned = {p.name for p in plan.params}
-    assert planned == set(params), f"plan and model differ in {planned ^ set(params)}"
+    # What forward never reads is not in the plan; PyTorch gives it no gradient (plain_run asserts).
+    assert planned <= set(params), f"the plan has {planned - set(params)} besides"
     stored = {digest: _decode(*row) for digest, *row in plan.constants}
     for param in plan.params:
         shape = tuple(evaluate(size, {}) for size in param.shape)
@@ -151,5 +155,6 @@ def _clip(params: list[nn.Parameter], clip: float) -> float:
     norm = float(sum(_grad(p).double().square().sum() for p in params)) ** 0.5
     if clip / (norm + 1e-6) < 1:  # torch.nn.utils.clip_grad_norm_
         for param in params:
-            _grad(param).mul_(clip / (norm + 1e-6))
+            if param.grad is not None:
+                param.grad.mul_(clip / (norm + 1e-6))
     return norm

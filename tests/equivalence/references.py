@@ -65,10 +65,11 @@ def _each(o: OptimizerOptions, params: Params, update: Callable[..., None]) -> S
         nonlocal done
         done += 1
         for name, param in params.items():
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            if param.grad is None:  # as torch.optim does
+                continue
             group = groups[name]
             rate = lr * group.lr_scale
-            update(param, grad, states[name], rate, group.weight_decay, done)
+            update(param, param.grad, states[name], rate, group.weight_decay, done)
 
     return step
 

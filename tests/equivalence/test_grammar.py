@@ -4,7 +4,7 @@ refused in one line: none wrong, none with a traceback."""
 import os
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,8 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
         case = drawn_case(draw, seed, number, compiled)
         traced = court.traced(case)
         prove(Subject(f"grammar-{number}", build, VOCAB, None), traced)
+        if case.pp > len(traced.segmented.instances):
+            case = replace(case, pp=1, dp=2)
         court.try_case(case)
     except MeshwrightError as error:
         return Verdict(number, "refused", f"{type(error).__name__}: {error}", bodies)
