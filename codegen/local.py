@@ -36,10 +36,11 @@ _ALONE = re.compile(r"-?[\w.]+")
 
 
 def identifier(name: str) -> str:
-    """A value's name in emitted Python."""
+    """A value's name in emitted Python; two names are one only where a dot is an underscore."""
     text = name.replace(".", "_")
-    text = f"_{text}" if text[:1].isdigit() else text
-    return f"{text}_" if keyword.iskeyword(text) or text in _RESERVED else text
+    text = f"_{text}" if text.lstrip("_")[:1].isdigit() else text
+    bare = text.rstrip("_")
+    return f"{text}_" if keyword.iskeyword(bare) or bare in _RESERVED else text
 
 
 def as_term(text: str) -> str:

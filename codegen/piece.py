@@ -11,7 +11,7 @@ from meshwright.ir.plan import Piece, Plan
 from .functions import Functions
 from .lines import Lines
 from .local import Locals, identifier
-from .units import Unit, grouped
+from .units import Unit, free, grouped
 from .writer import Writer
 
 
@@ -199,8 +199,7 @@ class PieceText:
 
     def _unpack_grads(self, writer: Writer) -> dict[str, str]:
         """Gradients' names by the value that is added to each."""
-        trained = [i.value.name for i in self.params if i.trainable]
-        names = {param: f"grad_{identifier(param)}" for param in trained}
+        names = gradient_buffers(self.graph)
         if names:
             writer.wrapped("(", list(names.values()), ",) = grads")
         return {grad: names[p] for p, grad in self.joint.grads.items() if p in names}
@@ -243,6 +242,17 @@ class PieceText:
         used = {i.params[index] for i in self.plan.instances if i.piece == self.piece.name}
         entries = (e for b in self.plan.buckets for e in b.entries if e.param in used)
         return {axis for e in entries for axis in e.partial}
+
+
+def gradient_buffers(graph: Graph) -> dict[str, str]:
+    """What emitted text calls the buffers that gradients are added to, by parameter."""
+    taken = {identifier(name) for name in graph.values}
+    found: dict[str, str] = {}
+    for item in graph.inputs_of("param"):
+        if item.trainable:
+            found[item.value.name] = free(f"grad_{identifier(item.value.name)}", taken)
+            taken.add(found[item.value.name])
+    return found
 
 
 def _saved(phases: Phases) -> list[str]:

@@ -10,7 +10,7 @@ from meshwright.ir.plan import InstancePlan, Piece, Plan
 from .emitters import op_text
 from .functions import Functions
 from .local import Locals, group_name, identifier, rank_name
-from .piece import PieceText, operand_inputs
+from .piece import PieceText, gradient_buffers, operand_inputs
 from .writer import Writer
 
 _FORWARD_LOOP = '''
@@ -107,6 +107,7 @@ def _taken(plan: Plan, pieces: list[Piece]) -> set[str]:
     """Return names that functions of units must not have: values, and the stage's functions."""
     graphs = (plan.context, *(piece.graph for piece in pieces))
     values = {identifier(name) for graph in graphs for name in graph.values}
+    values |= {name for piece in pieces for name in gradient_buffers(piece.graph).values()}
     loops = {"context", "forward", "backward", "input_grad", "weight_grad"}
     return values | loops | {f"{piece.name}_{loop}" for piece in pieces for loop in loops}
 

@@ -129,7 +129,7 @@ def _common(names: Sequence[str]) -> str:
 
 def plain(name: str) -> str:
     """A name as an identifier, without the numbers that tell it from others."""
-    return re.sub(r"(_\d+)+$", "", identifier(name))
+    return re.sub(r"(_\d+)+$", "", identifier(name)) or identifier(name)
 
 
 def local_names(unit: Unit, graph: Graph, taken: Collection[str]) -> dict[str, str]:
@@ -143,7 +143,7 @@ def local_names(unit: Unit, graph: Graph, taken: Collection[str]) -> dict[str, s
     for name in unit.operands:
         short = _without(own, name)
         if name in given:
-            short = short.rpartition("_")[2]
+            short = short.rstrip("_").rpartition("_")[2] or "x"
         elif not (whole and short != plain(name)):
             short = "x"
         found[name] = free(short, {*taken, *found.values()})

@@ -11,7 +11,9 @@ gradient and those whose does not.
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TypeAlias
 
 from .dtypes import FLOATS
@@ -77,14 +79,14 @@ def segment(graph: Graph) -> Segmented:
     segments: dict[tuple[str, bool], Segment] = {}
     instances = []
     trains = False  # whether an earlier piece does
-    names: Counter[str] = Counter()
+    names: set[str] = set()
     for span in _cut(graph, chain_ops, dependent):
         piece, params, context = _piece_graph(graph, span)
         key = _structure(piece), trains
         if key not in segments:
             name = _segment_name(piece, params)
-            names[name] += 1
-            name = name if names[name] == 1 else f"{name}_{names[name]}"
+            name = _free(name, names)
+            names.add(name)
             segments[key] = Segment(name, _renamed(piece, name), trains)
         instances.append(Instance(segments[key].name, params, context))
         trains = trains or any(i.trainable for i in piece.inputs_of("param"))
@@ -259,6 +261,11 @@ def _x(position: int) -> str:
     return f"x_{position + 1}" if position else "x"
 
 
+def dy_name(position: int) -> str:
+    """The name of the gradient that comes in for a value that goes out over a cut."""
+    return f"dy_{position + 1}" if position else "dy"
+
+
 def _with_token_ops(graph: Graph, ops: list[Op]) -> list[Op]:
     """Ops on tokens alone that an earlier piece holds are repeated where they are read."""
     present = {v.name for op in ops for v in op.outputs}
@@ -343,9 +350,15 @@ def _identifier(text: str) -> str:
     return f"_{text}" if text[:1].isdigit() else text
 
 
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, numbered where it is taken."""
+    numbered = (name if n == 1 else f"{name}_{n}" for n in count(1))
+    return next(n for n in numbered if n not in taken)
+
+
 def _renamed(piece: Graph, name: str) -> Graph:
     """The piece with short names that are unique within it and valid in emitted Python."""
-    taken: set[str] = set()
+    taken = {dy_name(k) for k in range(MAX_BOUNDARY)}
     names: dict[str, str] = {}
 
     def short(old: str, kind: str) -> str:
@@ -353,13 +366,9 @@ def _renamed(piece: Graph, name: str) -> Graph:
         text = _identifier(
             text.removesuffix(".weight") + ("_w" if text.endswith(".weight") else "")
         )
-        candidate, count = text, 1
-        while candidate in taken:
-            count += 1
-            candidate = f"{text}_{count}"
-        taken.add(candidate)
-        names[old] = candidate
-        return candidate
+        names[old] = _free(text, taken)
+        taken.add(names[old])
+        return names[old]
 
     inputs = tuple(
         Input(

@@ -151,9 +151,7 @@ def gradient_names(
     values: a value's name by its traced node. results: names of the gradients that the graph
     returns, which stay as they are given.
     """
-    # A node of the backward may stand for a forward value: one that it saw again.
-    made = {value for node, value in values.items() if node in backward.made_by}
-    made -= {value for node, value in values.items() if node not in backward.made_by}
+    made = made_backward(backward, values)
     roots = dict(results)
     for node, source in backward.whole.items():
         if node in values and source in values:
@@ -164,6 +162,15 @@ def gradient_names(
             roots.setdefault(values[node], f"d_{part}")
     sums = {values[n] for n in backward.between if n in values}
     return _numbered(graph, made, _between(graph, made, roots, sums), results)
+
+
+def made_backward(backward: Backward, values: dict[str, str]) -> set[str]:
+    """The values that a backward makes. values: a value's name by its traced node.
+
+    A node of the backward may stand for a forward value: one that it saw again.
+    """
+    made = {value for node, value in values.items() if node in backward.made_by}
+    return made - {value for node, value in values.items() if node not in backward.made_by}
 
 
 def _apart(name: str, near: str) -> str:
@@ -204,12 +211,13 @@ def _numbered(
     found = dict(results)
     for name in (v.name for op in graph.ops for v in op.outputs if v.name in names):
         if name not in found:
-            found[name] = _free(names[name], taken)
+            found[name] = free(names[name], taken)
             taken.add(found[name])
     return found
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free(name: str, taken: set[str]) -> str:
+    """The name, numbered where it is taken."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

@@ -15,6 +15,11 @@ from ..ops.registry import named
 from ..sizes import B, Size, format_size, is_symbolic, size_of
 from .calls import Attrs, CallRecord
 
+# Values that capture adds behind the model's own.
+_OF_THE_LOSS = """
+    denominator loss loss_lse loss_picked loss_logits loss_nll loss_valid loss_masked loss_sum
+""".split()
+
 
 def short_dtype(dtype: torch.dtype) -> str:
     return SHORT_NAMES[str(dtype).removeprefix("torch.")]
@@ -37,7 +42,7 @@ class FxReader:
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     values: dict[Node, Any] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=lambda: set(_OF_THE_LOSS))
 
     def value_name(self, node: Node) -> str:
         """Module path and op name."""
@@ -49,7 +54,7 @@ class FxReader:
 
     def fresh(self, name: str) -> str:
         """A name that no value has yet, nor has where dots become underscores."""
-        name = re.sub(r"[^\w.]", "_", name.removeprefix("module."))
+        name = re.sub(r"[^\w.]", "_", name.removeprefix("module."), flags=re.ASCII)
         candidate, count = name, 1
         while candidate.replace(".", "_") in self.taken:
             count += 1

@@ -10,7 +10,7 @@ when there is none), then the gradient of each parameter, in input order ("-" fo
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,16 +25,15 @@ from ..errors import CaptureError
 from ..graph import Graph, Input, Op, Value, prune, verify
 from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
-from ..segment import Segment
+from ..segment import Segment, dy_name
 from ..sizes import B, S, Size
-from .backward import Backward, gradient_names, traced_names
+from .backward import Backward, free, gradient_names, made_backward, traced_names
 from .composites import EXPANSIONS
 from .functional import Functionalise
 from .fx import FxReader, target_name, torch_dtype
 from .symbolic import concrete
 
 _HINTS = (7, 13)
-_DY = "dy"
 
 
 def joint(segment: Segment) -> Graph:
@@ -262,6 +261,7 @@ class _JointReader(FxReader):
 
     names: dict[str, Op]
     made_by: dict[str, str]
+    taken: set[str] = field(default_factory=set)
 
     def where(self, node: Node) -> str:
         """The op, and the forward op whose gradient it is part of."""
@@ -287,8 +287,8 @@ def _read(segment: Segment, traced: GraphModule, reader: _JointReader, backward:
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
     holders = [n for n in nodes if n.op == "placeholder"]
-    for number, output in enumerate(graph.outputs[: len(holders) - len(items)], start=1):
-        y, name = graph.values[output], _DY if number == 1 else f"{_DY}_{number}"
+    for position, output in enumerate(graph.outputs[: len(holders) - len(items)]):
+        y, name = graph.values[output], dy_name(position)
         items.append(Input(Value(name, y.dtype, y.shape), "grad", name))
     for node, item in zip(holders, items, strict=True):
         reader.inputs.append(item)
@@ -322,9 +322,10 @@ def _name_gradients(
     ys, grads = joint.outputs[:count], joint.outputs[count:]
     found = dict(zip(wanted, grads, strict=True))
     results: dict[str, str] = {}
+    forward = set(joint.values) - made_backward(backward, values)
     for source, output in found.items():
         if output in joint.producer and output not in results:
-            results[output] = f"d_{source}"
+            results[output] = free(f"d_{source}", forward | set(results.values()))
     entry = [i.value.name for i in segment.graph.inputs_of("activation")] or [""]
     params = [i.value.name for i in segment.graph.inputs_of("param")]
     outputs = (*ys, *(found.get(name, "") for name in (*entry, *params)))
