@@ -245,7 +245,7 @@ class PieceText:
 
 
 def gradient_buffers(graph: Graph) -> dict[str, str]:
-    """What emitted text calls the buffers that gradients are added to, by parameter."""
+    """Return what emitted text calls the buffers that gradients are added to, by parameter."""
     taken = {identifier(name) for name in graph.values}
     found: dict[str, str] = {}
     for item in graph.inputs_of("param"):

@@ -106,6 +106,8 @@ def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:
         writer.line("),")
         if not bucket.trainable:
             writer.line("trainable=False,")
+        if bucket.dtype != plan.dtype:
+            writer.line(f'dtype="{TORCH_NAMES[bucket.dtype]}",')
     writer.line("),")
 
 

@@ -58,6 +58,15 @@ def _check_positions(source: "ModelSource", seq: int) -> None:
         raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
 
 
+def _check_lengths(traced: "Traced", seq: int) -> None:
+    least, most = traced.lengths
+    if seq < least or (most is not None and seq > most):
+        raise ValueError(
+            f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
+            "tokens; give one of these, or change what in it depends on the length"
+        )
+
+
 def _trace(source: "ModelSource", options: argparse.Namespace, say: Say) -> tuple["Traced", str]:
     """Return the captured model, and what the report says of its proof."""
     from meshwright.ir.capture.export import trace
@@ -67,5 +76,6 @@ def _trace(source: "ModelSource", options: argparse.Namespace, say: Say) -> tupl
     freeze = parse_freeze(getattr(options, "freeze", ""))
     traced = trace(source.build, source.name, options.dtype, source.vocab_size, freeze)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
+    _check_lengths(traced, options.seq)
     trust, full = (getattr(options, name, False) for name in ("trust_capture", "prove_full"))
     return proven(source, traced, trust=trust, full=full, say=say)

@@ -11,7 +11,10 @@ Constant = tuple[str, str, Shape, str]  # hash, dtype, shape, base64 of the raw 
 
 @dataclass(frozen=True)
 class Traced:
-    """A captured model: the whole graph, its segments, and one joint graph per unique segment."""
+    """A captured model: the whole graph, its segments, and one joint graph per unique segment.
+
+    lengths: the shortest and the longest sequence that the graph is for; None: any.
+    """
 
     model: str
     dtype: str
@@ -22,3 +25,4 @@ class Traced:
     joints: dict[str, Graph]
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...]
+    lengths: tuple[int, int | None] = (1, None)

@@ -1,7 +1,7 @@
 """The plan of one rank for a captured model, made without a search, to be run against the module.
 
-Every value is whole. All parameters lie in one bucket, frozen ones in another. What the backward
-keeps, how it is cut, and how many micro-batches there are is given.
+Every value is whole. All parameters of a dtype lie in one bucket, frozen ones in another. What the
+backward keeps, how it is cut, and how many micro-batches there are is given.
 """
 
 from dataclasses import dataclass
@@ -43,11 +43,11 @@ def one_rank_plan(traced: Traced, variant: Variant) -> Plan:
     graphs = traced.joints
     params = _params(traced)
     frozen = {i.ref for i in traced.graph.inputs_of("param") if not i.trainable}
-    buckets = tuple(
-        _bucket(name, [p for p in params if (p.name in frozen) == (name == _FROZEN)])
-        for name in (_TRAINED, _FROZEN)
-        if any((p.name in frozen) == (name == _FROZEN) for p in params)
-    )
+    members: dict[str, list[Param]] = {}
+    for param in params:
+        kind = _FROZEN if param.name in frozen else _TRAINED
+        members.setdefault(f"{kind}.{param.dtype}", []).append(param)
+    buckets = tuple(_bucket(name, own) for name, own in members.items())
     return Plan(
         model=traced.model,
         dtype=traced.dtype,
@@ -115,7 +115,7 @@ def _bucket(name: str, params: list[Param]) -> Bucket:
     for param in params:
         entries.append(Entry(param.name, offset, (), len(param.shape) >= 2))
         offset += evaluate(num_elements(param.shape), {})
-    return Bucket(name, params[0].dtype, offset, (0,), tuple(entries), name == _TRAINED)
+    return Bucket(name, params[0].dtype, offset, (0,), tuple(entries), name.startswith(_TRAINED))
 
 
 def _actions(variant: Variant) -> tuple[Action, ...]:

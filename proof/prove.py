@@ -35,9 +35,12 @@ _SMALL = 1e-2
 _LENGTHS = (5, 12)
 
 
-def variants(max_seq: int | None) -> tuple[Variant, ...]:
-    """Return the ways in which a program is run; max_seq: the most tokens that a row may have."""
-    short, long = (min(n, max_seq or n) for n in _LENGTHS)
+def variants(lengths: tuple[int, int | None]) -> tuple[Variant, ...]:
+    """Return the ways in which a program is run; lengths: the least and most tokens of a row."""
+    least, most = lengths
+    short, long = (
+        min(max(n, least + extra), most or n + least) for extra, n in enumerate(_LENGTHS)
+    )
     return (
         Variant(2, short, 1, keeps=True),
         Variant(1, long, 3, keeps=False),
@@ -69,11 +72,17 @@ def prove(subject: Subject, traced: Traced) -> None:
     wide = widened(traced)
     module = built(subject.build, torch.float64).double()
     weights, epsilon = weights_of(module), norm_epsilon(traced.dtype)
-    for number, variant in enumerate(variants(subject.max_seq)):
+    for number, variant in enumerate(variants(_lengths(subject, traced))):
         expected, found = _both(subject, module, wide, weights, variant, number, epsilon)
         _compare(subject, wide, variant, expected, found)
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, weights)
+
+
+def _lengths(subject: Subject, traced: Traced) -> tuple[int, int | None]:
+    least, most = traced.lengths
+    known = [n for n in (most, subject.max_seq) if n is not None]
+    return least, min(known, default=None)
 
 
 def norm_epsilon(dtype: str) -> float:
@@ -166,7 +175,7 @@ def _prove_narrow(
     narrow = built(subject.build, dtype)
     kinds = {n: p.dtype for n, p in narrow.named_parameters()}
     rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
-    variant = Variant(3, variants(subject.max_seq)[1].seq, 1, keeps=True)
+    variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
     batch = random_batch(variant.rows, variant.seq, subject.vocab_size, 7)
     exact = run_module(module, rounded, batch, subject.name, norm_epsilon(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)

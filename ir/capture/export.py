@@ -11,9 +11,10 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from io import StringIO
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,9 @@ from .joint import joint
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
 
+# The shortest and the longest sequence that a graph is for; None: any.
+SeqRange: TypeAlias = tuple[int, int | None]
+
 # Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
 _HINTS = (7, 13)
 
@@ -57,6 +61,7 @@ class Captured:
     graph: Graph
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...] = ()
+    lengths: SeqRange = (1, None)
 
 
 @rarely_collected()
@@ -88,6 +93,7 @@ def trace(
         joints,
         captured.constants,
         warnings,
+        captured.lengths,
     )
 
 
@@ -111,7 +117,7 @@ def capture(
     module, recipes, tied, stored = build_fake(build, torch_dtype(dtype))
     frozen = frozen_names(module, tied, freeze, name)
     roles = _roles(module, name)
-    program = _export(_Logits(module, tuple(roles.values())), name)
+    program, lengths = _export(_Logits(module, tuple(roles.values())), name)
     reader = _Reader(
         program=program,
         name=name,
@@ -122,7 +128,7 @@ def capture(
         frozen=frozen,
         promote=dtype == "f64",
     )
-    return reader.read()
+    return replace(reader.read(), lengths=lengths)
 
 
 def _roles(module: nn.Module, name: str) -> dict[Role, str]:
@@ -196,14 +202,30 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     return forward
 
 
-def _export(module: _Logits, name: str) -> ExportedProgram:
+def _export(module: _Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
+    """The exported program, and the lengths of sequence that it is for.
+
+    A module that asks for some range of them, for instance the rows of a table of positions, is
+    exported again for that range.
+    """
     _swap_semantic(module)
-    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
-    dims = {0: Dim("B", min=1), 1: Dim("S", min=1)}
     check_hooks(module, name)
+    lengths: SeqRange = (1, None)
+    try:
+        return _exported(module, name, lengths), lengths
+    except CaptureError as error:
+        found = _range_of(str(error.__cause__))
+        if found is None:
+            raise
+    return _exported(module, name, found), found
+
+
+def _exported(module: _Logits, name: str, lengths: SeqRange) -> ExportedProgram:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it."""
+    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
+    dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
     try:
-        # With gradients, so that a model's own no_grad regions show as graphs within the graph.
         with torch.enable_grad(), no_custom_functions(name), _quiet():
             return export(module, given, dynamic_shapes=each, strict=False)
     except CaptureError:
@@ -213,6 +235,17 @@ def _export(module: _Logits, name: str) -> ExportedProgram:
             f"model {name} cannot be traced for every batch and sequence size: {_reason(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
+
+
+def _range_of(message: str) -> SeqRange | None:
+    """The lengths that torch's guards leave, where they are a range around the hint."""
+    size = re.escape("L['given'][0].size()[1]")
+    match = re.search(rf"guard (\d+) <= {size} and {size} <= (\d+|IntInfinity\(\))", message)
+    if match is None or message.count("satisfy the generated guard") > 1:
+        return None
+    high = int(match[2]) if match[2].isdigit() else None
+    inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1])
+    return (int(match[1]), high) if inside else None
 
 
 @contextmanager

@@ -212,7 +212,7 @@ class Functionalise:
     fresh: dict[tuple[Node, int], Node] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Raises CaptureError for a write that is state, or that no value stands for."""
+        """Replace every write. Raises CaptureError for one that is state, or that no value stands for."""
         if not any(map(_writes, self.graph.nodes)):
             return
         for node in list(self.graph.nodes):
@@ -240,7 +240,8 @@ class Functionalise:
             self.homes[node] = (base, (*chain, view), self.writes.get(base, 0))
         elif node.target is operator.getitem and chain and op_name(chain[-1].target) in _LISTS:
             last = chain[-1]
-            picked = _View(last.target, last.args, last.kwargs, node, given[0])
+            place: Any = given[0]
+            picked = _View(last.target, last.args, last.kwargs, node, place)
             self.homes[node] = (base, (*chain[:-1], picked), self.writes.get(base, 0))
 
     def _write(self, node: Node, name: str, base: Node, chain: Chain) -> None:
@@ -317,6 +318,7 @@ class Functionalise:
 
     def _written(self, node: Node, name: str) -> Node:
         """The value that an in-place op writes."""
+        x: Any
         x, *rest = node.args
         made = _SPECIAL.get(name)
         if made is not None:

@@ -119,7 +119,7 @@ def _run(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> _Call:
 
 
 class InitLog(TorchDispatchMode):
-    """Gives each storage its content, op by op."""
+    """Give each storage its content, op by op."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -33,7 +33,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def content_of(tensor: Tensor) -> Content | None:
-    """What a tensor's storage holds, None for the values of a real one."""
+    """Return what a tensor's storage holds, None for the values of a real one."""
     known = getattr(tensor.untyped_storage(), "meshwright_content", None)
     return Program() if known is None and not has_memory(tensor) else known
 
@@ -81,7 +81,7 @@ def real_tensor(tensor: Tensor) -> Tensor:
 
 
 def taken(source: Tensor, target: Tensor) -> Program | Tensor | Unknown:
-    """What a copy of `source` in the sizes of `target` holds; a tensor where it is known."""
+    """Return what a copy of `source` in the sizes of `target` holds; a tensor where it is known."""
     content = content_of(source)
     if isinstance(content, Unknown) or is_unset(content):
         return content  # type: ignore[return-value]

@@ -15,6 +15,13 @@ from meshwright.ir.sizes import evaluate, num_elements
 
 FROZEN = ".frozen"  # ends the name of an instance's bucket of frozen parameters
 
+
+def bucket_of(instance: str, param: Param, dtype: str, frozen: bool) -> str:
+    """Name the bucket of an instance's own parameter. dtype: the model's; others lie apart."""
+    kind = "" if param.dtype == dtype else f".{param.dtype}"
+    return f"{instance}{kind}{FROZEN * frozen}"
+
+
 # Elements; keeps each view aligned to 128 bytes in bf16, as vectorised kernels want.
 ALIGNMENT = 64
 
@@ -23,10 +30,11 @@ def make_buckets(
     instances: tuple[InstancePlan, ...],
     pieces: tuple[Piece, ...],
     params: tuple[Param, ...],
+    dtype: str,
     mesh: Mesh,
 ) -> tuple[Bucket, ...]:
-    """One bucket per instance and one for its frozen parameters; a tied parameter has a bucket of
-    its own with all its homes."""
+    """One bucket per instance, and more for its frozen parameters and for those of another dtype
+    than the model's; a tied parameter has a bucket of its own with all its homes."""
     by_name = {p.name: p for p in params}
     partial, frozen = _partial_params(instances, pieces, mesh), _frozen_params(instances, pieces)
     members: dict[str, list[str]] = {}
@@ -36,7 +44,7 @@ def make_buckets(
             stages.setdefault(bucket, set()).add(item.stage)
             tied = bucket.removeprefix("tied.") if bucket.startswith("tied.") else None
             own = [p for p in item.params if f"tied.{p}" not in item.buckets]
-            own = [p for p in own if (p in frozen) == bucket.endswith(FROZEN)]
+            own = [p for p in own if bucket == bucket_of(item.name, by_name[p], dtype, p in frozen)]
             members.setdefault(bucket, [tied] if tied else own)
     return tuple(
         replace(

@@ -15,7 +15,7 @@ from meshwright.ir.traced import Traced
 
 from ..remat.rules import SavedSet
 from ..sharding.chain import Lowered, ShardedModel
-from .buckets import FROZEN, make_buckets
+from .buckets import bucket_of, make_buckets
 
 
 def params_of(traced: Traced, sharded: ShardedModel) -> tuple[Param, ...]:
@@ -80,6 +80,7 @@ def instances_of(
     uses = Counter(name for i in traced.segmented.instances for name in set(i.params))
     tied = {name for name, count in uses.items() if count > 1}
     frozen = {i.ref for i in traced.graph.inputs_of("param") if not i.trainable}
+    by_name = {p.name: p for p in params}
     names: Counter[str] = Counter()
     instances = []
     for item, piece, stage in zip(
@@ -89,12 +90,11 @@ def instances_of(
         name = f"{match[1]}{item.segment}" if match else item.segment
         names[name] += 1
         name = name if names[name] == 1 else f"{name}_{names[name]}"
-        own = tuple(p for p in item.params if p not in tied)
-        buckets = [name] if any(p not in frozen for p in own) else []
-        buckets += [f"{name}{FROZEN}"] if any(p in frozen for p in own) else []
+        own = [by_name[p] for p in item.params if p not in tied]
+        buckets = sorted({bucket_of(name, p, traced.dtype, p.name in frozen) for p in own})
         buckets += [f"tied.{p}" for p in item.params if p in tied]
         instances.append(InstancePlan(name, piece, stage, item.params, tuple(buckets)))
-    return tuple(instances), make_buckets(tuple(instances), pieces, params, mesh)
+    return tuple(instances), make_buckets(tuple(instances), pieces, params, traced.dtype, mesh)
 
 
 def with_stages(

@@ -42,9 +42,11 @@ class FlatBucket:
     ) -> None:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
         self.trainable = bucket.trainable
-        self.dtype = getattr(torch, layout.dtype)
+        self.dtype = getattr(torch, bucket.dtype or layout.dtype)
         self.grad_dtype = torch.float32 if layout.master else self.dtype
-        self.reduce_dtype = getattr(torch, layout.reduce_dtype)
+        # What is wider than the model keeps its digits on the way.
+        reduced = getattr(torch, layout.reduce_dtype)
+        self.reduce_dtype = torch.promote_types(reduced, self.dtype) if bucket.dtype else reduced
         self.group = mesh.group_of(*(mesh.STORAGE if layout.zero else mesh.REDUCED))
         self.replicas = mesh.group_of(*mesh.REPLICA) if layout.zero else None
         self.placed = {p.name: _axes_of(p) for p in layout.params}

@@ -35,7 +35,8 @@ class Entry:
 class Bucket:
     """homes: pp coordinates that hold it; several where a tied parameter is used on each.
 
-    trainable: a frozen bucket has no gradients and no optimizer state.
+    trainable: a frozen bucket has no gradients and no optimizer state. dtype: of its parameters,
+    "" for the model's.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Bucket:
     homes: tuple[int, ...]
     entries: tuple[Entry, ...]
     trainable: bool = True
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

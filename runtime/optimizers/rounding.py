@@ -28,11 +28,14 @@ def key_of(seed: int, step: int, name: str) -> int:
 
 def round_run(run: Run, wide: Run, like_weights: tuple[str, ...], seed: int, step: int) -> None:
     """Bring a float32 copy of a run back: weights and what is like them stochastically, other
-    states to the nearest."""
+    states to the nearest. Weights that are float32 themselves take theirs as they are."""
+    if run.weights.dtype is wide.weights.dtype:
+        like_weights = ()
+        run.weights.copy_(wide.weights)
     for name, flat in run.states.items():
         if name not in like_weights:
             flat.copy_(wide.states[name])
-    for part in run.parts:
+    for part in run.parts if run.weights.dtype is not wide.weights.dtype else ():
         round_part(run.weights, wide.weights, part, key_of(seed, step, part.param.name))
         for name in like_weights:
             key = key_of(seed, step, f"{part.param.name}/{name}")

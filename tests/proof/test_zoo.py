@@ -22,12 +22,10 @@ REFUSED = {
     "batch_as_number": "B is how many rows a batch has",
     "rows_compared": "rows see each other, or their number is used",
     "random_noise": "called twice on the same tokens gives losses",
-    "cross_lengths": "cannot be traced for every batch and sequence size",
     "cumulative_product": "torch binds S to a number there",
     "max_norm": "writes into parameter embed.weight",
     "autocast": "autocast: cast where you need it",
     "branch_on_values": "cannot be traced for every batch and sequence size",
-    "branch_on_size": "cannot be traced for every batch and sequence size",
 }
 
 

@@ -402,3 +402,12 @@ def branch_on_values(self, h):
 @plain
 def branch_on_size(self, h):
     return self.proj(h) if h.shape[1] > 8 else h + self.proj(h) * 2
+
+
+def _table(self):
+    self.table = nn.Parameter(torch.randn(32, DIM) * 0.1)
+
+
+@with_parts(_table)
+def table_of_positions(self, h):
+    return self.proj(h) + self.table[: h.shape[1]]
