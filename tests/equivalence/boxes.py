@@ -87,11 +87,16 @@ def _join(param: Param, boxes: list[tuple[dict[str, int], Tensor]], plan: Plan) 
         [_elements(param, dim, place, plan) for dim in range(len(shape))] for place, _ in boxes
     ]
     for where, (_, box) in zip(index, boxes, strict=True):
-        whole[torch.meshgrid(*where, indexing="ij")] = box
+        whole[_place(where)] = box
     for where, (_, box) in zip(index, boxes, strict=True):
-        _same(param.name, whole[torch.meshgrid(*where, indexing="ij")], box, "tensor ranks")
+        _same(param.name, whole[_place(where)], box, "tensor ranks")
     assert not whole.isnan().any(), f"{param.name}: no rank holds some elements"
     return whole
+
+
+def _place(where: list[Tensor]) -> tuple[Tensor, ...]:
+    """The index of elements that are named dim by dim; of a tensor without dims its one element."""
+    return torch.meshgrid(*where, indexing="ij") if where else ()
 
 
 def _elements(param: Param, dim: int, place: dict[str, int], plan: Plan) -> Tensor:
