@@ -11,6 +11,7 @@ when there is none), then the gradient of each parameter, in input order ("-" fo
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,6 +141,10 @@ def _refused_with(running: Callable[[], Op | None]) -> Iterator[None]:
         raise _not_for_every_size(running(), reason) from error
 
 
+def _itself(op: Op) -> Op:
+    return op
+
+
 def _not_for_every_size(op: Op | None, reason: str) -> CaptureError:
     where = f"{op.target} at {op.source or 'an unknown line'}" if op else "the loss"
     return CaptureError(
@@ -162,7 +167,7 @@ def evaluate(
     sizes = _size_values(graph, env)
     for op in graph.ops:
         before = traced_names()
-        with _refused_with(lambda op=op: op):
+        with _refused_with(partial(_itself, op)):
             result = _call(op, [env[n] if n else None for n in op.inputs], sizes)
         if fake is not None:
             fake.refuse_fixed(op)
