@@ -235,7 +235,9 @@ class PieceText:
     def _accumulate(self, name: str, grad: str) -> str:
         sharers = self._sharers(name)
         share = f", alpha=1 / {sharers}" if sharers > 1 else ""
-        return f"{grad}.add_({identifier(name)}{share})"
+        # Compiled for a CPU, torch 2.13 forgets what is written into an input without dims.
+        buffer = grad if self.graph.values[name].shape else f"{grad}.view(1)"
+        return f"{buffer}.add_({identifier(name)}{share})"
 
     def _summed_with_bucket(self, index: int) -> set[str]:
         """Axes over which the bucket sums this gradient, where some use of it is partial."""

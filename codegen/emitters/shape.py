@@ -10,11 +10,16 @@ _END = 2**63 - 1
 
 
 def _reshape(op: Op, names: list[str], local: Locals) -> str:
-    return f"{names[0]}.reshape{local.shape_text(op.output)}".replace(",)", ")")
+    return f"{names[0]}.reshape{_sizes_text(op, local)}"
 
 
 def _expand(op: Op, names: list[str], local: Locals) -> str:
-    return f"{names[0]}.expand{local.shape_text(op.output)}".replace(",)", ")")
+    return f"{names[0]}.expand{_sizes_text(op, local)}"
+
+
+def _sizes_text(op: Op, local: Locals) -> str:
+    """The output's shape as arguments in brackets; no dims are an empty tuple."""
+    return local.shape_text(op.output).replace(",)", ")").replace("()", "(())")
 
 
 def _transpose(op: Op, names: list[str], local: Locals) -> str:

@@ -212,7 +212,10 @@ class Functionalise:
     fresh: dict[tuple[Node, int], Node] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Replace every write. Raises CaptureError for one that is state, or that no value stands for."""
+        """Replace every write.
+
+        Raises CaptureError for one that is state, or that no value stands for.
+        """
         if not any(map(_writes, self.graph.nodes)):
             return
         for node in list(self.graph.nodes):
