@@ -326,14 +326,30 @@ class Functionalise:
         made = _SPECIAL.get(name)
         if made is not None:
             return made(self.graph, node, x, rest)
-        packet, overload = getattr(aten, name.removesuffix("_"), None), node.target._overloadname  # type: ignore[union-attr]
-        if packet is None or not name.endswith("_"):
+        target = without_writing(node.target)
+        if target is None:
             raise CaptureError(
                 f"{name} at {_source(node)} changes its operand in place; write it as an op that "
                 "returns a new tensor"
             )
-        target = getattr(packet, overload if overload in packet.overloads() else "default")
         return _call(self.graph, target, (x, *rest), node, dict(node.kwargs))
+
+
+def without_writing(target: Any) -> Any:
+    """The overload that returns what an in-place op writes into its first operand; None: none."""
+    namespace, _, base = target._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
+    found = (getattr(packet, name) for name in packet.overloads()) if packet else ()
+    return next((o for o in found if _taken(o) == _taken(target) and not _mutates(o)), None)
+
+
+def _taken(overload: Any) -> list[tuple[str, str]]:
+    """The arguments of an overload by name and type."""
+    return [(a.name, str(a.type)) for a in overload._schema.arguments]
+
+
+def _mutates(overload: Any) -> bool:
+    return overload._schema.is_mutable
 
 
 def _copied(graph: Graph, node: Node, x: Node, rest: list) -> Node:

@@ -139,10 +139,6 @@ def _refused_with(running: Callable[[], Op | None]) -> Iterator[None]:
         raise _not_for_every_size(running(), reason) from error
 
 
-def _itself(op: Op) -> Op:
-    return op
-
-
 def _not_for_every_size(op: Op | None, reason: str) -> CaptureError:
     where = f"{op.target} at {op.source or 'an unknown line'}" if op else "the loss"
     return CaptureError(
