@@ -144,6 +144,14 @@ def in_place_part(self, h):
     return y
 
 
+@plain
+def view_read_after_a_write(self, h):
+    y = self.proj(h) + 0.5
+    part = y[..., :4]
+    y *= 2.0
+    return torch.cat([part, y[..., 4:].tanh()], -1)
+
+
 def _batch_norm(self):
     self.norm = nn.BatchNorm1d(DIM)
 
