@@ -77,11 +77,42 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
         if param is not None and not isinstance(param, FakeTensor):
             module._parameters[name] = _fake_of(param, mode)
 
+    cast: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # so that tied ones stay tied
+
+    def apply_fake(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """What `.float()` and `.to(dtype)` end in, which torch cannot swap a fake parameter in."""
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for name, param in module._parameters.items():
+            if param is not None:
+                module._parameters[name] = _cast(param, fn, cast)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = fn(buffer)
+        return module
+
+    apply = nn.Module._apply
     nn.Module.register_parameter = register_fake  # type: ignore[method-assign, assignment]
+    nn.Module._apply = apply_fake  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _cast(
+    param: nn.Parameter,
+    fn: Callable[[Tensor], Tensor],
+    known: dict[int, tuple[nn.Parameter, nn.Parameter]],
+) -> nn.Parameter:
+    """The parameter that `fn` makes of one; the parameter itself where its dtype stays."""
+    if id(param) not in known:
+        with torch.no_grad():
+            value = fn(param.detach())
+        same = value.dtype is param.dtype
+        known[id(param)] = param, param if same else nn.Parameter(value, param.requires_grad)
+    return known[id(param)][1]
 
 
 class _FakeData(TorchFunctionMode):

@@ -14,6 +14,7 @@ from equivalence.draws import DrawnModel
 from equivalence.grammar import EDGES, VOCAB, WEIGHTS, Drawn, productions
 from equivalence.law import Court
 
+from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import MeshwrightError
 from meshwright.proof.prove import Subject, prove
 
@@ -42,7 +43,10 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
     try:
         case = drawn_case(draw, seed, number, compiled)
         traced = court.traced(case)
-        prove(Subject(f"grammar-{number}", build, VOCAB, None), traced)
+        subject = Subject(f"grammar-{number}", build, VOCAB, None)
+        prove(subject, traced)
+        if number % 10 == 7:  # in the dtype that most train in
+            prove(subject, trace(build, subject.name, "bf16", VOCAB))
         if case.pp > len(traced.segmented.instances):
             case = replace(case, pp=1, dp=2)
         court.try_case(case)
@@ -64,6 +68,7 @@ def drawn_case(draw: ModelDraw, seed: int, number: int, compiled: bool) -> Case:
         seed=seed,
         model=draw,
         **axes,
+        dtype="f32" if rng.random() < 0.15 else "f64",
         zero=rng.choice((0, 1, 2, 3)) if "dp" in axes or "cp" in axes else 0,
         accumulation=rng.choice((1, 2, 3)),
         micro_batch=rng.choice((1, 2)),

@@ -419,3 +419,14 @@ def _table(self):
 @with_parts(_table)
 def table_of_positions(self, h):
     return self.proj(h) + self.table[: h.shape[1]]
+
+
+def _float32_router(self):
+    self.router = nn.Linear(DIM, 4).float()
+    self.norm = nn.LayerNorm(DIM).float()
+
+
+@with_parts(_float32_router)
+def float32_router(self, h):
+    shares = self.router(self.norm(h.float())).softmax(-1)
+    return self.proj(h) * shares[..., :1].to(h.dtype) + h * shares[..., 1:2].to(h.dtype)
