@@ -81,15 +81,15 @@ def instances_of(
     tied = {name for name, count in uses.items() if count > 1}
     frozen = {i.ref for i in traced.graph.inputs_of("param") if not i.trainable}
     by_name = {p.name: p for p in params}
-    names: Counter[str] = Counter()
+    taken: set[str] = set()
     instances = []
     for item, piece, stage in zip(
         traced.segmented.instances, sharded.instances, stages, strict=True
     ):
         match = next((_LAYER.match(p) for p in item.params if _LAYER.match(p)), None)
         name = f"{match[1]}{item.segment}" if match else item.segment
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name}_{names[name]}"
+        name = name if name not in taken else _numbered(name, taken)
+        taken.add(name)
         own = [by_name[p] for p in item.params if p not in tied]
         buckets = sorted({bucket_of(name, p, traced.dtype, p.name in frozen) for p in own})
         buckets += [f"tied.{p}" for p in item.params if p in tied]

@@ -45,8 +45,8 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
         traced = court.traced(case)
         subject = Subject(f"grammar-{number}", build, VOCAB, None)
         prove(subject, traced)
-        if number % 10 == 7:  # in the dtype that most train in
-            prove(subject, trace(build, subject.name, "bf16", VOCAB))
+        if dtype := {5: "f32", 7: "bf16"}.get(number % 10):
+            prove(subject, trace(build, subject.name, dtype, VOCAB))
         if case.pp > len(traced.segmented.instances):
             case = replace(case, pp=1, dp=2)
         court.try_case(case)
@@ -68,7 +68,6 @@ def drawn_case(draw: ModelDraw, seed: int, number: int, compiled: bool) -> Case:
         seed=seed,
         model=draw,
         **axes,
-        dtype="f32" if rng.random() < 0.15 else "f64",
         zero=rng.choice((0, 1, 2, 3)) if "dp" in axes or "cp" in axes else 0,
         accumulation=rng.choice((1, 2, 3)),
         micro_batch=rng.choice((1, 2)),
