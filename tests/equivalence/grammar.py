@@ -416,8 +416,8 @@ WEIGHTS: dict[type[Body], int] = {
     Decay: 4, Recurrent: 3, Routed: 5, Normed: 5, HandNormed: 4, Scalars: 4, Buffers: 4,
     Names: 4, Wide: 4, Sizes: 5, Stopped: 5, Writes: 5, Picks: 4, Started: 5, Idle: 3, Layer: 2,
 }  # fmt: skip
-# About one drawn module in fourteen has one of these.
-EDGES: dict[type[Body], int] = {Hidden: 1, Stateful: 1, Rows: 1}
+# One drawn module in fourteen has one of these, in turn.
+EDGES: tuple[type[Body], ...] = (Hidden, Stateful, Rows)
 FRAMES = ("residual", "residual", "pre-norm", "post-norm", "parallel", "gated", "bare", "written")
 
 
@@ -481,10 +481,10 @@ class Drawn(nn.Module):
 def bodies_of(seed: int, number: int) -> list[list[type[Body]]]:
     """The bodies of each block. Number n has the n-th body of all, so that each is drawn."""
     rng = random.Random(f"bodies/{seed}/{number}")
-    usual, edges = list(WEIGHTS), list(EDGES)
+    usual = list(WEIGHTS)
     blocks = [rng.choices(usual, list(WEIGHTS.values()), k=2) for _ in range(rng.choice((1, 2, 2)))]
     if number % 14 == 13:
-        blocks[0][0] = rng.choices(edges, list(EDGES.values()))[0]
+        blocks[0][0] = EDGES[number // 14 % len(EDGES)]
     else:
         blocks[0][0] = usual[number % len(usual)] if number < 8 * len(usual) else blocks[0][0]
     return blocks

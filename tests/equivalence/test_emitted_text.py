@@ -39,7 +39,9 @@ def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     made.pool.stop()
 
 
-@pytest.mark.parametrize("case", mostly_long(CASES, *CASES[:4]), ids=str)
+@pytest.mark.parametrize(
+    "case", mostly_long(CASES, CASES[0], CASES[2], CASES[3], CASES[4]), ids=str
+)
 def test_the_program_equals_the_plain_model(court: Court, case: Case) -> None:
     text = format_plan(court.plan(case))
     assert format_plan(parse_plan(text)) == text

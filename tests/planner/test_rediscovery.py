@@ -323,6 +323,7 @@ class SharedBlocks(Decoder):
         self.layers = nn.ModuleList([self.layers[0]] * config.layers)
 
 
+@pytest.mark.long
 def test_twelve_shared_blocks_are_planned_in_seconds() -> None:
     """Each parameter of a block has twelve homes: their common placements are not all tried."""
     config = DecoderConfig(dim=256, layers=12, heads=8, ffn=1024, vocab=512)
