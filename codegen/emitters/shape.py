@@ -10,11 +10,16 @@ _END = 2**63 - 1
 
 
 def _reshape(op: Op, names: list[str], local: Locals) -> str:
-    return f"{names[0]}.reshape{local.shape_text(op.output)}".replace(",)", ")")
+    return f"{names[0]}.reshape{_sizes(op, local)}"
 
 
 def _expand(op: Op, names: list[str], local: Locals) -> str:
-    return f"{names[0]}.expand{local.shape_text(op.output)}".replace(",)", ")")
+    return f"{names[0]}.expand{_sizes(op, local)}"
+
+
+def _sizes(op: Op, local: Locals) -> str:
+    """The sizes of an op's output, each an argument; those of a scalar are an empty tuple."""
+    return local.shape_text(op.output).replace(",)", ")") if op.output.shape else "(())"
 
 
 def _transpose(op: Op, names: list[str], local: Locals) -> str:
