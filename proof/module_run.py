@@ -81,8 +81,8 @@ def run_module(
 ) -> Outcome:
     """Return the loss and gradients of a batch. epsilon: of Widened, for a module in float64.
 
-    Raises ProofError where a second call gives another loss, where a call changes a buffer, and
-    where the module does not run.
+    Raises ProofError where a second call gives another loss, where a call changes a buffer, where
+    the loss is no number, and where the module does not run.
     """
     try:
         return _run_module(module, weights, batch, name, epsilon)
@@ -108,6 +108,11 @@ def _run_module(
         raise ProofError(
             f"model {name}: its forward changes buffer {changed[0]!r}; a program keeps no such "
             "state between steps: make it a value that forward returns, or take it out"
+        )
+    if not loss.isfinite():
+        raise ProofError(
+            f"model {name}: its own loss in PyTorch is {float(loss.detach())} on drawn tokens and "
+            "weights near its initial ones; compute what is finite for all of them"
         )
     with torch.no_grad():
         again = _loss(module, batch, epsilon)

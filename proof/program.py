@@ -1,6 +1,5 @@
 """Run an emitted program of one rank in this process, on given weights."""
 
-import base64
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from meshwright import runtime
 from meshwright.codegen.program import layout_source
 from meshwright.codegen.schedule import schedule_source
 from meshwright.codegen.stage import stage_source
-from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.errors import ProofError
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
@@ -24,6 +23,7 @@ from meshwright.runtime.engine.executor import Executor
 from meshwright.runtime.engine.inputs import batch_of
 from meshwright.runtime.engine.layout import Layout
 from meshwright.runtime.engine.stage import Stage
+from meshwright.runtime.training.program import decode
 
 from .outcome import Batch, Outcome
 
@@ -113,9 +113,7 @@ def _filled(bucket: FlatBucket, weights: dict[str, Tensor]) -> FlatBucket:
 
 
 def _constants(plan: Plan) -> dict[str, Tensor]:
-    found = {}
-    for digest, dtype, shape, data in plan.constants:
-        raw = bytearray(base64.b64decode(data))
-        sizes = [evaluate(size, {}) for size in shape]
-        found[digest] = torch.frombuffer(raw, dtype=torch_dtype(dtype)).reshape(sizes)
-    return found
+    return {
+        digest: decode(TORCH_NAMES[dtype], [evaluate(size, {}) for size in shape], data)
+        for digest, dtype, shape, data in plan.constants
+    }

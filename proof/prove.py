@@ -111,7 +111,7 @@ def _compare(
     subject: Subject, traced: Traced, variant: Variant, expected: Outcome, found: Outcome
 ) -> None:
     where = f"model {subject.name}, {variant}"
-    if abs(found.loss - expected.loss) > TOLERANCE * max(1.0, abs(expected.loss)):
+    if not abs(found.loss - expected.loss) <= TOLERANCE * max(1.0, abs(expected.loss)):
         raise ProofError(
             f"{where}: the captured program's loss is {found.loss:.10g}, the module's "
             f"{expected.loss:.10g}, in float64. {_advice(subject, variant)}"
@@ -183,7 +183,7 @@ def _prove_narrow(
     where = f"model {subject.name} in {traced.dtype}"
     epsilon = torch.finfo(dtype).eps
     noise = max(abs(own.loss - exact.loss), epsilon * abs(exact.loss))
-    if abs(found.loss - exact.loss) > NOISE * noise:
+    if not abs(found.loss - exact.loss) <= NOISE * noise:
         raise ProofError(
             f"{where}: the captured program's loss is {found.loss:.7g}, the module's "
             f"{own.loss:.7g} and {exact.loss:.7g} in float64: further than its own rounding. "

@@ -3,13 +3,11 @@
 import base64
 from dataclasses import replace
 
-import torch
-
-from meshwright.ir.capture.fx import torch_dtype
-from meshwright.ir.dtypes import FLOATS
+from meshwright.ir.dtypes import FLOATS, TORCH_NAMES
 from meshwright.ir.graph import Attr, Graph, Op, Value
 from meshwright.ir.ops.call import DTYPES
 from meshwright.ir.traced import Constant, Traced
+from meshwright.runtime.training.program import decode
 
 _WIDE = "f64"
 
@@ -54,6 +52,5 @@ def _constant(constant: Constant) -> Constant:
     digest, dtype, shape, data = constant
     if dtype not in FLOATS:
         return constant
-    raw = bytearray(base64.b64decode(data))
-    values = torch.frombuffer(raw, dtype=torch_dtype(dtype)).double()
+    values = decode(TORCH_NAMES[dtype], (-1,), data).double()
     return digest, _WIDE, shape, base64.b64encode(values.numpy().tobytes()).decode()

@@ -24,7 +24,7 @@ from .fx import source_of
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
-# A view of another tensor, as it was called: what makes it, and which of several results it is.
+# Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
     "view",
     "reshape",
@@ -34,19 +34,6 @@ _SHAPES = {
     "flatten",
     "unflatten",
     "alias",
-}
-_LISTS = {"chunk", "split", "split_with_sizes", "unbind"}
-_VIEWS = _SHAPES | _LISTS
-_VIEWS |= {
-    "slice",
-    "select",
-    "narrow",
-    "transpose",
-    "permute",
-    "t",
-    "expand",
-    "detach",
-    "contiguous",
 }
 
 
@@ -148,7 +135,7 @@ def _refuse_outer_writes(graph: Graph) -> None:
                     "made outside, which autograd does not see; write before the region, or "
                     "return a new tensor"
                 )
-            if op_name(node.target) in _VIEWS or node.target is operator.getitem:
+            if _is_view(node) or node.target is operator.getitem:
                 of[node] = of[first]
 
 
@@ -161,6 +148,21 @@ def _call(graph: Graph, target: Any, args: tuple, like: Node, kwargs: dict | Non
 def _writes(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the result of an op, or each of several, is memory of its first operand."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable or not any(r.alias_info for r in schema.returns):
+        return False
+    made, given = node.meta.get("val"), node.args[0]
+    if isinstance(made, Tensor) and isinstance(given, Node):  # a cast that changes nothing is one
+        return made.dtype == given.meta["val"].dtype
+    return True
+
+
+def _is_list(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)
 
 
 def _source(node: Node) -> str:
@@ -238,10 +240,10 @@ class Functionalise:
         base, chain, _ = self.homes.get(first, (first, (), 0))
         if _writes(node):
             self._write(node, name, base, chain)
-        elif name in _VIEWS:
+        elif _is_view(node):
             view = _View(node.target, given, options, node)
             self.homes[node] = (base, (*chain, view), self.writes.get(base, 0))
-        elif node.target is operator.getitem and chain and op_name(chain[-1].target) in _LISTS:
+        elif node.target is operator.getitem and chain and _is_list(chain[-1].like):
             last = chain[-1]
             place: Any = given[0]
             picked = _View(last.target, last.args, last.kwargs, node, place)
@@ -253,10 +255,10 @@ class Functionalise:
                 f"{name} at {_source(node)} writes into {self.state[base]}, which outlives the "
                 "step; a program keeps no such state: make it a value that forward returns"
             )
-        if any(op_name(view.target) in ("detach", "expand") for view in chain):
+        through = [op_name(view.target) for view in chain]
+        for shared in {"detach", "expand"}.intersection(through):
             raise CaptureError(
-                f"{name} at {_source(node)} writes through {op_name(chain[-1].target)}; write into "
-                "a tensor of its own"
+                f"{name} at {_source(node)} writes through {shared}; write into a tensor of its own"
             )
         value = self._written(node, name)
         self.latest[base] = self._put(self.latest.get(base, base), chain, value, node)
@@ -297,16 +299,16 @@ class Functionalise:
     def _back(self, view: _View, parent: Node, value: Node, writer: Node) -> Node:
         """`parent` with one view of it replaced."""
         name, args = op_name(view.target), view.args
-        if name == "slice":
-            return _call(self.graph, aten.slice_scatter.default, (parent, value, *args), parent)
         if name == "narrow":
             dim, start, length = args
             stop = start + length if isinstance(start, int) and isinstance(length, int) else None
             if stop is not None:
                 where = (parent, value, dim, start, stop)
                 return _call(self.graph, aten.slice_scatter.default, where, parent)
-        if name == "select":
-            return _call(self.graph, aten.select_scatter.default, (parent, value, *args), parent)
+        scatter = getattr(aten, f"{name}_scatter", None)
+        if scatter is not None:
+            given, options = (parent, value, *args), view.kwargs
+            return _call(self.graph, scatter.default, given, parent, options)
         if name in ("transpose", "t"):
             return _call(self.graph, view.target, (value, *args), parent)
         if name == "permute":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..dtypes import SHORT_NAMES, TORCH_NAMES
 from ..errors import CaptureError
@@ -90,6 +91,11 @@ class FxReader:
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
+        if free_unbacked_symbols(value):
+            raise CaptureError(
+                f"{self.where(node)} makes sizes or numbers of the values of a tensor; a plan "
+                "knows every size beforehand, so compute on all elements, with a mask for instance"
+            )
         if isinstance(value, torch.SymInt | torch.SymFloat | int | float):
             self.values[node] = self._number(node, value)
             return

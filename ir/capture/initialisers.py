@@ -93,7 +93,7 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
     apply = nn.Module._apply
     nn.Module.register_parameter = register_fake  # type: ignore[method-assign, assignment]
-    nn.Module._apply = apply_fake  # type: ignore[method-assign, assignment]
+    nn.Module._apply = apply_fake  # type: ignore[method-assign]
     try:
         yield
     finally:

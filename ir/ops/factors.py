@@ -82,7 +82,9 @@ def common_factors(before: Shape, after: Shape) -> tuple[Dims, Dims, dict[str, S
 
 
 def _common(a: Size, b: Size) -> Size | None:
-    """The larger factor both can give up: one of them, when it divides the other."""
+    """The larger factor both can give up: one of them, when it divides the other; 0 has none."""
+    if a == 0 or b == 0:
+        return None
     if a == b:
         return a
     if _divides(a, b):

@@ -33,8 +33,8 @@ def _matmul(op: Op, inputs: list[Value]) -> Rule:
     return rule_by_names(dims, [[*lead, "m", "n"]], inputs, op.outputs, [{"k": "sum"}])
 
 
-def _by_weight(op: Op, shapes: list[Shape]) -> Size:
-    return 2 * num_elements(shapes[0]) * num_elements(shapes[1]) / shapes[0][-1]
+def _by_rows(op: Op, shapes: list[Shape]) -> Size:
+    return 2 * num_elements(shapes[0]) * shapes[1][0]
 
 
 def _by_columns(op: Op, shapes: list[Shape]) -> Size:
@@ -46,7 +46,7 @@ DEFINITIONS = (
         "mw.linear",
         "matmul",
         _linear,
-        _by_weight,
+        _by_rows,
         call="kernels.linear",
         deferred=True,
         dear=True,
@@ -56,7 +56,7 @@ DEFINITIONS = (
         "mw.linear_input_grad",
         "matmul",
         _linear_input_grad,
-        _by_weight,
+        _by_columns,
         call="kernels.linear_input_grad",
         backward=True,
         deferred=True,

@@ -43,7 +43,7 @@ def initial_value(
         _, _, index, n = rest.pop(0)
         first, last = index * rows // n, (index + 1) * rows // n
     parts = []
-    for block in range(first // ROWS, -(-last // ROWS)):
+    for block in range(first // ROWS, max(1, -(-last // ROWS))):  # of no rows an empty one
         start = block * ROWS
         values = maker.block(block)[max(first - start, 0) : last - start]
         for dim, outer, index, n in rest:

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -54,12 +54,15 @@ def load_layout(folder: Path) -> Layout:
 def load_constants(folder: Path, device: torch.device) -> dict[str, Tensor]:
     """Constants of the graph by hash."""
     rows = json.loads((folder / "constants.json").read_text())
-    return {digest: _decode(*row).to(device) for digest, row in rows.items()}
+    return {digest: decode(*row).to(device) for digest, row in rows.items()}
 
 
-def _decode(dtype: str, shape: list[int], data: str) -> Tensor:
+def decode(dtype: str, shape: Sequence[int], data: str) -> Tensor:
+    """Return a constant. dtype: as torch calls it. data: its bytes in base64."""
     raw = bytearray(base64.b64decode(data))
-    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
 
 
 def build_executor(
