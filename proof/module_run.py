@@ -62,17 +62,22 @@ def built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
+class NoNumberError(ProofError):
+    """The module's own loss is infinite or no number."""
+
+
+def weights_of(module: nn.Module, moved: float) -> dict[str, Tensor]:
     """Return weights by name in float64: the module's own, moved a little from special values.
 
-    Zeros and ones hide the gradients of what they multiply.
+    Zeros and ones hide the gradients of what they multiply. moved: by how much, as the standard
+    deviation.
     """
     generator = torch.Generator().manual_seed(1)
     found = {}
     for name, param in module.named_parameters():
         value = param.detach().double()
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        found[name] = value + 0.03 * noise
+        found[name] = value + moved * noise
     return found
 
 
@@ -110,7 +115,7 @@ def _run_module(
             "state between steps: make it a value that forward returns, or take it out"
         )
     if not loss.isfinite():
-        raise ProofError(
+        raise NoNumberError(
             f"model {name}: its own loss in PyTorch is {float(loss.detach())} on drawn tokens and "
             "weights near its initial ones; compute what is finite for all of them"
         )

@@ -430,3 +430,12 @@ def _float32_router(self):
 def float32_router(self, h):
     shares = self.router(self.norm(h.float())).softmax(-1)
     return self.proj(h) * shares[..., :1].to(h.dtype) + h * shares[..., 1:2].to(h.dtype)
+
+
+def _positive(self):
+    self.rate = nn.Parameter(torch.full((DIM,), 1e-3))
+
+
+@with_parts(_positive)
+def logarithm_of_a_weight(self, h):
+    return self.proj(h) + self.rate.log() * 0.01
