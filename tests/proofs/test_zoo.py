@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from proof.zoo import VOCAB, ZOO
+from proofs.zoo import VOCAB, ZOO
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import CaptureError

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from proof.zoo import VOCAB, ZOO
+from proofs.zoo import VOCAB, ZOO
 from torch.fx import Graph, Node
 
 import meshwright.codegen.emitters.call as call
