@@ -62,23 +62,25 @@ def built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
         torch.set_default_dtype(before)
 
 
+_DEEP = 3  # levels of containers that are looked into
+
+
 class NoNumberError(ProofError):
     """The module's own loss is infinite or no number."""
 
 
-def weights_of(module: nn.Module, moved: float) -> dict[str, Tensor]:
-    """Return weights by name in float64: the module's own, moved a little from special values.
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's weights by name, in float64."""
+    return {name: param.detach().double() for name, param in module.named_parameters()}
 
-    Zeros and ones hide the gradients of what they multiply. moved: by how much, as the standard
-    deviation.
-    """
-    generator = torch.Generator().manual_seed(1)
-    found = {}
-    for name, param in module.named_parameters():
-        value = param.detach().double()
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        found[name] = value + moved * noise
-    return found
+
+def moved_by(weights: dict[str, Tensor], deviation: float, seed: int) -> dict[str, Tensor]:
+    """Return weights moved at random: zeros and ones hide the gradients of what they multiply."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {
+        name: w + deviation * torch.randn(w.shape, generator=generator, dtype=torch.float64)
+        for name, w in weights.items()
+    }
 
 
 def run_module(
@@ -105,6 +107,17 @@ def _run_module(
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if epsilon else default)
+    try:
+        return _called_twice(module, batch, name, epsilon, before)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _called_twice(
+    module: nn.Module, batch: Batch, name: str, epsilon: float, before: dict[str, Tensor]
+) -> Outcome:
     loss = _loss(module, batch, epsilon)
     if loss.requires_grad:
         loss.backward()
@@ -119,8 +132,15 @@ def _run_module(
             f"model {name}: its own loss in PyTorch is {float(loss.detach())} on drawn tokens and "
             "weights near its initial ones; compute what is finite for all of them"
         )
+    kept = attributes(module)
     with torch.no_grad():
         again = _loss(module, batch, epsilon)
+    moved = sorted(key for key, value in attributes(module).items() if kept.get(key) != value)
+    if moved:
+        raise ProofError(
+            f"model {name}: each call of its forward changes attribute {moved[0]}; a program keeps "
+            "no such state: take it out, or make it a buffer that forward only reads"
+        )
     if not torch.equal(loss.detach(), again):
         raise ProofError(
             f"model {name}: its forward called twice on the same tokens gives losses "
@@ -144,3 +164,27 @@ def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
         logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
     return total / batch.label_count
+
+
+def attributes(module: nn.Module) -> dict[str, object]:
+    """Return what a module and its parts keep beside parameters, buffers and parts, comparably."""
+    skipped = set(nn.Module().__dict__)
+    return {
+        f"{path}.{key}".lstrip("."): _comparable(value, 0)
+        for path, part in module.named_modules()
+        for key, value in vars(part).items()
+        if key not in skipped
+    }
+
+
+def _comparable(value: object, depth: int) -> object:
+    """A value in a form that changes with it: tensors by version, containers by what they hold."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, int | float | str | bytes) or value is None:
+        return value
+    if depth < _DEEP and isinstance(value, dict):
+        return tuple((str(k), _comparable(v, depth + 1)) for k, v in value.items())
+    if depth < _DEEP and isinstance(value, list | tuple | set | frozenset):
+        return len(value), *(_comparable(v, depth + 1) for v in value)
+    return id(value)

@@ -19,7 +19,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
-from .module_run import NoNumberError, built, run_module, weights_of
+from .module_run import NoNumberError, built, moved_by, run_module, weights_of
 from .one_rank import Variant, one_rank_plan
 from .outcome import Outcome, random_batch
 from .program import run_program
@@ -33,11 +33,17 @@ _ZERO = 1e-6
 _SMALL = 1e-2
 
 _LENGTHS = (5, 12)
+_MANY = 32  # tokens of a row in the batch of a small model
+_SMALL_BYTES = 2**26
 _MOVED = 0.03  # of weights from their initial values, as a standard deviation
 
 
-def variants(lengths: tuple[int, int | None]) -> tuple[Variant, ...]:
-    """Return the ways in which a program is run; lengths: the least and most tokens of a row."""
+def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Variant, ...]:
+    """Return the ways in which a program is run.
+
+    lengths: the least and most tokens of a row. size_bytes: of the parameters in float64; a small
+    model runs a batch of some hundred tokens, too, in which what counts tokens shows.
+    """
     least, most = lengths
     short, long = (
         min(max(n, least + extra), most or n + least) for extra, n in enumerate(_LENGTHS)
@@ -45,7 +51,9 @@ def variants(lengths: tuple[int, int | None]) -> tuple[Variant, ...]:
     return (
         Variant(2, short, 1, keeps=True),
         Variant(1, long, 3, keeps=False),
-        Variant(2, long, 3, keeps=True, splits=True),
+        Variant(2, long, 3, keeps=True, splits=True)
+        if size_bytes > _SMALL_BYTES
+        else Variant(8, min(_MANY, most or _MANY), 2, keeps=True, splits=True),
     )
 
 
@@ -70,23 +78,25 @@ def prove(subject: Subject, traced: Traced) -> None:
 
     traced: the capture in the plan's dtype.
     """
-    wide = widened(traced)
     module = built(subject.build, torch.float64).double()
+    origin = {name: weight.clone() for name, weight in weights_of(module).items()}
     try:
-        _prove_on(subject, traced, wide, module, weights_of(module, _MOVED))
+        _prove_on(subject, traced, module, origin, _MOVED)
     except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
-        _prove_on(subject, traced, wide, module, weights_of(built(subject.build, torch.float64), 0))
+        _prove_on(subject, traced, module, origin, 0.0)
 
 
 def _prove_on(
-    subject: Subject, traced: Traced, wide: Traced, module: nn.Module, weights: dict[str, Tensor]
+    subject: Subject, traced: Traced, module: nn.Module, origin: dict[str, Tensor], moved: float
 ) -> None:
-    epsilon = norm_epsilon(traced.dtype)
-    for number, variant in enumerate(variants(_lengths(subject, traced))):
+    """Each way of running has weights of its own: what a module keeps of the first ones shows."""
+    wide, epsilon = widened(traced), norm_epsilon(traced.dtype)
+    for number, variant in enumerate(variants(_lengths(subject, traced), parameter_bytes(wide))):
+        weights = moved_by(origin, moved, number)
         expected, found = _both(subject, module, wide, weights, variant, number, epsilon)
         _compare(subject, wide, variant, expected, found)
     if traced.dtype != "f64":
-        _prove_narrow(subject, traced, module, weights)
+        _prove_narrow(subject, traced, module, moved_by(origin, moved, 9))
 
 
 def _lengths(subject: Subject, traced: Traced) -> tuple[int, int | None]:
@@ -168,8 +178,9 @@ def _reader(graph: Graph, param: str) -> str:
 def _advice(subject: Subject, variant: Variant) -> str:
     if variant.microbatches > 1:
         return (
-            "On one micro-batch they agree: its rows see each other, or their number is used; a "
-            "plan cuts a batch into micro-batches, so each row must be computed by itself"
+            "On one micro-batch they agree: its rows see each other, or their number is used, or "
+            "it keeps what it made of earlier weights. A plan cuts a batch into micro-batches and "
+            "weights change, so compute each row by itself and keep nothing"
         )
     return (
         "Its forward does what capture does not follow; train it with PyTorch, or report it with "

@@ -14,14 +14,15 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from io import StringIO
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node
 
-from ..errors import CaptureError
+from ..errors import CaptureError, MeshwrightError
 from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
 from ..inputs import Role, data_input, known_arguments, role_of
 from ..ops.patterns import head_of
@@ -52,6 +53,9 @@ SeqRange: TypeAlias = tuple[int, int | None]
 
 # Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
 _HINTS = (7, 13)
+# Below it a part of a sequence, such as all tokens but one, may be one token: a size that torch
+# takes apart from the others.
+_SHORT = 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,25 @@ def trace(
     """Capture, cut into segments, and trace each unique segment's joint graph.
 
     freeze: patterns of names of parameters that are not trained, beside those that the module says.
+    Raises CaptureError, in one line, for whatever cannot be captured.
     """
+    try:
+        return _traced(build, name, dtype, vocab_size, freeze)
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"model {name} cannot be captured: {type(error).__name__}: {_reason(error)}"
+        ) from error
+
+
+def _traced(
+    build: Callable[[], nn.Module],
+    name: str,
+    dtype: str,
+    vocab_size: int,
+    freeze: tuple[str, ...],
+) -> Traced:
     captured = capture(build, name, dtype, freeze)
     graph, warnings = captured.graph, captured.warnings
     segmented, joints = _segments(graph)
@@ -170,7 +192,19 @@ class _Logits(nn.Module):
     def forward(self, *given: Tensor) -> Tensor:
         tokens, *others = given
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
-        return out if isinstance(out, Tensor) else out.logits
+        return _logits_in(out)
+
+
+def _logits_in(out: Any) -> Tensor:
+    """The logits that a forward returns: alone, first of several, or by name."""
+    found = out[0] if isinstance(out, tuple | list) and out else out
+    found = found.get("logits") if isinstance(found, dict) else getattr(found, "logits", found)
+    if not isinstance(found, Tensor):
+        raise CaptureError(
+            f"its forward returns a {type(out).__name__} without logits; return the logits, or an "
+            "object or dictionary that has them as logits"
+        )
+    return found
 
 
 def logits_of(module: nn.Module, tokens: Tensor) -> Tensor:
@@ -205,19 +239,20 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 def _export(module: _Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     """The exported program, and the lengths of sequence that it is for.
 
-    A module that asks for some range of them, for instance the rows of a table of positions, is
-    exported again for that range.
+    A module that asks for some range of them, for instance the rows of a table of positions, or
+    two tokens at least, is exported again for that range.
     """
     _swap_semantic(module)
     check_hooks(module, name)
     lengths: SeqRange = (1, None)
-    try:
-        return _exported(module, name, lengths), lengths
-    except CaptureError as error:
-        found = _range_of(str(error.__cause__))
-        if found is None:
-            raise
-    return _exported(module, name, found), found
+    while True:
+        try:
+            return _exported(module, name, lengths), lengths
+        except CaptureError as error:
+            found = _range_of(str(error.__cause__), lengths)
+            if found == lengths:
+                raise
+            lengths = found
 
 
 def _exported(module: _Logits, name: str, lengths: SeqRange) -> ExportedProgram:
@@ -237,15 +272,19 @@ def _exported(module: _Logits, name: str, lengths: SeqRange) -> ExportedProgram:
         ) from error
 
 
-def _range_of(message: str) -> SeqRange | None:
-    """The lengths that torch's guards leave, where they are a range around the hint."""
+def _range_of(message: str, lengths: SeqRange) -> SeqRange:
+    """The lengths to try after torch's guards refused some; the same where none may do.
+
+    torch names a range, or a guard that the shortest sequences alone may break: a slice of one.
+    """
     size = re.escape("L['given'][0].size()[1]")
     match = re.search(rf"guard (\d+) <= {size} and {size} <= (\d+|IntInfinity\(\))", message)
-    if match is None or message.count("satisfy the generated guard") > 1:
-        return None
-    high = int(match[2]) if match[2].isdigit() else None
+    if match is None:
+        short = "satisfy the generated guard" in message
+        return (max(_SHORT, lengths[0]), lengths[1]) if short else lengths
+    high = int(match[2]) if match[2].isdigit() else lengths[1]
     inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1])
-    return (int(match[1]), high) if inside else None
+    return (max(int(match[1]), lengths[0]), high) if inside else lengths
 
 
 @contextmanager
@@ -374,6 +413,12 @@ class _Reader(FxReader):
             tensor = self.program.constants[name] if tensor is None else tensor
         if self.promote and tensor.dtype is torch.float32:
             tensor = tensor.double()
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"model {self.name}: buffer {name.removeprefix('module.')} holds what was computed "
+                "from a parameter when the module was built; compute it in forward, or from values "
+                "of its own"
+            )
         digest = digest_of(tensor)
         self.constants[digest] = tensor.detach().clone()
         value = self.value(tensor, self.fresh(name.removeprefix("module.")))

@@ -105,6 +105,11 @@ class FxReader:
         if node.target.__name__ == "getitem":  # type: ignore[union-attr]
             self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
             return
+        if not hasattr(node.target, "_schema"):
+            raise CaptureError(
+                f"{self.where(node)} is no op that a graph can hold, but a transformation of "
+                "functions; write what it computes in tensor ops"
+            )
         if _writes(node):
             self.change(node)
             return
