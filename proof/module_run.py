@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from meshwright.ir.capture.export import logits_of
+from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.errors import ProofError
 
 from .outcome import IGNORED, Batch, Outcome

@@ -2,6 +2,7 @@
 
 import re
 
+import proofs.zoo_of_states  # noqa: F401  (adds its modules)
 import pytest
 from proofs.zoo import VOCAB, ZOO
 

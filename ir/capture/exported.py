@@ -1,0 +1,184 @@
+"""From a module to torch's exported program, with gradients on and for every batch and length."""
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from inspect import Parameter
+from io import StringIO
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from ..errors import CaptureError
+from ..inputs import Role, known_arguments, role_of
+from . import semantic
+from .functional import check_hooks, no_custom_functions
+
+# The shortest and the longest sequence that a graph is for; None: any.
+SeqRange: TypeAlias = tuple[int, int | None]
+
+# Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
+_HINTS = (7, 13)
+# Below it a part of a sequence, such as all tokens but one, may be one token: a size that torch
+# takes apart from the others.
+_SHORT = 4
+
+
+def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
+    """Return the roles of what the forward takes, tokens first, by role the name of its parameter.
+
+    Parameters with a default keep it. Raises CaptureError for one that no input of a step fills.
+    """
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if not parameters or parameters[0].kind is Parameter.KEYWORD_ONLY:
+        raise CaptureError(f"model {name}: its forward takes no tokens; give it them first")
+    found: dict[Role, str] = {"tokens": parameters[0].name}
+    for parameter in parameters[1:]:
+        if parameter.kind not in kinds or parameter.default is not Parameter.empty:
+            continue
+        role = role_of(parameter.name)
+        if role in found:
+            raise CaptureError(
+                f"model {name}: its forward takes {found[role]!r} and {parameter.name!r}, both "
+                f"are {role}; take them once"
+            )
+        if role is None:
+            raise CaptureError(
+                f"model {name}: its forward takes {parameter.name!r}, which no input of a step "
+                f"fills; beside tokens it may take one of {', '.join(known_arguments())}, "
+                "or give it a default"
+            )
+        found[role] = parameter.name
+    return found
+
+
+class Logits(nn.Module):
+    """A module that returns its logits.
+
+    arguments: names of the forward's parameters, that of tokens first.
+    """
+
+    def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module, self.arguments = module, arguments
+
+    def forward(self, *given: Tensor) -> Tensor:
+        tokens, *others = given
+        out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
+        return _logits_in(out)
+
+
+def _logits_in(out: Any) -> Tensor:
+    """The logits that a forward returns: alone, first of several, or by name."""
+    found = out[0] if isinstance(out, tuple | list) and out else out
+    found = found.get("logits") if isinstance(found, dict) else getattr(found, "logits", found)
+    if not isinstance(found, Tensor):
+        raise CaptureError(
+            f"its forward returns a {type(out).__name__} without logits; return the logits, or an "
+            "object or dictionary that has them as logits"
+        )
+    return found
+
+
+def logits_of(module: nn.Module, tokens: Tensor) -> Tensor:
+    """Return a module's logits [B, S, V], given what its forward asks for. tokens: int64 [B, S].
+
+    Raises CaptureError as capture does.
+    """
+    roles = roles_of(module, type(module).__name__)
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return Logits(module, tuple(roles.values()))(
+        *(tokens if r == "tokens" else places for r in roles)
+    )
+
+
+def _swap_semantic(module: nn.Module) -> None:
+    """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
+    for part in module.modules():
+        if getattr(part, "semantic_op", None) == "attention":
+            part.forward = _attention_of(part)
+
+
+def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    scale, window = float(core.scale), int(core.window or 0)  # type: ignore[arg-type]
+    softcap = float(core.softcap or 0.0)  # type: ignore[arg-type]
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return semantic.attention(q, k, v, scale, True, window, softcap)[0]
+
+    return forward
+
+
+def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
+    """Return the exported program, and the lengths of sequence that it is for.
+
+    A module that asks for some range of them, for instance the rows of a table of positions, or
+    two tokens at least, is exported again for that range.
+    """
+    _swap_semantic(module)
+    check_hooks(module, name)
+    lengths: SeqRange = (1, None)
+    while True:
+        try:
+            return _exported(module, name, lengths), lengths
+        except CaptureError as error:
+            found = _range_of(str(error.__cause__), lengths)
+            if found == lengths:
+                raise
+            lengths = found
+
+
+def _exported(module: Logits, name: str, lengths: SeqRange) -> ExportedProgram:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it."""
+    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
+    dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
+    each = {"given": (dims,) * len(given)}
+    try:
+        with torch.enable_grad(), no_custom_functions(name), _quiet():
+            return export(module, given, dynamic_shapes=each, strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"model {name} cannot be traced for every batch and sequence size: {reason_of(error)}; "
+            "its forward must not depend on the values or sizes of its input"
+        ) from error
+
+
+def _range_of(message: str, lengths: SeqRange) -> SeqRange:
+    """The lengths to try after torch's guards refused some; the same where none may do.
+
+    torch names a range, or a guard that the shortest sequences alone may break: a slice of one.
+    """
+    size = re.escape("L['given'][0].size()[1]")
+    match = re.search(rf"guard (\d+) <= {size} and {size} <= (\d+|IntInfinity\(\))", message)
+    if match is None:
+        short = "satisfy the generated guard" in message
+        return (max(_SHORT, lengths[0]), lengths[1]) if short else lengths
+    high = int(match[2]) if match[2].isdigit() else lengths[1]
+    inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1])
+    return (max(int(match[1]), lengths[0]), high) if inside else lengths
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own log of a failing export, pages of graphs, from the user's terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first violated constraint where torch lists them, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    listed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return next(iter(listed + lines), type(error).__name__).rstrip(".")

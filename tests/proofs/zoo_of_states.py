@@ -1,0 +1,64 @@
+"""More of the zoo: state, parts of a sequence, and what is made outside of forward."""
+
+import torch
+from proofs.zoo import DIM, plain, with_parts
+from torch import nn
+from torch.nn import functional as F
+
+
+def _calls(self):
+    self.calls = 0
+
+
+@with_parts(_calls)
+def counts_calls(self, h):
+    self.calls += 1
+    return self.proj(h) * (2.0 if self.calls > 20 else 1.0)
+
+
+def _lazy(self):
+    self.scale = None
+
+
+@with_parts(_lazy)
+def keeps_the_first_weights(self, h):
+    if self.scale is None:
+        self.scale = self.proj.weight.detach().abs().mean()
+    return self.proj(h) / self.scale
+
+
+def _experts_of_capacity(self):
+    self.router = nn.Linear(DIM, 2)
+
+
+@with_parts(_experts_of_capacity)
+def capacity_over_the_batch(self, h):
+    flat = self.proj(h).reshape(-1, DIM)
+    weight, chosen = self.router(flat).softmax(-1).max(-1)
+    hot = F.one_hot(chosen, 2)
+    keep = ((hot.cumsum(0) * hot).sum(-1) <= 60).to(h.dtype)
+    return (flat * (weight * keep)[:, None]).view_as(h) + h
+
+
+def _copied(self):
+    self.register_buffer("first", self.proj.weight.detach().clone())
+
+
+@with_parts(_copied)
+def buffer_of_a_weight(self, h):
+    return h @ (self.proj.weight - self.first)
+
+
+@plain
+def mapped(self, h):
+    return torch.vmap(torch.tanh)(self.proj(h)) + h
+
+
+@plain
+def shifted_tokens(self, h):
+    return self.proj(h) + torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+
+
+@plain
+def made_constant(self, h):
+    return self.proj(h) * (torch.linspace(0, 1, DIM) / 3)
