@@ -8,6 +8,7 @@ from .output import print_result, say_to
 from .parsers import add_cluster, add_command
 from .plan_file import cluster_of, read_plan
 from .planning import make_plan_of
+from .proving import TRUSTED
 
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
@@ -123,6 +124,7 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         dtype=plan.dtype,
         pin=[*arguments.why_not],
         freeze=",".join(plan.frozen),
+        trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
     other, _ = make_plan_of(arguments.model or plan.model, options, say_to(arguments))
