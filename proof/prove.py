@@ -78,7 +78,8 @@ def prove(subject: Subject, traced: Traced) -> None:
 
     traced: the capture in the plan's dtype.
     """
-    module = built(subject.build, torch.float64).double()
+    # Its buffers have the digits that the capture has.
+    module = built(subject.build, torch_dtype(traced.dtype)).double()
     origin = {name: weight.clone() for name, weight in weights_of(module).items()}
     try:
         _prove_on(subject, traced, module, origin, _MOVED)
