@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from meshwright.ir.capture.exported import logits_of
+from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import ProofError
 
 from .outcome import IGNORED, Batch, Outcome
@@ -52,14 +53,9 @@ def _wide(value: Any) -> Any:
 
 def built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
     """Build a module with `dtype` as torch's default, in train() mode; seeded."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return build().train()
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(dtype), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().train()
 
 
 _DEEP = 3  # levels of containers that are looked into
@@ -86,7 +82,9 @@ def moved_by(weights: dict[str, Tensor], deviation: float, seed: int) -> dict[st
 def run_module(
     module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str, epsilon: float = 0.0
 ) -> Outcome:
-    """Return the loss and gradients of a batch. epsilon: of Widened, for a module in float64.
+    """Return the loss and gradients of a batch.
+
+    epsilon: of Widened, for a module in float64; 0 for one in the plan's dtype.
 
     Raises ProofError where a second call gives another loss, where a call changes a buffer, where
     the loss is no number, and where the module does not run.
@@ -107,12 +105,8 @@ def _run_module(
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64 if epsilon else default)
-    try:
+    with default_dtype(torch.float64) if epsilon else nullcontext():
         return _called_twice(module, batch, name, epsilon, before)
-    finally:
-        torch.set_default_dtype(default)
 
 
 def _called_twice(
@@ -156,8 +150,7 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 
 def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
-    double = next(module.parameters()).dtype is torch.float64
-    with Widened(epsilon) if double else nullcontext():
+    with Widened(epsilon) if epsilon else nullcontext():
         logits = logits_of(module, batch.tokens)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(

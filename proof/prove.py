@@ -1,9 +1,9 @@
 """Prove a capture: the program that it becomes computes what the module computes.
 
 In float64 the emitted program of one rank runs with all values kept, with all recomputed and with
-its backward in two, at two sizes, on one micro-batch and on three, on rows in another order; its
-loss and every gradient equal the module's to 1e-9. In the plan's dtype they are as near to float64
-as three times what the module's own rounding in that dtype leaves.
+its backward in two, at several sizes, on one micro-batch and on several, on rows in another order
+and on other weights each time; its loss and every gradient equal the module's to 1e-9. In the
+plan's dtype they are as near to float64 as three times the module's own rounding.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ..errors import CaptureError
-from .fx import source_of
+from .fx import source_of, writes
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -107,7 +107,7 @@ def inline_regions(module: GraphModule) -> None:
         inner = getattr(module, called.target)
         inline_regions(inner)
         if not enabled:
-            _refuse_outer_writes(inner.graph)
+            _refuse_outerwrites(inner.graph)
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         with graph.inserting_before(node):
             made = graph.graph_copy(inner.graph, dict(zip(places, given, strict=True)))
@@ -122,14 +122,14 @@ def inline_regions(module: GraphModule) -> None:
         graph.erase_node(node)
 
 
-def _refuse_outer_writes(graph: Graph) -> None:
+def _refuse_outerwrites(graph: Graph) -> None:
     """A write under no_grad into a tensor from outside is one that autograd does not see."""
     places = {n for n in graph.nodes if n.op == "placeholder"}
     of = {n: n for n in places}
     for node in graph.nodes:
         first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if node.op == "call_function" and first in of:
-            if _writes(node):
+            if writes(node):
                 raise CaptureError(
                     f"{op_name(node.target)} at {_source(node)} writes under no_grad into a tensor "
                     "made outside, which autograd does not see; write before the region, or "
@@ -143,11 +143,6 @@ def _call(graph: Graph, target: Any, args: tuple, like: Node, kwargs: dict | Non
     node = graph.call_function(target, args, kwargs or {})
     node.meta = dict(like.meta)
     return node
-
-
-def _writes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _is_view(node: Node) -> bool:
@@ -218,7 +213,7 @@ class Functionalise:
 
         Raises CaptureError for one that is state, or that no value stands for.
         """
-        if not any(map(_writes, self.graph.nodes)):
+        if not any(map(writes, self.graph.nodes)):
             return
         for node in list(self.graph.nodes):
             if node.op == "output":
@@ -238,7 +233,7 @@ class Functionalise:
         if first is None:
             return
         base, chain, _ = self.homes.get(first, (first, (), 0))
-        if _writes(node):
+        if writes(node):
             self._write(node, name, base, chain)
         elif _is_view(node):
             view = _View(node.target, given, options, node)
@@ -342,7 +337,8 @@ def without_writing(target: Any) -> Any:
     namespace, _, base = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
     found = (getattr(packet, name) for name in packet.overloads()) if packet else ()
-    return next((o for o in found if _taken(o) == _taken(target) and not _mutates(o)), None)
+    pure = (o for o in found if not o._schema.is_mutable)
+    return next((o for o in pure if _taken(o) == _taken(target)), None)
 
 
 def _taken(overload: Any) -> list[tuple[str, str]]:
@@ -350,20 +346,12 @@ def _taken(overload: Any) -> list[tuple[str, str]]:
     return [(a.name, str(a.type)) for a in overload._schema.arguments]
 
 
-def _mutates(overload: Any) -> bool:
-    return overload._schema.is_mutable
-
-
 def _copied(graph: Graph, node: Node, x: Node, rest: list) -> Node:
     """`copy_`: the source in the target's dtype and shape."""
     source, value = rest[0], x.meta["val"]
     if source.meta["val"].dtype != value.dtype:
         source = _call(graph, aten.to.dtype, (source, value.dtype), node)
-    return _expanded(graph, node, x, source)
-
-
-def _expanded(graph: Graph, node: Node, x: Node, value: Node) -> Node:
-    return _call(graph, aten.expand.default, (value, _shape(graph, x)), x)
+    return _call(graph, aten.expand.default, (source, _shape(graph, x)), x)
 
 
 def _shape(graph: Graph, x: Node) -> list:

@@ -110,9 +110,11 @@ class FxReader:
                 f"{self.where(node)} is no op that a graph can hold, but a transformation of "
                 "functions; write what it computes in tensor ops"
             )
-        if _writes(node):
-            self.change(node)
-            return
+        if writes(node):
+            raise CaptureError(
+                f"{self.where(node)} changes its operand in place; write it as an op that "
+                "returns a new tensor"
+            )
         if value is None:  # assertions about sizes and metadata
             return
         alias = _alias_of(node, self.promote, self.joint)
@@ -120,13 +122,6 @@ class FxReader:
             self.values[node] = self.values[alias]
             return
         self._op(node, value)
-
-    def change(self, node: Node) -> None:
-        """Read an op that writes into an operand; here it is refused."""
-        raise CaptureError(
-            f"{self.where(node)} changes its operand in place; write it as an op that "
-            "returns a new tensor"
-        )
 
     def _op(self, node: Node, value: object) -> None:
         name = self.fresh(self.value_name(node))
@@ -267,12 +262,10 @@ def _plain_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _writes(node: Node) -> bool:
-    """Whether an op changes an operand: a graph has values, not memory."""
+def writes(node: Node) -> bool:
+    """Return whether an op changes an operand: a graph has values, not memory."""
     schema = getattr(node.target, "_schema", None)
-    return (
-        bool(schema and schema.is_mutable) and named(target_name(node.target)).vanishes != "always"
-    )
+    return schema is not None and schema.is_mutable
 
 
 def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:

@@ -47,6 +47,17 @@ _WAY_OUT = "start it with a fill of torch.nn.init, pointwise steps after it, or 
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make `dtype` what torch's factories take where they are given none."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def _logged_trunc_normal(log: InitLog) -> Iterator[None]:
     """torch draws again until no value lies outside, which fake values cannot answer.
 
@@ -175,13 +186,14 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     log = InitLog()
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with _fake_parameters(mode), _logged_trunc_normal(log), _FakeData(mode), log:
-            module = build()
-    finally:
-        torch.set_default_dtype(before)
+    with (
+        default_dtype(dtype),
+        _fake_parameters(mode),
+        _logged_trunc_normal(log),
+        _FakeData(mode),
+        log,
+    ):
+        module = build()
     tied = _tied(module)
     recipes = _Recipes()
     for name, param in module.named_parameters():

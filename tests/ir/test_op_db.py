@@ -47,7 +47,7 @@ class Verdict:
 
 
 class _TooLong(BaseException):
-    """The time of a module is over; no handler of Exception holds it up."""
+    """Raised where a module takes too long; no handler of Exception catches it."""
 
 
 @contextmanager
