@@ -81,7 +81,7 @@ def segment(graph: Graph) -> Segmented:
     trains = False  # whether an earlier piece does
     names: set[str] = set()
     for span in _cut(graph, chain_ops, dependent):
-        piece, params, context = _piece_graph(graph, span)
+        piece, params, context = _piece_graph(graph, span, dependent)
         key = _structure(piece), trains
         if key not in segments:
             name = _segment_name(piece, params)
@@ -163,7 +163,7 @@ def _cut(graph: Graph, ops: list[Op], dependent: set[str]) -> list[_Span]:
     points = {op: exits for op, exits in points.items() if _have_gradients(graph, exits)}
     whole = _Span(tuple(ops), (), graph.outputs)
     narrow = _split(graph, whole, {op: exits for op, exits in points.items() if len(exits) == 1})
-    return [part for span in narrow for part in _repeated(graph, span, points)]
+    return [part for span in narrow for part in _repeated(graph, span, points, dependent)]
 
 
 def _split(graph: Graph, span: _Span, points: Points) -> list[_Span]:
@@ -187,7 +187,7 @@ def _have_gradients(graph: Graph, names: tuple[str, ...]) -> bool:
     return all(graph.values[name].dtype in FLOATS for name in names)
 
 
-def _repeated(graph: Graph, span: _Span, points: Points) -> list[_Span]:
+def _repeated(graph: Graph, span: _Span, points: Points, dependent: set[str]) -> list[_Span]:
     """A span cut where the fewest values are live, so that spans repeat; itself where none do.
 
     Layers that all read a value of the first one, or that pass several streams on, are found so.
@@ -195,7 +195,10 @@ def _repeated(graph: Graph, span: _Span, points: Points) -> list[_Span]:
     for width in range(2, MAX_BOUNDARY + 1):
         wide = {op: exits for op, exits in points.items() if len(exits) == width}
         parts = _split(graph, span, wide)
-        counts = Counter(kinds := [_structure(_piece_graph(graph, part)[0]) for part in parts])
+        if len(parts) == 1:
+            continue
+        kinds = [_structure(_piece_graph(graph, part, dependent)[0]) for part in parts]
+        counts = Counter(kinds)
         if max(counts.values()) > 1:
             return _joined(
                 [(part, counts[kind] > 1) for part, kind in zip(parts, kinds, strict=True)]
@@ -229,9 +232,11 @@ def _forks(graph: Graph, name: str) -> bool:
     return len(readers) > 1 or (len(readers) == 1 and definition(readers[0]).norm)
 
 
-def _piece_graph(graph: Graph, span: _Span) -> tuple[Graph, tuple[str, ...], tuple[str, ...]]:
+def _piece_graph(
+    graph: Graph, span: _Span, dependent: set[str]
+) -> tuple[Graph, tuple[str, ...], tuple[str, ...]]:
     """The graph of a span, and its parameters and context values in order of use."""
-    ops = _with_token_ops(graph, list(span.ops))
+    ops = _with_token_ops(graph, list(span.ops), dependent)
     made = {v.name for op in ops for v in op.outputs}
     read = dict.fromkeys(n for op in ops for n in op.inputs if n and n not in made)
     kinds = {i.value.name: i for i in graph.inputs}
@@ -266,10 +271,9 @@ def dy_name(position: int) -> str:
     return f"dy_{position + 1}" if position else "dy"
 
 
-def _with_token_ops(graph: Graph, ops: list[Op]) -> list[Op]:
+def _with_token_ops(graph: Graph, ops: list[Op], dependent: set[str]) -> list[Op]:
     """Ops on tokens alone that an earlier piece holds are repeated where they are read."""
     present = {v.name for op in ops for v in op.outputs}
-    dependent = _dependent_on_params(graph)
     data = {i.value.name for i in graph.inputs_of("data")}
     extra: list[Op] = []
 
