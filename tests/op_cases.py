@@ -182,5 +182,7 @@ COMPOSITES: dict[str, OpCase] = {
     "unbind.int": _composite(X, dim=1),
     "layer_norm": _composite(X, _random(4), _random(4) + 1, normalized_shape=[4]),
     "rms_norm": _composite(X, _random(4), normalized_shape=[4]),
+    "group_norm": _composite(_random(3, 4, 5), _random(4), _random(4) + 1, num_groups=2),
+    "cumprod": _composite(X, dim=1),
 }
 SEMANTIC_COMPOSITES = {"linear", "addmm", "embedding", "scaled_dot_product_attention"}

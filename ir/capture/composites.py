@@ -1,6 +1,7 @@
 """Composite ops, expanded into primitives the same on every device, by the definition's name."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,25 @@ def _rms_norm(
     eps = torch.finfo(h.dtype).eps if eps is None else eps
     h = h * torch.rsqrt((h * h).mean(dims, keepdim=True) + eps)
     return (h if weight is None else h * weight).to(x.dtype)
+
+
+def _group_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    **_: object,
+) -> Tensor:
+    """x [N, C, ...], each of `num_groups` groups of channels normed by itself."""
+    wide = x.to(semantic.statistics_dtype(x.dtype))
+    h = wide.reshape(x.shape[0], num_groups, -1)
+    h = h - h.mean(-1, keepdim=True)
+    h = h * torch.rsqrt((h * h).mean(-1, keepdim=True) + eps)
+    channels = (1, -1, *(1 for _ in x.shape[2:]))
+    y = h.reshape(x.shape)
+    y = y if weight is None else y * weight.reshape(channels)
+    return (y if bias is None else y + bias.reshape(channels)).to(x.dtype)
 
 
 def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -138,12 +158,47 @@ def _dense_attention(
     return torch.matmul(shares.to(q.dtype), v)
 
 
+class _CumulativeProduct(torch.autograd.Function):
+    """torch's cumprod, with a backward for every length: torch's own counts zeros by hand.
+
+    Of y_j = x_1 .. x_j, dx_i = sum over j >= i of dy_j y_j / x_i. Where x_i is the first zero, the
+    product without it stands for y_j / x_i; past that zero every term is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        y = torch.cumprod(x, dim)
+        ctx.dim = dim
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        x, y = ctx.saved_tensors
+        zero = x == 0
+        first = zero & (torch.cumsum(zero, ctx.dim) == 1)
+        without = torch.cumprod(torch.where(first, 1.0, x), ctx.dim)
+        divided = _sum_from(dy * y, ctx.dim) / torch.where(zero, 1.0, x)
+        return torch.where(first, _sum_from(dy * without, ctx.dim), divided), None
+
+
+def _sum_from(x: Tensor, dim: int) -> Tensor:
+    """Sums of each element and all behind it."""
+    return torch.cumsum(x.flip(dim), dim).flip(dim)
+
+
+def _cumprod(x: Tensor, dim: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+    return _CumulativeProduct.apply(x if dtype is None else x.to(dtype), dim)
+
+
 EXPANSIONS: dict[str, Callable] = {
+    "cumprod": _cumprod,
     "linear": _linear,
     "addmm": _addmm,
     "embedding": _embedding,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
     "split.Tensor": _split,
     "split.sizes": _split,
     "split_with_sizes": _split_sizes,

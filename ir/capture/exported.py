@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram, export
 from ..errors import CaptureError
 from ..inputs import Role, known_arguments, role_of
 from . import semantic
+from .asserts import drop_true_asserts
 from .functional import check_hooks, no_custom_functions
 
 # The shortest and the longest sequence that a graph is for; None: any.
@@ -26,6 +27,9 @@ _HINTS = (7, 13)
 # Below it a part of a sequence, such as all tokens but one, may be one token: a size that torch
 # takes apart from the others.
 _SHORT = 4
+# What torch calls a size of the tokens in its messages.
+_SIZE = "L['given'][0].size()[{}]"
+_GUARD = "satisfy the generated guard"
 
 
 def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
@@ -123,24 +127,37 @@ def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     _swap_semantic(module)
     check_hooks(module, name)
     lengths: SeqRange = (1, None)
+    asserts = False
     while True:
         try:
-            return _exported(module, name, lengths), lengths
+            return _exported(module, name, lengths, asserts), lengths
         except CaptureError as error:
-            found = _range_of(str(error.__cause__), lengths)
-            if found == lengths:
+            message = str(error.__cause__)
+            found = _range_of(message, lengths)
+            if found == lengths and (asserts or _GUARD not in message):
                 raise
+            # A guard that torch cannot solve may be true for every length: it becomes an assertion.
+            asserts = asserts or found == lengths
             lengths = found
 
 
-def _exported(module: Logits, name: str, lengths: SeqRange) -> ExportedProgram:
-    """Export with gradients, so that a model's own no_grad regions show as graphs within it."""
+def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> ExportedProgram:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it.
+
+    asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
+    """
     given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
     try:
         with torch.enable_grad(), no_custom_functions(name), _quiet():
-            return export(module, given, dynamic_shapes=each, strict=False)
+            program = export(
+                module,
+                given,
+                dynamic_shapes=each,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=asserts,
+            )
     except CaptureError:
         raise
     except Exception as error:
@@ -148,6 +165,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange) -> ExportedProgram:
             f"model {name} cannot be traced for every batch and sequence size: {reason_of(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
+    drop_true_asserts(program.graph, lengths, name)
+    return program
 
 
 def _range_of(message: str, lengths: SeqRange) -> SeqRange:
@@ -155,10 +174,10 @@ def _range_of(message: str, lengths: SeqRange) -> SeqRange:
 
     torch names a range, or a guard that the shortest sequences alone may break: a slice of one.
     """
-    size = re.escape("L['given'][0].size()[1]")
+    size = re.escape(_SIZE.format(1))
     match = re.search(rf"guard (\d+) <= {size} and {size} <= (\d+|IntInfinity\(\))", message)
     if match is None:
-        short = "satisfy the generated guard" in message
+        short = _GUARD in message
         return (max(_SHORT, lengths[0]), lengths[1]) if short else lengths
     high = int(match[2]) if match[2].isdigit() else lengths[1]
     inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1])
@@ -181,4 +200,15 @@ def reason_of(error: Exception) -> str:
     """Return the first violated constraint where torch lists them, else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     listed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    return next(iter(listed + lines), type(error).__name__).rstrip(".")
+    reason = next(iter(listed + lines), type(error).__name__).rstrip(".")
+    if fixed := re.search(
+        r"marked (\w+) as dynamic but your code specialized it to be a constant (\(\d+\))", reason
+    ):
+        return (
+            f"{fixed[1]} is bound to a number {fixed[2]}, as by a loop over tokens or a recurrent "
+            "layer of torch"
+        )
+    for dim, size in enumerate("BS"):
+        reason = reason.replace(f"{size} = {_SIZE.format(dim)}", size)
+        reason = reason.replace(_SIZE.format(dim), size)
+    return reason

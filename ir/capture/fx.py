@@ -306,8 +306,14 @@ def source_of(node: Node) -> str:
     found = ""
     for line in trace.splitlines():
         line = line.strip()
-        if line.startswith("File ") and not any(skip in line for skip in _NOT_MODEL):
+        if line.startswith("File "):
             path, _, rest = line.removeprefix('File "').partition('", line ')
-            number = rest.partition(",")[0]
-            found = f"{'/'.join(path.split('/')[-2:])}:{number}"
+            found = short_line(path, int(rest.partition(",")[0])) or found
     return found
+
+
+def short_line(path: str, number: int) -> str:
+    """Return `models/llama.py:31` of a line of a model; "" of one of torch or of this room."""
+    if any(skip in path for skip in _NOT_MODEL):
+        return ""
+    return f"{'/'.join(path.split('/')[-2:])}:{number}"

@@ -8,13 +8,13 @@ from .definition import OpDef
 
 _EXPANDED = """
     linear addmm embedding split.Tensor split.sizes split_with_sizes chunk unbind.int
-    scaled_dot_product_attention
+    scaled_dot_product_attention cumprod
 """.split()
 
 DEFINITIONS = (
     *(OpDef(name, "composite") for name in _EXPANDED),
     # One op here, but its parts read their input several times.
-    *(OpDef(name, "composite", norm=True) for name in ("layer_norm", "rms_norm")),
+    *(OpDef(name, "composite", norm=True) for name in ("layer_norm", "rms_norm", "group_norm")),
     # What capture leaves out or refuses; where one stays it is a call that torch expands.
     *(OpDef(name, "call", vanishes="always") for name in ("contiguous", "lift_fresh_copy")),
     *(

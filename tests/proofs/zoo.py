@@ -311,6 +311,28 @@ def cumulative_product(self, h):
 
 
 @plain
+def product_with_zeros(self, h):
+    return torch.cumprod(F.relu(self.proj(h) * 3).round() + 1, dim=1) / 50 + torch.cumprod(
+        h * (h > 0), dim=1
+    )
+
+
+@plain
+def view_of_all_tokens(self, h):
+    return self.proj(h).view(-1, DIM).view(h.shape[0], -1, DIM)
+
+
+@plain
+def even_lengths(self, h):
+    return self.proj(h) if h.shape[1] % 2 else self.proj(h) * 2
+
+
+@plain
+def looped_over_tokens(self, h):
+    return torch.stack([self.proj(h[:, n]) for n in range(h.shape[1])], 1)
+
+
+@plain
 def lists(self, h):
     a, b, c = self.proj(h).chunk(3, dim=-1)
     return torch.cat([torch.stack([a, b], 0).sum(0), c, b], dim=-1) + h
