@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
@@ -51,11 +52,33 @@ def _wide(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-def built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+class _InFloat32(TorchFunctionMode):
+    """Computes in float32 what torch has for no narrower type, such as the QR of orthogonal_."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except NotImplementedError:
+            narrow = [a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+            if not narrow or torch.float32 in narrow:
+                raise
+            wide = tree_map_only(Tensor, Tensor.float, args)
+            return tree_map_only(Tensor, lambda t: t.to(narrow[0]), func(*wide, **(kwargs or {})))
+
+
+def built(build: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
     """Build a module with `dtype` as torch's default, in train() mode; seeded."""
-    with default_dtype(dtype), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with default_dtype(dtype), torch.random.fork_rng(devices=[]), _InFloat32():
+        torch.manual_seed(seed)
         return build().train()
+
+
+def drawn_buffers(build: Callable[[], nn.Module]) -> list[str]:
+    """Return the names of the buffers that are not the same each time that a module is built."""
+    first, second = (dict(built(build, torch.float32, n).named_buffers()) for n in range(2))
+    return [name for name, buffer in first.items() if not _same(buffer, second.get(name))]
 
 
 _DEEP = 3  # levels of containers that are looked into
@@ -109,6 +132,12 @@ def _run_module(
         return _called_twice(module, batch, name, epsilon, before)
 
 
+def loss_in_f64(module: nn.Module, batch: Batch, epsilon: float, mode: TorchFunctionMode) -> Tensor:
+    """Return the loss of a module in float64 that has its weights, its calls seen by a mode."""
+    with default_dtype(torch.float64), mode:
+        return _loss(module, batch, epsilon)
+
+
 def _called_twice(
     module: nn.Module, batch: Batch, name: str, epsilon: float, before: dict[str, Tensor]
 ) -> Outcome:
@@ -128,6 +157,7 @@ def _called_twice(
         )
     kept = attributes(module)
     with torch.no_grad():
+        _loss(module, batch.permuted(), epsilon)
         again = _loss(module, batch, epsilon)
     moved = sorted(key for key, value in attributes(module).items() if kept.get(key) != value)
     if moved:
@@ -171,9 +201,14 @@ def attributes(module: nn.Module) -> dict[str, object]:
 
 
 def _comparable(value: object, depth: int) -> object:
-    """A value in a form that changes with it: tensors by version, containers by what they hold."""
+    """A value in a form that changes with it, containers by what they hold.
+
+    Tensors by how often they were written: one that each call makes anew, such as activations kept
+    to be looked at, is no state as long as no call reads that of the last one, which shows in the
+    loss.
+    """
     if isinstance(value, Tensor):
-        return id(value), value._version
+        return "tensor", value._version
     if isinstance(value, int | float | str | bytes) or value is None:
         return value
     if depth < _DEEP and isinstance(value, dict):

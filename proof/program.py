@@ -27,6 +27,8 @@ from meshwright.runtime.training.program import decode
 
 from .outcome import Batch, Outcome
 
+_STAGE = "stage_00"
+STAGE_FILE = f"<{_STAGE}.py>"
 # What emitted files import, by the names that they say.
 _DOOR = {
     "runtime": runtime,
@@ -68,7 +70,7 @@ def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
     device = torch.device("cpu")
     layout: Layout = _imported("layout", layout_source(plan)).LAYOUT
     mesh.start(layout.mesh, device)
-    module = _imported("stage_00", stage_source(plan, 0))
+    module = _imported(_STAGE, stage_source(plan, 0))
     schedules = _imported("schedule", schedule_source(plan)).SCHEDULES
     constants = _constants(plan)
     made = [FlatBucket(bucket, layout, 0, device, constants) for bucket in layout.buckets]

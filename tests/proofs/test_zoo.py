@@ -30,6 +30,8 @@ REFUSED = {
     "random_noise": "called twice on the same tokens gives losses",
     "even_lengths": r"needs .*Mod\(S, 2\).*, which B=1, S=4 breaks",
     "looped_over_tokens": "S is bound to a number .13., as by a loop over tokens",
+    "random_buffer": "Its buffer noise is drawn at random when the module is built",
+    "reads_the_last": "called twice on the same tokens gives losses|keeps",
     "max_norm": "writes into parameter embed.weight",
     "autocast": "autocast: cast where you need it",
     "branch_on_values": "cannot be traced for every batch and sequence size",

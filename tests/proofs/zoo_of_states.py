@@ -62,3 +62,41 @@ def shifted_tokens(self, h):
 @plain
 def made_constant(self, h):
     return self.proj(h) * (torch.linspace(0, 1, DIM) / 3)
+
+
+def _drawn(self):
+    self.register_buffer("noise", torch.randn(DIM))
+
+
+@with_parts(_drawn)
+def random_buffer(self, h):
+    return self.proj(h) * self.noise
+
+
+@plain
+def keeps_to_look_at(self, h):
+    self.last = self.proj(h)
+    return self.last.tanh()
+
+
+def _last(self):
+    self.last = None
+
+
+@with_parts(_last)
+def reads_the_last(self, h):
+    y = self.proj(h)
+    mixed = y if self.last is None else y + 0.1 * self.last.mean()
+    self.last = y.detach()
+    return mixed
+
+
+def _conv_norm(self):
+    self.conv = nn.Conv1d(DIM, DIM, 3, padding=2)
+    self.norm = nn.GroupNorm(3, DIM)
+
+
+@with_parts(_conv_norm)
+def grouped_after_convolution(self, h):
+    y = self.conv(h.transpose(1, 2))[..., : h.shape[1]].transpose(1, 2)
+    return self.norm(y.reshape(-1, DIM)).view_as(h)
