@@ -53,7 +53,7 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
     except MeshwrightError as error:
         return Verdict(number, "refused", f"{type(error).__name__}: {error}", bodies)
     except Exception as error:
-        return Verdict(number, "wrong", f"{type(error).__name__}: {str(error)[:400]}", bodies)
+        return Verdict(number, "wrong", f"{type(error).__name__}: {str(error)[:4000]}", bodies)
     finally:
         court.traces.clear()
     return Verdict(number, "equal", "", bodies)
@@ -79,15 +79,21 @@ def drawn_case(draw: ModelDraw, seed: int, number: int, compiled: bool) -> Case:
     )
 
 
-def check(verdicts: list[Verdict]) -> None:
+def none_wrong(verdicts: list[Verdict]) -> None:
+    """Print what is refused, by reason; assert that the others are equal."""
     refused = [v for v in verdicts if v.kind == "refused"]
-    wrong = [f"{v.number}: {v.said}" for v in verdicts if v.kind == "wrong"]
     for said, count in Counter(v.said.partition(":")[0] for v in refused).items():
         print(f"{count} refused by {said}")
     print("\n".join(f"{v.number} {sorted(v.bodies)}: {v.said}" for v in refused))
+    wrong = [f"{v.number}: {v.said}" for v in verdicts if v.kind == "wrong"]
     assert not wrong, "\n".join(wrong)
+
+
+def few_refused(verdicts: list[Verdict]) -> None:
+    refused = [v for v in verdicts if v.kind == "refused"]
     edges = {kind.__name__ for kind in EDGES}
     usual = [v for v in refused if not v.bodies & edges]
+    print(f"{len(refused)} of {len(verdicts)} refused, {len(usual)} without an edge")
     assert len(refused) <= ALLOWED * len(verdicts) + 1, len(refused)
     for name in (kind.__name__ for kind in WEIGHTS):
         drawn = sum(name in v.bodies for v in verdicts)
@@ -108,6 +114,12 @@ def verdicts() -> list[Verdict]:
     return []
 
 
+@pytest.fixture(scope="module")
+def long_verdicts() -> list[Verdict]:
+    """Verdicts of the parts of the long run that this process ran."""
+    return []
+
+
 # One test a module: xdist hands out files of many tests first.
 @pytest.mark.parametrize("number", range(SHORT))
 def test_a_drawn_module_is_equal_or_refused(
@@ -119,7 +131,8 @@ def test_a_drawn_module_is_equal_or_refused(
 
 
 def test_few_of_the_drawn_modules_are_refused(verdicts: list[Verdict]) -> None:
-    check(verdicts)
+    none_wrong(verdicts)
+    few_refused(verdicts)
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +145,23 @@ def fresh_seed() -> int:
 @pytest.mark.long
 @pytest.mark.timeout(2700)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_drawn_modules_at_length(court: Court, fresh_seed: int, part: int) -> None:
+def test_drawn_modules_at_length(
+    court: Court, fresh_seed: int, long_verdicts: list[Verdict], part: int
+) -> None:
     """A tenth is compiled."""
     share = LONG // PARTS
     numbers = range(part * share, (part + 1) * share)
-    check([judge(court, fresh_seed, n, compiled=n % 10 == 3) for n in numbers])
+    found = [judge(court, fresh_seed, n, compiled=n % 10 == 3) for n in numbers]
+    long_verdicts += found
+    none_wrong(found)
+
+
+@pytest.mark.long
+def test_few_are_refused_at_length(long_verdicts: list[Verdict]) -> None:
+    """Of the parts that ran before it: shares of some hundred modules, not of fifty."""
+    if len(long_verdicts) < LONG // 2:
+        pytest.skip(f"{len(long_verdicts)} modules were judged in this process, of {LONG}")
+    few_refused(long_verdicts)
 
 
 def test_each_body_is_drawn_twenty_times() -> None:
