@@ -159,26 +159,22 @@ def _tokenizer(said: dict[str, Any] | None) -> TokenizerIdentity | None:
 
 
 def differences(theirs: ModelIdentity, ours: ModelIdentity) -> list[Difference]:
-    """Every field in which two models differ; of other kinds or families only that they are.
+    """Every field of the configs in which two models differ; of other kinds or families only that.
 
-    A field that one of them lacks is not compared: versions of a library add some. Graphs are
-    compared of models of the user's own code, and captures of one dtype.
+    A field that one of them lacks is not compared: versions of a library add some. Nor is dropout,
+    of which there is none in training here.
     """
-    kinds = Difference("kind", theirs.kind, ours.kind)
-    families = Difference("model_type", *(m.config.get("model_type") for m in (theirs, ours)))
-    for first in (kinds, families):
-        if first.theirs != first.ours:
-            return [first]
+    if theirs.kind != ours.kind:
+        return [Difference("kind", theirs.kind, ours.kind)]
     found = list(_of_config("", theirs.config, ours.config))
-    if ours.kind == CODE and theirs.dtype == ours.dtype and theirs.graph != ours.graph:
-        found.append(Difference("graph", theirs.graph, ours.graph))
-    return found
+    families = [d for d in found if d.field == "model_type"]
+    return families or found
 
 
 def _of_config(prefix: str, theirs: dict, ours: dict) -> Iterator[Difference]:
     """Fields that both have, those of tables key by key."""
     for key in theirs:
-        if key in _SILENT or key not in ours or theirs[key] == ours[key]:
+        if key in _SILENT or "drop" in key or key not in ours or theirs[key] == ours[key]:
             continue
         if isinstance(theirs[key], dict) and isinstance(ours[key], dict):
             yield from _of_config(f"{prefix}{key}.", theirs[key], ours[key])
@@ -186,23 +182,33 @@ def _of_config(prefix: str, theirs: dict, ours: dict) -> Iterator[Difference]:
             yield Difference(prefix + key, theirs[key], ours[key])
 
 
-def check_model(where: str, theirs: Identity, ours: Identity, way_out: str, code: bool) -> None:
+def check_model(where: str, theirs: Identity, ours: Identity, way_out: str) -> None:
     """Raise IdentityError where `theirs`, found at `where`, is of another model than `ours`.
 
-    code: another graph of the user's own code is taken. What either does not know is not compared.
+    What either does not know is not compared.
     """
     if theirs.model is None or ours.model is None:
         return
-    found = [d for d in differences(theirs.model, ours.model) if not (code and d.field == "graph")]
-    if not found:
+    found = differences(theirs.model, ours.model)
+    if found:
+        raise IdentityError(
+            f"{where} is of another model ({theirs.model.name}, this is {ours.model.name}): "
+            f"{', '.join(map(str, found))}; {way_out}"
+        )
+
+
+def check_code(where: str, theirs: Identity, ours: Identity) -> None:
+    """Raise IdentityError where two models of the user's own code compute something else, as far
+    as captures in one dtype tell."""
+    if theirs.model is None or ours.model is None or ours.model.kind != CODE:
         return
-    graph = (
-        "; take other code of the model with --accept-graph" if found[-1].field == "graph" else ""
-    )
-    raise IdentityError(
-        f"{where} is of another model, {theirs.model.name}; this is {ours.model.name}: "
-        f"{', '.join(map(str, found))}; {way_out}{graph}"
-    )
+    both = theirs.model, ours.model
+    if both[0].dtype == both[1].dtype and both[0].graph != both[1].graph:
+        raise IdentityError(
+            f"{where} is of other code than {ours.model.name} has now: its graph is "
+            f"{both[0].graph} there and {both[1].graph} here; take the code (and the torch) that "
+            "wrote it, or go on with this code by --accept-graph"
+        )
 
 
 def check_tokenizer(where: str, theirs: Identity, ours: Identity, way_out: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..atomic_file import atomic_file, write_atomic
 from ..engine.boxes import Box, Index
+from ..identity import Identity, ModelIdentity, read_identity
 from ..metrics.progress import Progress
 from .manifest import CheckpointError, Files, Manifest, Stored, read_manifest
 from .tensor_file import Entry, write_tensors
@@ -47,6 +49,35 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
     return found
+
+
+def weights_identity(folder: Path, ours: Identity) -> Identity:
+    """What a folder of weights says of its model and tokenizer, in its identity.json, or where
+    `ours` is of a stock class in its config.json.
+
+    Raises IdentityError or CheckpointError where the file is damaged.
+    """
+    said = read_identity(folder)
+    path = folder / "config.json"
+    if said.model or not (ours.model and ours.model.kind == "hf") or not path.is_file():
+        return said
+    return Identity(ModelIdentity("hf", str(folder), "", _stock_fields(path), ""), said.tokenizer)
+
+
+def _stock_fields(path: Path) -> dict[str, Any]:
+    """The fields that a config.json gives, of its text part if it has parts, in newer words; null
+    leaves a choice to the library."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        said = said.get("text_config", said)
+        found = {key: value for key, value in said.items() if value is not None}
+        if "rope_theta" in found:
+            scaling = found.get("rope_scaling") or {}
+            scaling = {{"type": "rope_type"}.get(key, key): n for key, n in scaling.items()}
+            found.setdefault("rope_parameters", {"rope_theta": found["rope_theta"], **scaling})
+        return found
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: no config of a model: {error}") from None
 
 
 def find_weight(

@@ -18,6 +18,7 @@ from .permutation import permute
 from .prefetch import Prefetcher
 from .samples import IGNORED, check_vocab
 from .source import absolute, held_out_corpus, open_corpus, open_reader
+from .tokenizer import folder_tokenizer
 
 __all__ = [
     "IGNORED",
@@ -33,6 +34,7 @@ __all__ = [
     "absolute",
     "check_vocab",
     "eval_batches",
+    "folder_tokenizer",
     "held_out_corpus",
     "open_corpus",
     "open_reader",

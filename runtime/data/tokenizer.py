@@ -84,14 +84,31 @@ def load_tokenizer(spec: str, end: str = "") -> Tokenizer:
         raise DataError(f"{file} has a vocabulary of {len(ids)} tokens; give a trained tokenizer")
     word = end or (_configured_end(path / "tokenizer_config.json") if path.is_dir() else "")
     ended = None if word == "none" else _end_id(file, word, backend)
-    identity = TokenizerIdentity(
-        "tokenizers", path.name, str(path.resolve()), digest, _vocab_sha256(ids)
-    )
+    identity = _identity(path, digest, ids)
     return FileTokenizer(identity, max(ids.values()) + 1, ended, backend)
 
 
-def _vocab_sha256(ids: dict[str, int]) -> str:
-    return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()
+def tokenizer_identity(spec: str) -> TokenizerIdentity:
+    """Identity of the tokenizer called `spec`, whatever ends its documents. Raises DataError."""
+    if spec == "bytes":
+        return BYTES
+    path = Path(spec)
+    backend, digest = _read(path / "tokenizer.json" if path.is_dir() else path)
+    return _identity(path, digest, backend.get_vocab(with_added_tokens=True))
+
+
+def folder_tokenizer(folder: Path) -> TokenizerIdentity | None:
+    """Identity of the tokenizer that lies in a Hugging Face folder, None where none does.
+
+    Raises DataError where it cannot be read.
+    """
+    there = (folder / "tokenizer.json").is_file()
+    return tokenizer_identity(str(folder)) if there else None
+
+
+def _identity(path: Path, digest: str, ids: dict[str, int]) -> TokenizerIdentity:
+    vocabulary = hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()
+    return TokenizerIdentity("tokenizers", path.name, str(path.resolve()), digest, vocabulary)
 
 
 def _read(file: Path) -> tuple[Any, str]:
