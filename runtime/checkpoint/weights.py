@@ -21,7 +21,7 @@ from ..atomic_file import atomic_file, write_atomic
 from ..engine.boxes import Box, Index
 from ..identity import Identity, ModelIdentity, read_identity
 from ..metrics.progress import Progress
-from .manifest import CheckpointError, Files, Manifest, Stored, read_manifest
+from .manifest import CheckpointError, Files, Manifest, Stored
 from .tensor_file import Entry, write_tensors
 
 PREFIX = "hf."
@@ -105,22 +105,21 @@ def find_own_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]
     return find_weight(stored, name, shape, "" if name.startswith(PREFIX) else _IMPORT)
 
 
-def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> list[str]:
+def export_weights(manifest: Manifest, targets: Sequence[Target], out: Path) -> list[str]:
     """Write a checkpoint's parameters as safetensors under other names; returns the files written.
 
     Raises CheckpointError where the checkpoint lacks a parameter, or has one that no target takes.
     """
-    manifest = read_manifest(checkpoint, shows=True)
     kept = {name for kind, name in manifest.boxes if kind == "param"}
     wanted = [part for _, parts, _ in targets for part in parts]
     if sorted(wanted) != sorted(kept):
         odd = sorted(set(wanted) ^ kept)
         raise CheckpointError(
-            f"{checkpoint} is of {manifest.state.model}, with {len(kept)} parameters; the model "
+            f"{manifest.path} is of {manifest.state.model}, with {len(kept)} parameters; the model "
             f"has {len(wanted)}, and {odd[0]} is in one of them only"
         )
     _make_empty(out)
-    with Files(checkpoint) as files:
+    with Files(manifest.path) as files:
         entries = [_exported(target, manifest, files) for target in targets]
         return _write_files("export", entries, out)
 

@@ -12,7 +12,7 @@ to save; only a stream (`hf-stream:`) has a position, which its reader hands to 
 """
 
 from .batches import Batch, BatchReader, Reader, eval_batches, shuffled_reader
-from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus
+from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus, check_tokenizers
 from .errors import DataError
 from .permutation import permute
 from .prefetch import Prefetcher
@@ -32,6 +32,7 @@ __all__ = [
     "Reader",
     "SyntheticCorpus",
     "absolute",
+    "check_tokenizers",
     "check_vocab",
     "eval_batches",
     "folder_tokenizer",

@@ -147,7 +147,16 @@ def joined_identity(parts: tuple[Corpus, ...], weights: tuple[int, ...] = ()) ->
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_tokenizers(parts: Sequence[Corpus]) -> TokenizerIdentity | None:
+class Tokenized(Protocol):
+    """A corpus, or a reader of one, as far as its tokenizer is asked for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None: ...
+
+
+def check_tokenizers(parts: Sequence[Tokenized]) -> TokenizerIdentity | None:
     """The tokenizer of all parts that name one, as tokens of two mean different text.
 
     Raises DataError naming both.
