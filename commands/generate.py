@@ -13,7 +13,7 @@ from .weights import export_checkpoint
 
 if TYPE_CHECKING:
     from meshwright.models.generate import Sampling
-    from meshwright.runtime.identity import Identity
+    from meshwright.runtime.identity import Identity, TokenizerIdentity
 
 
 def add(commands: Any) -> None:
@@ -105,17 +105,27 @@ def _tokenizer(arguments: argparse.Namespace, folder: Path, identity: "Identity"
     from meshwright.runtime.data.tokenizer import tokenizer_identity
     from meshwright.runtime.identity import check_tokenizer
 
-    known, spec = identity.tokenizer, arguments.tokenizer
-    if known is None or (spec and arguments.accept_tokenizer):
-        return spec or (str(folder) if (folder / "tokenizer.json").is_file() else None)
-    where = arguments.weights
-    if spec is None:
-        spec = "bytes" if known.kind == "bytes" else known.path
-        if spec != "bytes" and not (spec and Path(spec).exists()):
-            raise ValueError(
-                f"{where} was trained on tokens of {known}, which is no longer at "
-                f"{spec or 'a place that the data name'}; give its --tokenizer"
-            )
+    where, known, given = arguments.weights, identity.tokenizer, arguments.tokenizer
+    if known is None or (given and arguments.accept_tokenizer):
+        return given or _in_folder(folder)
+    spec = given or _of_data(where, known)
+    own = replace(identity, tokenizer=tokenizer_identity(spec))
     way_out = "give that one, or take this one by --accept-tokenizer"
-    check_tokenizer(where, identity, replace(identity, tokenizer=tokenizer_identity(spec)), way_out)
+    check_tokenizer(where, identity, own, way_out)
     return spec
+
+
+def _in_folder(folder: Path) -> str | None:
+    return str(folder) if (folder / "tokenizer.json").is_file() else None
+
+
+def _of_data(where: str, known: "TokenizerIdentity") -> str:
+    """Return where the tokenizer of the training data lies. Raises ValueError where it does not."""
+    if known.kind == "bytes":
+        return "bytes"
+    if not (known.path and Path(known.path).exists()):
+        raise ValueError(
+            f"{where} was trained on tokens of {known}, which is no longer at "
+            f"{known.path or 'a place that the data name'}; give its --tokenizer"
+        )
+    return known.path

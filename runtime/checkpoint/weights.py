@@ -52,8 +52,8 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
 
 
 def weights_identity(folder: Path, ours: Identity) -> Identity:
-    """What a folder of weights says of its model and tokenizer, in its identity.json, or where
-    `ours` is of a stock class in its config.json.
+    """The identity that a folder of weights states: in its identity.json, or where `ours` is of a
+    stock class in its config.json.
 
     Raises IdentityError or CheckpointError where the file is damaged.
     """

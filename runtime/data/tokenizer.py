@@ -102,8 +102,7 @@ def folder_tokenizer(folder: Path) -> TokenizerIdentity | None:
 
     Raises DataError where it cannot be read.
     """
-    there = (folder / "tokenizer.json").is_file()
-    return tokenizer_identity(str(folder)) if there else None
+    return tokenizer_identity(str(folder)) if (folder / "tokenizer.json").is_file() else None
 
 
 def _identity(path: Path, digest: str, ids: dict[str, int]) -> TokenizerIdentity:

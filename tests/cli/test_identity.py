@@ -14,11 +14,19 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from meshwright.cli import main
+from meshwright.codegen.program import emit
 from meshwright.commands.identity import identity_of
 from meshwright.ir.capture.export import trace
+from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.models import load_model
 from meshwright.runtime.checkpoint.manifest import digest_of, read_manifest
-from meshwright.runtime.identity import Identity, IdentityError, ModelIdentity, TokenizerIdentity
+from meshwright.runtime.identity import (
+    Identity,
+    IdentityError,
+    ModelIdentity,
+    TokenizerIdentity,
+    read_identity,
+)
 from meshwright.runtime.training import recovery
 from meshwright.runtime.training.options import RunOptions
 from meshwright.runtime.training.recovery import Recovery
@@ -67,6 +75,17 @@ def _rewritten(made: Path, copy: Path, change: Callable[[dict], object]) -> str:
     change(said)
     (copy / "manifest.json").write_text(json.dumps(said | {"sha256": digest_of(said)}))
     return str(copy)
+
+
+def test_a_plan_and_its_program_state_the_model_that_the_checkpoint_holds(made: Path) -> None:
+    plan = parse_plan((made / "plan.txt").read_text())
+    assert format_plan(plan) == (made / "plan.txt").read_text()
+    held = read_manifest(made / STEP).identity
+    assert read_identity(made / "program") == Identity.from_text(plan.identity)
+    assert read_identity(made / "program") == replace(held, tokenizer=None)
+    assert held.model is not None and held.model.config["layers"] == 1
+    unsaid = replace(plan, identity="")
+    assert parse_plan(format_plan(unsaid)) == unsaid and "identity.json" not in emit(unsaid)
 
 
 def _forget(said: dict) -> None:
