@@ -27,6 +27,8 @@ def emit(plan: Plan) -> dict[str, str]:
         "launch.sh": _launch(plan),
         "job.sbatch": _sbatch(plan),
     }
+    if plan.identity:
+        files["identity.json"] = f"{plan.identity}\n"
     for stage in range(plan.num_stages):
         files[f"stage_{stage:02d}.py"] = stage_source(plan, stage)
     for path, text in files.items():

@@ -2,15 +2,18 @@
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .identity import model_of
 from .output import print_result
 from .parsers import add_command
 from .weights import export_checkpoint
 
 if TYPE_CHECKING:
     from meshwright.models.generate import Sampling
+    from meshwright.runtime.identity import Identity, TokenizerIdentity
 
 
 def add(commands: Any) -> None:
@@ -23,10 +26,22 @@ def add(commands: Any) -> None:
         "transformers, with its KV cache.",
     )
     parser.add_argument("weights", help="a checkpoint's folder, or a Hugging Face folder")
-    parser.add_argument("--model", help="of a checkpoint: the model it is of, as given to plan")
+    parser.add_argument(
+        "--model",
+        help="of a checkpoint: the model it is of, as given to plan; without it the checkpoint "
+        "says it",
+    )
     parser.add_argument("--prompt", default="", help="text that the samples go on from")
     parser.add_argument(
-        "--tokenizer", metavar="DIR", help="a Hugging Face tokenizer's folder; bytes without one"
+        "--tokenizer",
+        metavar="T",
+        help="bytes, a tokenizers JSON file or a Hugging Face folder; without it that of the data "
+        "that the weights were trained on, or the folder's own",
+    )
+    parser.add_argument(
+        "--accept-tokenizer",
+        action="store_true",
+        help="take a --tokenizer that is not that of the data",
     )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="(default: 128)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="(default: 1)")
@@ -39,9 +54,10 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from meshwright.models.generate import generate
 
-    sampling, tokenizer = _sampling(arguments), arguments.tokenizer
+    sampling = _sampling(arguments)
     with tempfile.TemporaryDirectory() as exported:
-        folder = _hugging_face_folder(arguments, Path(exported))
+        folder, identity = _weights(arguments, Path(exported))
+        tokenizer = _tokenizer(arguments, folder, identity)
         texts = generate(folder, arguments.prompt, sampling, tokenizer)
     print_result(arguments, {"samples": texts}, "\n---\n".join(texts))
 
@@ -59,12 +75,57 @@ def _sampling(arguments: argparse.Namespace) -> "Sampling":
     )
 
 
-def _hugging_face_folder(arguments: argparse.Namespace, exported: Path) -> Path:
-    """Return the folder given, or `exported` with the checkpoint given in it."""
+def _weights(arguments: argparse.Namespace, exported: Path) -> tuple[Path, "Identity"]:
+    """Return a Hugging Face folder, the given one or `exported` with the given checkpoint in it,
+    and what is known of its weights."""
+    from meshwright.runtime.checkpoint import read_manifest
+    from meshwright.runtime.identity import read_identity
+
     folder = Path(arguments.weights)
     if not (folder / "manifest.json").exists():
-        return folder
-    if arguments.model is None:
-        raise ValueError(f"{folder} is a checkpoint: say of which model with --model")
-    export_checkpoint(folder, arguments.model, exported)
-    return exported
+        return folder, read_identity(folder)
+    manifest = read_manifest(folder)
+    source = model_of(manifest, arguments.model)
+    if source.kind == "py":
+        raise ValueError(
+            f"{folder} is of {source.name}, which is no class of transformers to sample from; "
+            "meshwright export writes its weights for code of your own"
+        )
+    export_checkpoint(manifest, source, exported)
+    return exported, manifest.identity
+
+
+def _tokenizer(arguments: argparse.Namespace, folder: Path, identity: "Identity") -> str | None:
+    """Return the tokenizer to sample with: the given one, else that of the training data, else the
+    folder's own; None where nothing names one.
+
+    Raises ValueError where tokens of the given one are not those of the training data, unless
+    --accept-tokenizer takes it, and where that of the data is no longer there.
+    """
+    from meshwright.runtime.data.tokenizer import tokenizer_identity
+    from meshwright.runtime.identity import check_tokenizer
+
+    where, known, given = arguments.weights, identity.tokenizer, arguments.tokenizer
+    if known is None or (given and arguments.accept_tokenizer):
+        return given or _in_folder(folder)
+    spec = given or _of_data(where, known)
+    own = replace(identity, tokenizer=tokenizer_identity(spec))
+    way_out = "give that one, or take this one by --accept-tokenizer"
+    check_tokenizer(where, identity, own, way_out)
+    return spec
+
+
+def _in_folder(folder: Path) -> str | None:
+    return str(folder) if (folder / "tokenizer.json").is_file() else None
+
+
+def _of_data(where: str, known: "TokenizerIdentity") -> str:
+    """Return where the tokenizer of the training data lies. Raises ValueError where it does not."""
+    if known.kind == "bytes":
+        return "bytes"
+    if not (known.path and Path(known.path).exists()):
+        raise ValueError(
+            f"{where} was trained on tokens of {known}, which is no longer at "
+            f"{known.path or 'a place that the data name'}; give its --tokenizer"
+        )
+    return known.path

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
     from meshwright.models import ModelSource
 
+from .identity import identity_of
 from .proving import proven
 
 Say = Callable[[str], None]
@@ -37,13 +39,16 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     clock = Clock()
     with clock.layer("tracing"):
         traced, proof = _trace(source, options, say)
+    identity = identity_of(source, traced).text()
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
     if not searches:
         say(proof)
-        return make_plan(traced, cluster, **sizes, pins=pins, progress=say), ""
+        plan = make_plan(traced, cluster, **sizes, pins=pins, progress=say)
+        return replace(plan, identity=identity), ""
     plan, found, prediction = search_plan(
         traced, cluster, **sizes, pins=pins, progress=say, clock=clock
     )
+    plan = replace(plan, identity=identity)
     return plan, f"{search_report(plan, found, prediction)}\n{proof}\n"
 
 

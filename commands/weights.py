@@ -1,14 +1,18 @@
 """`meshwright export` and `meshwright import`: weights to and from Hugging Face folders."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import print_result
+from .identity import identity_of, model_of
+from .output import print_result, write_text
 from .parsers import add_command
 
 if TYPE_CHECKING:
     from meshwright.models import ModelSource
+    from meshwright.runtime.checkpoint import Manifest
+    from meshwright.runtime.identity import Identity
 
 
 def add(commands: Any) -> None:
@@ -23,12 +27,20 @@ def _add_export(commands: Any) -> None:
         "export",
         _run_export,
         "Write a checkpoint as a Hugging Face folder. Reads one tensor at a time; transformers "
-        "loads the result, for our own families as the stock class that computes the same.",
+        "loads the result, for our own families as the stock class that computes the same. Weights "
+        "of a py: model keep their own names, for load_state_dict.",
     )
     parser.add_argument(
         "checkpoint", help="a checkpoint's folder, e.g. run/checkpoints/step_00000100"
     )
-    parser.add_argument("--model", required=True, help="the model it is of, as given to plan")
+    parser.add_argument(
+        "--model", help="the model it is of, as given to plan; without it the checkpoint says it"
+    )
+    parser.add_argument(
+        "--accept-graph",
+        action="store_true",
+        help="of a py: model: take code that computes something else than it did when it trained",
+    )
     parser.add_argument("-o", "--output", default="export", help="the folder to write")
 
 
@@ -45,22 +57,35 @@ def _add_import(commands: Any) -> None:
     parser.add_argument("-o", "--output", default="weights", help="the folder to write")
 
 
-def export_checkpoint(checkpoint: Path, model: str, out: Path) -> list[str]:
-    """Write a checkpoint as a Hugging Face folder; return the names of its files."""
-    from meshwright.models import load_model
+def export_checkpoint(manifest: "Manifest", source: "ModelSource", out: Path) -> list[str]:
+    """Write a checkpoint of a model as a Hugging Face folder; return the names of its files."""
     from meshwright.models.stock import write_stock_config
     from meshwright.runtime.checkpoint.weights import export_weights
 
-    source = load_model(model)
-    files = export_weights(checkpoint, _targets(source), out)
-    return [*files, *write_stock_config(source, out)]
+    files = export_weights(manifest, _targets(source), out)
+    files += write_stock_config(source, out)
+    # A stock class says in its config.json what it is.
+    own = manifest.identity if source.kind == "py" else replace(manifest.identity, model=None)
+    return [*files, *_write_identity(own, out)]
+
+
+def _write_identity(identity: "Identity", out: Path) -> list[str]:
+    """Write what is known of the weights in a folder; return the file's name."""
+    from meshwright.runtime.identity import FILE, Identity
+
+    if identity == Identity():
+        return []
+    write_text(out / FILE, f"{identity.text()}\n")
+    return [FILE]
 
 
 def _run_export(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.checkpoint import read_manifest
+
     out = Path(arguments.output)
-    _print_written(
-        out, export_checkpoint(Path(arguments.checkpoint), arguments.model, out), arguments
-    )
+    manifest = read_manifest(Path(arguments.checkpoint), shows=True)
+    source = model_of(manifest, arguments.model, arguments.accept_graph)
+    _print_written(out, export_checkpoint(manifest, source, out), arguments)
 
 
 def _run_import(arguments: argparse.Namespace) -> None:
@@ -68,6 +93,7 @@ def _run_import(arguments: argparse.Namespace) -> None:
     from meshwright.models.agreement import check_config
     from meshwright.models.stock import param_shapes
     from meshwright.runtime.checkpoint.weights import import_weights
+    from meshwright.runtime.identity import read_identity
 
     folder, out, source = (
         Path(arguments.folder),
@@ -77,6 +103,7 @@ def _run_import(arguments: argparse.Namespace) -> None:
     targets = _targets(source)
     check_config(source, folder)
     files = import_weights(folder, targets, param_shapes(source), out)
+    files += _write_identity(replace(read_identity(folder), model=identity_of(source).model), out)
     _print_written(out, files, arguments)
 
 

@@ -140,6 +140,7 @@ class Plan:
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     devices_per_node: int = DEVICES_PER_NODE  # of the cluster
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
+    identity: str = ""  # of the model, as the runtime states it in JSON; "" where nothing is known
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
 
     def piece(self, name: str) -> Piece:

@@ -4,7 +4,7 @@ from .attention import AttentionCore
 from .config import DecoderConfig
 from .decoder import Decoder
 from .errors import ModelError
-from .load import load_model
+from .load import load_model, rebuild_model
 from .presets import PRESETS
 from .source import ModelSource
 
@@ -16,4 +16,5 @@ __all__ = [
     "ModelError",
     "ModelSource",
     "load_model",
+    "rebuild_model",
 ]

@@ -36,23 +36,24 @@ class Sampling:
 
 
 class Bytes:
-    """A byte a token, for models of vocabulary 256."""
+    """A byte a token; an id that is none is a mark of what cannot be read."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
+        return bytes(min(token, 255) for token in tokens).decode(errors="replace")
 
 
 def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | None) -> list[str]:
     """Texts that go on from `prompt`, prompt included.
 
-    folder: of a config.json and safetensors. tokenizer: a folder, None for bytes.
+    folder: of a config.json and safetensors. tokenizer: "bytes", a tokenizers JSON file or a
+    folder; None takes bytes where the vocabulary is theirs.
     Raises ModelError where the vocabularies do not fit, or the folder does not load.
     """
     model = _model(folder)
-    coder = Bytes() if tokenizer is None else _tokenizer(tokenizer)
+    coder = Bytes() if tokenizer in (None, "bytes") else _tokenizer(tokenizer)
     vocab = model.config.get_text_config().vocab_size
     tokens = coder.encode(prompt) or [10]
     if tokenizer is None and vocab != 256:
@@ -99,9 +100,11 @@ def _model(folder: Path) -> Any:
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(path: str) -> Any:
     import transformers
 
+    if Path(path).is_file():
+        return transformers.PreTrainedTokenizerFast(tokenizer_file=path)
     return transformers.AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
+        path, local_files_only=True, trust_remote_code=False
     )

@@ -9,6 +9,7 @@ cores here as in our own models; `build` makes that call on meta tensors.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,14 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     Raises ModelError on a folder or config that cannot be used; `build` raises it where the
     model's attention is none of ours.
     """
-    config = read_hf_config(spec, folder)
+    return replace(stock_source(spec, read_hf_config(spec, folder)), folder=folder)
+
+
+def stock_source(spec: str, config: Any) -> ModelSource:
+    """The source of the stock class of a `transformers` config; no folder of its own.
+
+    Raises ModelError as `hugging_face_source` does.
+    """
     _check(spec, config)
     max_seq = getattr(config, "max_position_embeddings", None)
     rebuild = partial(_build, spec)
@@ -55,10 +63,23 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
         config.vocab_size,
         max_seq,
         build,
-        folder=folder,
         hf_config=config,
         rebuild=rebuild,
     )
+
+
+def config_of_fields(spec: str, fields: dict[str, Any]) -> Any:
+    """The `transformers` config of the fields that its JSON had; newer ones take their defaults.
+
+    Raises ModelError where the library refuses them.
+    """
+    values = {key: value for key, value in fields.items() if key != "transformers_version"}
+    try:
+        return _transformers(spec).AutoConfig.for_model(**values)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{spec}: its config is refused: {str(error).splitlines()[0]}") from error
 
 
 def _transformers(spec: str) -> Any:

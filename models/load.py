@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .config import DecoderConfig
 from .decoder import Decoder
 from .errors import ModelError, nearest
 from .factory import factory_source
-from .huggingface import hugging_face_source
+from .huggingface import config_of_fields, hugging_face_source, stock_source
 from .presets import PRESETS
 from .source import ModelSource
 from .toml_file import read_config
@@ -36,6 +37,23 @@ def load_model(spec: str) -> ModelSource:
         f"unknown model {spec!r}; {nearest(spec, PRESETS)}; "
         "or give a .toml file, hf:DIR or py:module:factory"
     )
+
+
+def rebuild_model(kind: str, name: str, fields: dict[str, Any]) -> ModelSource:
+    """The model of what ModelSource.kind, name and config_fields said once.
+
+    A model of the user's own code is loaded by its name. Raises ModelError where a field is none of
+    this version, or the code cannot be imported.
+    """
+    if kind == "hf":
+        return stock_source(name, config_of_fields(name, fields))
+    if kind == "py":
+        return load_model(name)
+    try:
+        pattern = tuple(fields["window_pattern"])
+        return _decoder_source(name, DecoderConfig(**{**fields, "window_pattern": pattern}))
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"{name}: no config of this version: {error}") from None
 
 
 def _decoder_source(name: str, config: DecoderConfig) -> ModelSource:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ class ModelSource:
     folder: Path | None = None
     hf_config: Any = None
     rebuild: Callable[[Any], nn.Module] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Return "decoder", "hf" or "py": of our own, a stock class, or the user's own code."""
+        if self.config is not None:
+            return "decoder"
+        return "py" if self.hf_config is None else "hf"
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """Return the whole config as JSON has it; {} where only the user's own code says it."""
+        if self.config is not None:
+            return json.loads(json.dumps(asdict(self.config)))
+        if self.hf_config is None:
+            return {}
+        return json.loads(self.hf_config.to_json_string(use_diff=False))
 
     @property
     def determined_by(self) -> str:

@@ -6,6 +6,7 @@ the library's layer stores [in, out] (GPT-2's Conv1D). Both ways are then the sa
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -197,16 +198,15 @@ def _gpt2_layer(layer: str, rest: str, name: str) -> Iterator[StockTensor]:
 
 
 def targets(source: ModelSource) -> tuple[StockTensor, ...]:
-    """Stock tensors of a model's parameters, for our own decoders and for hf:DIR alike.
+    """Stock tensors of a model's parameters; those of the user's own code keep their names.
 
-    Raises ModelError for a model that has no stock class.
+    Raises ModelError for a decoder that has no stock class.
     """
     names = list(param_shapes(source))
     if source.config is not None:
         return stock_tensors(source.config, names)
-    if source.folder is not None:
-        return tuple(StockTensor(name.removeprefix("hf."), (name,)) for name in names)
-    raise ModelError(f"{source.name} has no stock class; a preset, a TOML file or hf:DIR has")
+    prefix = "hf." if source.kind == "hf" else ""
+    return tuple(StockTensor(name.removeprefix(prefix), (name,)) for name in names)
 
 
 def param_shapes(source: ModelSource) -> dict[str, tuple[int, ...]]:
@@ -217,10 +217,15 @@ def param_shapes(source: ModelSource) -> dict[str, tuple[int, ...]]:
 
 
 def write_stock_config(source: ModelSource, out: Path) -> list[str]:
-    """config.json, and a Hugging Face folder's tokenizer, beside exported weights; their names."""
+    """config.json, and a Hugging Face folder's tokenizer, beside exported weights; their names.
+
+    The user's own code has neither.
+    """
+    if source.kind == "py":
+        return []
     if source.folder is None:
-        assert source.config is not None
-        config = stock_config(source.config)
+        own = source.config
+        config = copy.deepcopy(source.hf_config) if own is None else stock_config(own)
         config.architectures = [_class_of(config)]
         config.save_pretrained(out)
         return ["config.json"]

@@ -13,11 +13,12 @@ its shape: `%h : f32[B, S, 64] @ [{}, {}, {tp}]`.
 
 import ast
 import re
+from dataclasses import replace
 
 import sympy
 
 from ..errors import ParseError
-from ..graph import Attr, Graph, Input, Op, Value, verify
+from ..graph import Attr, Graph, Input, Op, Value, text_hash, verify
 from ..placement import Placement, format_placement, parse_placement
 from ..sizes import format_size, parse_size
 
@@ -33,6 +34,14 @@ def format_graph(graph: Graph, placements: Placements | None = None, header: boo
     lines += [_format_op(op, placements) for op in graph.ops]
     lines.append("return " + ", ".join(_ref(name) for name in graph.outputs))
     return "\n".join(lines) + "\n"
+
+
+def computation_hash(graph: Graph) -> str:
+    """Hash of what a graph computes: not of where its code stands, how parameters start, or which
+    of them are trained."""
+    inputs = tuple(replace(item, init="", trainable=True) for item in graph.inputs)
+    ops = tuple(replace(op, source="") for op in graph.ops)
+    return text_hash(format_graph(Graph("", inputs, ops, graph.outputs)))
 
 
 def _ref(name: str) -> str:

@@ -50,6 +50,8 @@ def format_plan(plan: Plan) -> str:
         ("context", format_graph(plan.context, header=False)),
     ]
     sections += [(f"piece {p.name}", _format_piece(p)) for p in plan.pieces]
+    if plan.identity:
+        sections.append(("identity", f"{plan.identity}\n"))
     sections.append(("constants", "".join(_format_constant(c) for c in plan.constants)))
     return "\n".join(lines) + "\n" + "".join(f"\n[{name}]\n{body}" for name, body in sections)
 
@@ -141,6 +143,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         stage_ranks=_stage_ranks(keys["stage_ranks"]),
         coverage=tuple(sections["coverage"].splitlines()),
         costs=_rows(sections, "costs", _parse_cost),
+        identity=sections.get("identity", ""),
         schedule=parse_schedule(sections["schedule"]),
         instances=_rows(sections, "instances", _parse_instance),
         params=_rows(sections, "params", _parse_param),

@@ -1,14 +1,13 @@
 """Fill a rank's shards from a checkpoint of any plan, or from Hugging Face weights."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from ..engine.boxes import Box
+from ..engine.boxes import Box, Index
 from ..engine.executor import Executor
-from ..engine.layout import Layout
 from ..optimizers.optimizer import Optimizer
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads
@@ -24,10 +23,10 @@ def load(executor: Executor[Optimizer], manifest: Manifest) -> tuple[str, ...]:
 
     Returns the names of parameters that were frozen there and are trained here: their optimizer
     state starts anew. State of parameters that are frozen here is not read.
-    Raises CheckpointError where it is of another model, or its boxes do not cover a tensor.
+    Its parameters are the layout's, which check_params tells. Raises CheckpointError where its
+    boxes do not cover a tensor.
     """
     layout = executor.layout
-    _check_model(manifest, layout)
     _check_numbers(manifest, executor.optimizer.rule.numbers)
     fresh, targets = manifest.frozen - layout.frozen, _targets(executor)
     weights = [key for key in targets if key[0] in WEIGHTS]
@@ -74,15 +73,16 @@ def _held(executor: Executor[Optimizer]) -> Iterator[tuple[str, str, Box, Tensor
             yield kind, param, Box((0,) * whole.ndim, tuple(whole.shape)), whole
 
 
-def _check_model(manifest: Manifest, layout: Layout) -> None:
-    """The same parameters of the same shapes: a larger tensor would fill a smaller one's box."""
-    here, there = {p.name: p.shape for p in layout.params}, manifest.params
+def check_params(manifest: Manifest, here: Mapping[str, Index]) -> None:
+    """Raise CheckpointError where the parameters `here`, shapes by name, are not the checkpoint's;
+    a larger tensor would fill a smaller one's box."""
+    there = manifest.params
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             found, wanted = (_shape(x.get(name)) for x in (there, here))
             raise CheckpointError(
                 f"{manifest.path} is of another model ({manifest.state.model}): parameter {name} "
-                f"is {found} there and {wanted} here; resume with the model that wrote it"
+                f"is {found} there and {wanted} here; take the model that wrote it"
             )
 
 

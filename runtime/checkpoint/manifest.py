@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..engine import mesh
 from ..engine.boxes import Box
+from ..identity import Identity, IdentityError
 from ..metrics.progress import Progress
 from .tensor_file import DTYPES
 
@@ -66,13 +67,15 @@ class Stored:
 @dataclass(frozen=True)
 class Manifest:
     """params: logical shapes by name. boxes: what is stored of (kind, parameter). frozen: names of
-    the parameters that were not trained, of which there is "param" alone."""
+    the parameters that were not trained, of which there is "param" alone. identity: of the model,
+    and of the tokenizer of its data; of older checkpoints nothing is known."""
 
     path: Path
     state: State
     params: dict[str, tuple[int, ...]]
     boxes: dict[tuple[str, str], list[Stored]]
     frozen: frozenset[str] = frozenset()
+    identity: Identity = Identity()
 
 
 def rank() -> int:
@@ -141,10 +144,11 @@ def _read(path: Path, shows: bool) -> Manifest:
         state = _state(data["state"])
         params = {name: _index(shape) for name, shape in data["params"].items()}
         boxes, frozen = _boxes(data["ranks"]), frozenset(data.get("frozen", []))
-    except (KeyError, TypeError, AttributeError) as error:
+        identity = Identity.from_json(data["identity"]) if "identity" in data else Identity()
+    except (KeyError, TypeError, AttributeError, IdentityError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
     _check_files(entries, shows)
-    return Manifest(path, state, params, boxes, frozen)
+    return Manifest(path, state, params, boxes, frozen, identity)
 
 
 def _state(values: dict) -> State:

@@ -31,6 +31,7 @@ from ..engine.boxes import Box
 from ..engine.buckets import FlatBucket
 from ..engine.executor import Executor
 from ..engine.shards import owns, owns_whole
+from ..identity import Identity
 from ..optimizers.optimizer import Optimizer
 from ..optimizers.rule import Part, Run
 from .manifest import (
@@ -57,6 +58,7 @@ class Checkpointer:
     keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
     prepare: take the host memory now, in the background, as pinning gigabytes takes seconds.
     write_limit_s: seconds after which a write counts as failed: the disk of a rank hangs.
+    identity: of the model and its tokenizer, for the manifests.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class Checkpointer:
         keep_every: int = 0,
         prepare: bool = False,
         write_limit_s: float = math.inf,
+        identity: Identity | None = None,
     ) -> None:
-        self.folder, self.executor = folder, executor
+        self.folder, self.executor, self.identity = folder, executor, identity or Identity()
         self.keep, self.keep_every = keep, keep_every
         self.write_limit_s, self._deadline_s = write_limit_s, math.inf
         self._writer: threading.Thread | None = None
@@ -193,6 +196,7 @@ class Checkpointer:
             manifest = {
                 "version": VERSION,
                 "state": asdict(state),
+                "identity": self.identity.to_json(),
                 "params": {p.name: p.shape for p in self.executor.layout.params},
                 "ranks": self._gather_entries(part),
             }

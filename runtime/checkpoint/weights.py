@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial, reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from ..atomic_file import atomic_file, write_atomic
 from ..engine.boxes import Box, Index
+from ..identity import Identity, ModelIdentity, read_identity
 from ..metrics.progress import Progress
-from .manifest import CheckpointError, Files, Manifest, Stored, read_manifest
+from .manifest import CheckpointError, Files, Manifest, Stored
 from .tensor_file import Entry, write_tensors
 
 PREFIX = "hf."
@@ -49,6 +51,35 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def weights_identity(folder: Path, ours: Identity) -> Identity:
+    """The identity that a folder of weights states: in its identity.json, or where `ours` is of a
+    stock class in its config.json.
+
+    Raises IdentityError or CheckpointError where the file is damaged.
+    """
+    said = read_identity(folder)
+    path = folder / "config.json"
+    if said.model or not (ours.model and ours.model.kind == "hf") or not path.is_file():
+        return said
+    return Identity(ModelIdentity("hf", str(folder), "", _stock_fields(path), ""), said.tokenizer)
+
+
+def _stock_fields(path: Path) -> dict[str, Any]:
+    """The fields that a config.json gives, of its text part if it has parts, in newer words; null
+    leaves a choice to the library."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        said = said.get("text_config", said)
+        found = {key: value for key, value in said.items() if value is not None}
+        if "rope_theta" in found:
+            scaling = found.get("rope_scaling") or {}
+            scaling = {{"type": "rope_type"}.get(key, key): n for key, n in scaling.items()}
+            found.setdefault("rope_parameters", {"rope_theta": found["rope_theta"], **scaling})
+        return found
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: no config of a model: {error}") from None
+
+
 def find_weight(
     stored: dict[str, Stored], name: str, shape: tuple[int, ...], hint: str = ""
 ) -> Stored:
@@ -74,22 +105,21 @@ def find_own_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]
     return find_weight(stored, name, shape, "" if name.startswith(PREFIX) else _IMPORT)
 
 
-def export_weights(checkpoint: Path, targets: Sequence[Target], out: Path) -> list[str]:
+def export_weights(manifest: Manifest, targets: Sequence[Target], out: Path) -> list[str]:
     """Write a checkpoint's parameters as safetensors under other names; returns the files written.
 
     Raises CheckpointError where the checkpoint lacks a parameter, or has one that no target takes.
     """
-    manifest = read_manifest(checkpoint, shows=True)
     kept = {name for kind, name in manifest.boxes if kind == "param"}
     wanted = [part for _, parts, _ in targets for part in parts]
     if sorted(wanted) != sorted(kept):
         odd = sorted(set(wanted) ^ kept)
         raise CheckpointError(
-            f"{checkpoint} is of {manifest.state.model}, with {len(kept)} parameters; the model "
+            f"{manifest.path} is of {manifest.state.model}, with {len(kept)} parameters; the model "
             f"has {len(wanted)}, and {odd[0]} is in one of them only"
         )
     _make_empty(out)
-    with Files(checkpoint) as files:
+    with Files(manifest.path) as files:
         entries = [_exported(target, manifest, files) for target in targets]
         return _write_files("export", entries, out)
 

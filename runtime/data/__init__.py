@@ -12,12 +12,13 @@ to save; only a stream (`hf-stream:`) has a position, which its reader hands to 
 """
 
 from .batches import Batch, BatchReader, Reader, eval_batches, shuffled_reader
-from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus
+from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus, check_tokenizers
 from .errors import DataError
 from .permutation import permute
 from .prefetch import Prefetcher
 from .samples import IGNORED, check_vocab
 from .source import absolute, held_out_corpus, open_corpus, open_reader
+from .tokenizer import folder_tokenizer
 
 __all__ = [
     "IGNORED",
@@ -31,8 +32,10 @@ __all__ = [
     "Reader",
     "SyntheticCorpus",
     "absolute",
+    "check_tokenizers",
     "check_vocab",
     "eval_batches",
+    "folder_tokenizer",
     "held_out_corpus",
     "open_corpus",
     "open_reader",

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ..identity import TokenizerIdentity
 from .corpus import Corpus
 from .errors import DataError
 from .samples import IGNORED, Fixed, Samples, Shuffled, check_length, check_vocab
@@ -22,7 +23,8 @@ class Batch(NamedTuple):
 class Reader(Protocol):
     """Global batches by step; a data-parallel rank asks for its own rows of each.
 
-    identity: of the data, kept in checkpoints and compared on resume. state: JSON that lets
+    identity: of the data, kept in checkpoints and compared on resume. tokenizer: what made the
+    tokens, None where nothing did. state: JSON that lets
     `restore` go on before `step` without reading what came before; {} where the step says it all.
     """
 
@@ -32,6 +34,8 @@ class Reader(Protocol):
     def vocab(self) -> int: ...
     @property
     def identity(self) -> str: ...
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None: ...
 
     def rows(self, step: int, start: int, stop: int) -> Batch:
         """Rows start..stop of the global batch of `step`."""
@@ -53,6 +57,7 @@ class BatchReader:
         check_vocab(samples.name, samples.vocab, vocab)
         self.samples, self.global_batch, self.seq = samples, global_batch, seq
         self.name, self.vocab, self.identity = samples.name, samples.vocab, samples.identity
+        self.tokenizer = samples.tokenizer
 
     def batch(self, step: int) -> Batch:
         """The whole global batch of `step`."""

@@ -9,7 +9,7 @@ import numpy as np
 from .corpus import ArrayCorpus, SyntheticCorpus
 from .errors import DataError
 from .mapped import MappedTokens
-from .tokenizer import BYTES_SHA256
+from .tokenizer import BYTES
 
 HELD_OUT_ONE_IN = 20  # of the files, or of the bytes at the end of a single file
 
@@ -28,7 +28,7 @@ def standard_library(held_out: bool) -> ArrayCorpus:
     if not chosen:
         raise DataError(f"no Python source below {root}; give --data file:PATH instead of demo")
     text = b"".join((root / name).read_bytes() + b"\0" for name in chosen)
-    return ArrayCorpus("demo", np.frombuffer(text, np.uint8), tokenizer=BYTES_SHA256)
+    return ArrayCorpus("demo", np.frombuffer(text, np.uint8), tokenizer=BYTES)
 
 
 def _is_held_out(name: str) -> bool:
@@ -42,7 +42,7 @@ def file_bytes(name: str, path: Path, held_out: bool) -> ArrayCorpus:
     tokens = MappedTokens(path, np.dtype(np.uint8))
     cut = len(tokens) - len(tokens) // HELD_OUT_ONE_IN
     chosen = tokens.part(slice(cut, None) if held_out else slice(cut))
-    return ArrayCorpus(name, chosen, tokenizer=BYTES_SHA256)
+    return ArrayCorpus(name, chosen, tokenizer=BYTES)
 
 
 def synthetic(name: str, held_out: bool) -> SyntheticCorpus:

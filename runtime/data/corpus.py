@@ -2,6 +2,7 @@
 
 import bisect
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -9,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..identity import TokenizerIdentity
 from .errors import DataError
 from .mapped import MappedTokens
 from .permutation import hash_of
@@ -20,7 +22,7 @@ class Corpus(Protocol):
     """A stream of tokens in [0, vocab).
 
     identity: the same for the same tokens wherever they lie; a checkpoint keeps it. tokenizer:
-    the hash of what made the tokens, "" where nothing did. fixed: every step sees the same batch.
+    what made the tokens, None where nothing did. fixed: every step sees the same batch.
     """
 
     @property
@@ -32,7 +34,7 @@ class Corpus(Protocol):
     @property
     def identity(self) -> str: ...
     @property
-    def tokenizer(self) -> str: ...
+    def tokenizer(self) -> TokenizerIdentity | None: ...
     @property
     def fixed(self) -> bool: ...
 
@@ -48,7 +50,7 @@ class ArrayCorpus:
     name: str
     tokens: np.ndarray | MappedTokens
     vocab: int = 256
-    tokenizer: str = ""
+    tokenizer: TokenizerIdentity | None = None
     known: str = ""  # the identity, where a manifest states it
     fixed: bool = False
 
@@ -83,7 +85,7 @@ class SyntheticCorpus:
     seed: int
     length: int
     fixed: bool = False
-    tokenizer: str = ""
+    tokenizer: TokenizerIdentity | None = None
 
     @property
     def identity(self) -> str:
@@ -123,8 +125,8 @@ class JoinedCorpus:
         return self.ends[-1]
 
     @property
-    def tokenizer(self) -> str:
-        return self.parts[0].tokenizer
+    def tokenizer(self) -> TokenizerIdentity | None:
+        return check_tokenizers(self.parts)
 
     @cached_property
     def identity(self) -> str:
@@ -145,12 +147,28 @@ def joined_identity(parts: tuple[Corpus, ...], weights: tuple[int, ...] = ()) ->
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_tokenizers(parts: tuple[Corpus, ...]) -> None:
-    """Tokens of two tokenizers mean different text. Raises DataError naming both."""
-    made = [part for part in parts if part.tokenizer]
-    for part in made[1:]:
-        if part.tokenizer != made[0].tokenizer:
+class Tokenized(Protocol):
+    """A corpus, or a reader of one, as far as its tokenizer is asked for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None: ...
+
+
+def check_tokenizers(parts: Sequence[Tokenized]) -> TokenizerIdentity | None:
+    """The tokenizer of all parts that name one, as tokens of two mean different text.
+
+    Raises DataError naming both.
+    """
+    name, first = "", None
+    for part in parts:
+        own = part.tokenizer
+        if first is None:
+            name, first = part.name, own
+        elif own is not None and not first.same(own):
             raise DataError(
-                f"{made[0].name} was tokenized with {made[0].tokenizer[:12]}, {part.name} with "
-                f"{part.tokenizer[:12]}; tokenize both with one tokenizer"
+                f"{name} was tokenized with {first}, {part.name} with {own}; tokenize both with "
+                "one tokenizer"
             )
+    return first

@@ -7,6 +7,7 @@ workers, and a run that was killed goes on at a chunk.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -15,6 +16,8 @@ from .errors import DataError
 from .hub import open_rows
 
 CHUNK_BYTES = 2**20
+SAMPLE_BYTES = 2**16  # from which a file is told to be text
+MOST_UNDECODABLE = 0.2  # of these bytes, of a text; prose in Latin-1 has some 0.05, a PNG 0.4
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".parquet", ".arrow")
 
@@ -65,7 +68,23 @@ class TextFile:
         return stop + inside
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece | Broken]:
-        yield Piece(0, _read(self.path, start, stop), start == 0, stop == self.size)
+        why = self._binary
+        if not why:
+            yield Piece(0, _read(self.path, start, stop), start == 0, stop == self.size)
+        elif start == 0:
+            yield Broken(0, why)
+
+    @cached_property
+    def _binary(self) -> str:
+        """Why the file is no text, "" where it is."""
+        data = _read(self.path, 0, min(self.size, SAMPLE_BYTES))
+        share = undecodable(data) / max(1, len(data))
+        if share <= MOST_UNDECODABLE:
+            return ""
+        return (
+            f"{share:.1%} of the first {len(data):,} bytes are no UTF-8 or NUL, of a "
+            f"text at most {MOST_UNDECODABLE:.0%}"
+        )
 
     def place(self, start: int, line: int, at: int) -> str:
         return f"{self.path}: byte {start + at}"
@@ -109,6 +128,11 @@ class JsonLines:
 
     def place(self, start: int, line: int, at: int) -> str:
         return f"{self.path}:{line + at}"
+
+
+def undecodable(data: bytes) -> int:
+    """Return how many bytes are no UTF-8, or NUL, which text does not hold."""
+    return len(data) - len(data.decode(errors="ignore").replace("\0", "").encode())
 
 
 def open_inputs(specs: list[str], form: str, field: str) -> list[Input]:

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from ..identity import TokenizerIdentity
 from .errors import DataError
+from .tokenizer import BYTES
 
 VERSION = "meshwright data v1"
 FILE = "manifest.json"
@@ -40,8 +42,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """tokenizer: name, sha256, end. inputs: name, size and stamp of each. broken, empty: documents
-    passed over. held_out: a folder of shards, relative to this one, or ""."""
+    """tokenizer: name, sha256, end; of newer folders path and vocab_sha256, too. inputs: name, size
+    and stamp of each. broken, empty: documents passed over. held_out: a folder of shards, relative
+    to this one, or ""."""
 
     dtype: str
     vocab_size: int
@@ -55,6 +58,13 @@ class Manifest:
     empty: int = 0
     held_out: str = ""
     version: str = field(default=VERSION)
+
+    @property
+    def tokenizer_identity(self) -> TokenizerIdentity:
+        said = self.tokenizer
+        kind = "bytes" if said["sha256"] == BYTES.sha256 else "tokenizers"
+        where = said.get("path", ""), said["sha256"], said.get("vocab_sha256", "")
+        return TokenizerIdentity(kind, said["name"], *where)
 
     @property
     def identity(self) -> str:
@@ -109,7 +119,9 @@ def _check(manifest: Manifest) -> None:
         total = sum(getattr(shard, name) for shard in manifest.shards)
         if total != getattr(manifest, name):
             raise ValueError(f"shards sum to {total} {name}, it says {getattr(manifest, name)}")
-    manifest.tokenizer["sha256"].encode()
+    said = manifest.tokenizer
+    for value in (said["name"], said["sha256"], said.get("path", ""), said.get("vocab_sha256", "")):
+        value.encode()
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:

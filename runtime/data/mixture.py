@@ -42,7 +42,7 @@ class Mixture:
     def __init__(
         self, name: str, corpora: list[Corpus], shares: list[int], *, width: int, seed: int
     ) -> None:
-        check_tokenizers(tuple(corpora))
+        self.tokenizer = check_tokenizers(corpora)
         self.name, self.width, self.shares = name, width, np.array(shares)
         self.vocab = max(corpus.vocab for corpus in corpora)
         self.identity = joined_identity(tuple(corpora), tuple(shares))

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..identity import TokenizerIdentity
 from .corpus import Corpus
 from .errors import DataError
 from .permutation import hash_of, permute
@@ -21,6 +22,8 @@ class Samples(Protocol):
     def vocab(self) -> int: ...
     @property
     def identity(self) -> str: ...
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None: ...
 
     def read(self, samples: np.ndarray) -> np.ndarray:
         """Tokens int64 [n, width] of samples int64 [n]."""
@@ -38,6 +41,7 @@ class Shuffled:
         check_length(corpus, width, f"one sample of sequence length {width - 1}")
         self.corpus, self.width, self.seed = corpus, width, seed
         self.name, self.vocab, self.identity = corpus.name, corpus.vocab, corpus.identity
+        self.tokenizer = corpus.tokenizer
         self.num_windows = corpus.length // width
 
     def read(self, samples: np.ndarray) -> np.ndarray:
@@ -53,6 +57,7 @@ class Fixed:
         check_length(corpus, width, f"one sample of sequence length {width - 1}")
         self.corpus, self.width, self.count = corpus, width, count
         self.name, self.vocab, self.identity = corpus.name, corpus.vocab, corpus.identity
+        self.tokenizer = corpus.tokenizer
 
     def read(self, samples: np.ndarray) -> np.ndarray:
         num_windows = self.corpus.length // self.width

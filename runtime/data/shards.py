@@ -20,14 +20,14 @@ def open_shards(folder: Path) -> JoinedCorpus:
     """
     manifest = read_manifest(folder)
     check_cheaply(folder, manifest)
-    sha256 = manifest.tokenizer["sha256"]
+    tokenizer = manifest.tokenizer_identity
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     parts = tuple(
         ArrayCorpus(
             f"shards:{folder}/{shard.name}",
             MappedTokens(folder / f"{shard.name}.bin", dtype),
             manifest.vocab_size,
-            sha256,
+            tokenizer,
             shard.sha256,
         )
         for shard in manifest.shards

@@ -75,7 +75,7 @@ class DocumentStream:
         self.options, self.rows, self.tokenizer = options, rows, tokenizer
         commit = f" at commit {origin.commit}" if origin.commit else ""
         self.name = f"hf-stream:{options.dataset}:{options.split}{commit}"
-        what = [origin.what, options.split, options.field, tokenizer.sha256, tokenizer.end]
+        what = [origin.what, options.split, options.field, tokenizer.identity.sha256, tokenizer.end]
         self.identity = hashlib.sha256(json.dumps(what).encode()).hexdigest()
         self.skipped = 0
         self._first = self._source()
@@ -163,6 +163,7 @@ class StreamReader:
         self.stream, self.global_batch, self.seq = stream, global_batch, seq
         self.name, self.identity = stream.name, stream.identity
         self.vocab = stream.tokenizer.vocab_size
+        self.tokenizer = stream.tokenizer.identity
         self._step, self._before = 0, {0: Position()}
 
     def rows(self, step: int, start: int, stop: int) -> Batch:

@@ -85,11 +85,11 @@ def _check(settings: Settings, workers: int) -> None:
 
 def _held_out(name: str, folder: Path, tokenizer: Tokenizer) -> str:
     """The held-out folder as a path from `folder`, its tokenizer the same."""
-    other = read_manifest(Path(name)).tokenizer
-    if other["sha256"] != tokenizer.sha256:
+    other, own = read_manifest(Path(name)).tokenizer_identity, tokenizer.identity
+    if not other.same(own):
         raise DataError(
-            f"{name} was tokenized with {other['name']} ({other['sha256'][:12]}), the data is to "
-            f"be with {tokenizer.name} ({tokenizer.sha256[:12]}); tokenize both with one"
+            f"{name} was tokenized with {other}, the data is to be with {own}; tokenize both with "
+            "one"
         )
     return os.path.relpath(name, folder)
 
@@ -138,7 +138,8 @@ class _Job:
         """The folder's manifest, when this very job made it."""
         manifest = read_manifest(self.folder)
         inputs = [{k: v for k, v in row.items() if k != "stamp"} for row in manifest.inputs]
-        then = [manifest.tokenizer, inputs, manifest.settings]
+        coder = {key: manifest.tokenizer.get(key) for key in ("name", "sha256", "end")}
+        then = [coder, inputs, manifest.settings]
         check_same(self.folder, then, self._job(), "finished")
         self._check_stamps(manifest)
         for shard in manifest.shards:
@@ -162,10 +163,11 @@ class _Job:
                 )
 
     def _job(self) -> list:
-        """Tokenizer, inputs and settings; the manifest adds the inputs' stamps."""
-        coder, chosen = self.tokenizer, self.settings
+        """Tokenizer, inputs and settings; the manifest adds the inputs' stamps, and where the
+        tokenizer lay."""
+        coder, chosen = self.tokenizer.identity, self.settings
         return [
-            {"name": coder.name, "sha256": coder.sha256, "end": coder.end},
+            {"name": coder.name, "sha256": coder.sha256, "end": self.tokenizer.end},
             [{"name": item.name, "size": item.size} for item in self.inputs],
             {"form": chosen.form, "field": chosen.field, "shard_tokens": chosen.shard_tokens},
         ]
@@ -215,12 +217,13 @@ class _Job:
         if not shards:
             raise DataError(f"{len(self.inputs)} inputs hold 0 tokens; give some with text")
         tokenizer, inputs, settings = self._job()
+        coder = self.tokenizer.identity
         manifest = Manifest(
             dtype=self.ledger.dtype,
             vocab_size=self.tokenizer.vocab_size,
             tokens=sum(shard.tokens for shard in shards),
             documents=sum(shard.documents for shard in shards),
-            tokenizer=tokenizer,
+            tokenizer={**tokenizer, "path": coder.path, "vocab_sha256": coder.vocab_sha256},
             inputs=[
                 {**row, "stamp": item.stamp} for row, item in zip(inputs, self.inputs, strict=True)
             ],

@@ -9,19 +9,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..identity import TokenizerIdentity
 from .errors import DataError
 
 Text = str | bytes
 BYTES_SHA256 = hashlib.sha256(b"meshwright bytes v1: a byte is a token, NUL ends").hexdigest()
+BYTES = TokenizerIdentity("bytes", "bytes", "", BYTES_SHA256)
 
 
 class Tokenizer(Protocol):
-    """sha256: of what defines it. vocab_size: largest id + 1. end: id behind each document."""
+    """vocab_size: largest id + 1. end: id behind each document."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
+    def identity(self) -> TokenizerIdentity: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -36,8 +36,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """A byte is a token; NUL, which text does not hold, ends a document."""
 
-    name: str = "bytes"
-    sha256: str = BYTES_SHA256
+    identity: TokenizerIdentity = BYTES
     vocab_size: int = 256
     end: int | None = 0
 
@@ -49,8 +48,7 @@ class ByteTokenizer:
 class FileTokenizer:
     """A `tokenizers` file; `backend` is the library's Tokenizer."""
 
-    name: str
-    sha256: str
+    identity: TokenizerIdentity
     vocab_size: int
     end: int | None
     backend: Any
@@ -86,7 +84,30 @@ def load_tokenizer(spec: str, end: str = "") -> Tokenizer:
         raise DataError(f"{file} has a vocabulary of {len(ids)} tokens; give a trained tokenizer")
     word = end or (_configured_end(path / "tokenizer_config.json") if path.is_dir() else "")
     ended = None if word == "none" else _end_id(file, word, backend)
-    return FileTokenizer(path.name, digest, max(ids.values()) + 1, ended, backend)
+    identity = _identity(path, digest, ids)
+    return FileTokenizer(identity, max(ids.values()) + 1, ended, backend)
+
+
+def tokenizer_identity(spec: str) -> TokenizerIdentity:
+    """Identity of the tokenizer called `spec`, whatever ends its documents. Raises DataError."""
+    if spec == "bytes":
+        return BYTES
+    path = Path(spec)
+    backend, digest = _read(path / "tokenizer.json" if path.is_dir() else path)
+    return _identity(path, digest, backend.get_vocab(with_added_tokens=True))
+
+
+def folder_tokenizer(folder: Path) -> TokenizerIdentity | None:
+    """Identity of the tokenizer that lies in a Hugging Face folder, None where none does.
+
+    Raises DataError where it cannot be read.
+    """
+    return tokenizer_identity(str(folder)) if (folder / "tokenizer.json").is_file() else None
+
+
+def _identity(path: Path, digest: str, ids: dict[str, int]) -> TokenizerIdentity:
+    vocabulary = hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()
+    return TokenizerIdentity("tokenizers", path.name, str(path.resolve()), digest, vocabulary)
 
 
 def _read(file: Path) -> tuple[Any, str]:

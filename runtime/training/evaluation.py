@@ -4,7 +4,15 @@ from collections.abc import Iterator
 
 import torch
 
-from ..data import Batch, Corpus, DataError, check_vocab, eval_batches, held_out_corpus
+from ..data import (
+    Batch,
+    Corpus,
+    DataError,
+    check_tokenizers,
+    check_vocab,
+    eval_batches,
+    held_out_corpus,
+)
 from ..engine.executor import Executor
 from ..engine.layout import Layout
 from ..metrics.step_log import StepLog
@@ -58,6 +66,7 @@ class Evaluation:
         if self._opened is None:
             corpus = held_out_corpus(self.options.data, self.options.eval_data)
             check_vocab(corpus.name, corpus.vocab, self.layout.vocab_size)
+            check_tokenizers((self.feed.reader, corpus))
             self._opened = corpus
         return self._opened
 

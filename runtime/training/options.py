@@ -116,6 +116,12 @@ class RunOptions:
         low=0.0,
     )
     weights: str = _option("", "a Hugging Face folder of safetensors to start from (hf: models)")
+    accept_tokenizer: bool = _option(
+        False, "start from --weights that were trained on tokens of another tokenizer than --data's"
+    )
+    accept_graph: bool = _option(
+        False, "go on with a py: model whose code is not that of the checkpoint or the --weights"
+    )
     no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import (
@@ -11,7 +12,10 @@ from ..checkpoint import (
     newest_good,
     none_reads,
     read_manifest,
+    weights_identity,
 )
+from ..data import folder_tokenizer
+from ..identity import check_code, check_model, check_tokenizer
 from ..optimizers.bad_step import BadStepError, NotFiniteError
 from . import run_folder
 from .options import RunOptions
@@ -35,6 +39,7 @@ class Recovery:
         What an earlier run left in the folder past that step is moved aside.
         """
         if self.options.weights:
+            self._check_weights(Path(self.options.weights))
             count = load_weights(self.state.executor, Path(self.options.weights))
             self.say(f"{count} parameters of this rank from {self.options.weights}")
         manifest = self._wanted()
@@ -42,6 +47,20 @@ class Recovery:
         if self.logs:
             self._make_way(manifest, first)
         return first
+
+    def _check_weights(self, folder: Path) -> None:
+        """Raise IdentityError where the folder says that its weights are of another model, or were
+        trained on other tokens."""
+        where, ours, options = str(folder), self.state.identity, self.options
+        theirs = weights_identity(folder, ours)
+        check_model(where, theirs, ours, "give weights of this model, or plan that one")
+        if not options.accept_graph:
+            check_code(where, theirs, ours)
+        if not options.accept_tokenizer:
+            theirs = replace(theirs, tokenizer=theirs.tokenizer or folder_tokenizer(folder))
+            check_tokenizer(
+                where, theirs, ours, "give data of that tokenizer, or go on by --accept-tokenizer"
+            )
 
     def _make_way(self, manifest: Manifest | None, first: int) -> None:
         own = manifest is not None and manifest.path.parent.resolve() == self.folder.resolve()

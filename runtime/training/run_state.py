@@ -3,26 +3,35 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..checkpoint import CheckpointError, Manifest, State, load
+from ..checkpoint import CheckpointError, Manifest, State, check_params, load
 from ..engine.executor import Executor
+from ..identity import Identity, check_code, check_model, check_tokenizer
 from ..optimizers.optimizer import Optimizer
 from .feed import Feed
 from .loss_guard import LossGuard
+from .options import RunOptions
+
+_OTHER_TOKENS = (
+    "give data of that tokenizer; to go on with other tokens, export the checkpoint and start with "
+    "--weights and --accept-tokenizer"
+)
 
 
 class RunState:
-    """The parts of a run that a checkpoint holds."""
+    """The parts of a run that a checkpoint holds. program: the identity that the program states."""
 
     def __init__(
         self,
         executor: Executor[Optimizer],
         feed: Feed,
         guard: LossGuard,
-        seed: int,
+        options: RunOptions,
+        program: Identity,
         say: Callable[[str], None],
     ) -> None:
         self.executor, self.feed, self.guard = executor, feed, guard
-        self.seed, self.say = seed, say
+        self.seed, self.accept_graph, self.say = options.seed, options.accept_graph, say
+        self.identity = Identity(program.model, feed.reader.tokenizer)
 
     def after(self, step: int) -> State:
         """Return the state after `step` steps."""
@@ -46,7 +55,9 @@ class RunState:
     def restore(self, manifest: Manifest) -> int:
         """Load a checkpoint of the same run; return the step that comes next."""
         state = manifest.state
+        self._check_model(manifest)
         self._check(state, manifest.path)
+        self._check_data(manifest)
         self.feed.restore(state.step, state.skipped, state.data_position)
         fresh = load(self.executor, manifest)
         if fresh:
@@ -57,16 +68,28 @@ class RunState:
         self.guard.go_on(state.losses)
         return state.step
 
+    def _check_model(self, manifest: Manifest) -> None:
+        """Raise an error where the checkpoint is of another model: its config, then its parameters,
+        then its code."""
+        where, theirs = str(manifest.path), manifest.identity
+        check_model(where, theirs, self.identity, "resume with a program of that model")
+        check_params(manifest, {p.name: p.shape for p in self.executor.layout.params})
+        if not self.accept_graph:
+            check_code(where, theirs, self.identity)
+
     def _check(self, state: State, path: Path) -> None:
-        """Raise CheckpointError where the rows, seed, optimizer or data are not this run's."""
+        """Raise CheckpointError where the rows, seed or optimizer are not this run's."""
         self._check_samples(state, path)
         if state.seed != self.seed:
             raise CheckpointError(
                 f"{path} was made with seed {state.seed}, this run has {self.seed}"
             )
         self._check_optimizer(state, path)
-        # The name may differ, as data moves; the tokens may not.
-        reader = self.feed.reader
+
+    def _check_data(self, manifest: Manifest) -> None:
+        """Raise an error for other data. Its name may differ, as data moves; the tokens may not."""
+        state, path, reader = manifest.state, manifest.path, self.feed.reader
+        check_tokenizer(str(path), manifest.identity, self.identity, _OTHER_TOKENS)
         if state.data_identity != reader.identity:
             raise CheckpointError(
                 f"{path} was made with data {state.data} ({state.data_identity[:12]}), this run "

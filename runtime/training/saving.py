@@ -26,6 +26,7 @@ class Saver:
             options.keep_every,
             prepare=bool(options.save_every),
             write_limit_s=write_limit_s,
+            identity=state.identity,
         )
 
     @property

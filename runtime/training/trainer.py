@@ -13,6 +13,7 @@ from ..engine import mesh
 from ..engine.compiling import compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
 from ..engine.layout import Layout
+from ..identity import read_identity
 from ..metrics.devices import peak_flops, peak_memory_bytes
 from ..metrics.step_log import MFU_FORMULA, StepLog
 from ..metrics.trackers import check_tracker, open_tracker
@@ -73,7 +74,8 @@ class Trainer:
         rate_of(0, options)  # refuse bad options before the weights are made
         beacon.mark("START")
         self.executor = self._executor()
-        self.state = RunState(self.executor, self.feed, self.guard, options.seed, say)
+        program = read_identity(folder)
+        self.state = RunState(self.executor, self.feed, self.guard, options, program, say)
         self.recovery = Recovery(options, self.state, say, logs)
 
     def _executor(self) -> Executor[Optimizer]:

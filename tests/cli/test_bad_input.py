@@ -8,27 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import one_line, refused
 
 from meshwright.cli import main
 
 SIZES = ("--seq", "8", "--global-batch", "4")
 PLAN = ("plan", "tiny", *SIZES)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a command ends with."""
-    capsys.readouterr()
-    code = main(list(arguments))
-    errors = capsys.readouterr().err
-    assert code == 2, errors
-    return one_line(errors)
-
-
-def one_line(errors: str) -> str:
-    lines = errors.splitlines()
-    assert "Traceback" not in errors
-    assert len(lines) == 1 and lines[0].startswith("error: "), errors
-    return lines[0]
 
 
 # What `plan` refuses: the arguments after it, and what the message holds.

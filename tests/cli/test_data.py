@@ -165,6 +165,38 @@ def test_tokenize_refuses_a_broken_line(capfd: pytest.CaptureFixture[str], tmp_p
     assert f"skipped {tmp_path}/in.jsonl:2" in said.err and "passed over 1 broken" in said.out
 
 
+# Contents of a file, and the share of them that is no text, "" where it is one.
+CONTENTS = {
+    "a picture": (
+        b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 400,
+        "50.4% of the first 65,536 bytes",
+    ),
+    "a small picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "25.0% of the first 16 bytes"),
+    "two bytes a letter": ("text".encode("utf-16-le"), "50.0% of the first 8 bytes"),
+    "umlauts": (b"Der B\xe4r l\xe4uft \xfcber die Wiese.", ""),
+    "letters that are cut": (b"a" + b"\xc3\xa4" * 2**20, ""),
+    "nothing but text": (b"text", ""),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_that_is_no_text_is_refused_by_its_share(
+    name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data, said = CONTENTS[name]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.bin").write_bytes(data)
+    (tmp_path / "in" / "b.txt").write_text("words")
+    words = ["data", "tokenize", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    if said:
+        message = refused(capfd, *words)
+        assert f"a.bin: byte 0: {said} are no UTF-8 or NUL, of a text at most 20%" in message
+        words += ["--on-bad", "skip"]
+    assert main(words) == 0
+    kept = b"" if said else data + b"\0"
+    assert (tmp_path / "out" / "shard_00000.bin").read_bytes() == kept + b"words\0"
+
+
 REFUSALS = {
     "absent input": (["no.txt"], "cannot read no.txt: No such file"),
     "absent tokenizer": (["in.txt", "--tokenizer", "no.json"], "cannot read no.json"),

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.codegen.program import emit
+from meshwright.commands.identity import identity_of
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import PRESETS, Decoder, DecoderConfig
+from meshwright.models import PRESETS, Decoder, DecoderConfig, ModelSource
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
@@ -51,10 +52,12 @@ def _plan(case: Golden) -> Plan:
     given = _traced(case.config), parse_cluster(case.cluster)
     pins, sizes = parse_pins(list(case.pins)), {"seq": 8, "global_batch": 4}
     plan = make_plan(*given, **sizes, pins=pins)
+    source = ModelSource(plan.model, case.config.vocab, None, partial(Decoder, case.config), case.config)
+    identity = identity_of(source, given[0]).text()
     if not case.offload:
-        return plan
+        return replace(plan, identity=identity)
     kept = tuple(_offloading(plan.piece(i.piece)) for i in plan.instances)
-    return make_plan(*given, **sizes, pins=pins, saved=kept)
+    return replace(make_plan(*given, **sizes, pins=pins, saved=kept), identity=identity)
 
 
 def _offloading(piece: Piece) -> SavedSet:

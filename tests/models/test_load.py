@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 
-from meshwright.models import PRESETS, ModelError, load_model
+from meshwright.models import PRESETS, ModelError, load_model, rebuild_model
+from meshwright.models.stock import param_shapes
 
 
 def test_preset():
@@ -23,6 +25,34 @@ def test_toml_over_a_preset(tmp_path):
     assert source.name == "mine"
     assert (config.layers, config.window, config.rope_theta) == (2, None, 5000.0)
     assert config.attention_softcap == PRESETS["tiny-gemma2"].attention_softcap
+
+
+@pytest.mark.parametrize("kind", ("preset", "toml", "hf", "py"))
+def test_a_model_is_rebuilt_of_what_it_says_of_itself(kind, tmp_path, stock_config):
+    path = tmp_path / "mine.toml"
+    path.write_text('preset = "tiny-gemma2"\nlayers = 2\nrope_theta = 5000\n')
+    stock_config("qwen3").save_pretrained(tmp_path / "stock")
+    specs = {"preset": "tiny", "toml": str(path), "hf": f"hf:{tmp_path / 'stock'}"}
+    source = load_model(specs.get(kind, "py:odd_model:build"))
+    said = json.loads(json.dumps(source.config_fields))
+    shutil.rmtree(tmp_path)  # nothing is read again
+    again = rebuild_model(source.kind, source.name, said)
+    assert (again.kind, again.name, again.vocab_size) == (
+        source.kind,
+        source.name,
+        source.vocab_size,
+    )
+    assert again.config == source.config and again.config_fields == said
+    assert bool(said) == (kind != "py")
+    assert param_shapes(again) == param_shapes(source)
+
+
+def test_fields_of_another_version_are_refused():
+    said = load_model("tiny").config_fields
+    with pytest.raises(ModelError, match="tiny: no config of this version: .*'colour'"):
+        rebuild_model("decoder", "tiny", {**said, "colour": 1})
+    with pytest.raises(ModelError, match="hf:x: its config is refused: .*no_such_type"):
+        rebuild_model("hf", "hf:x", {"model_type": "no_such_type"})
 
 
 def test_toml_alone(tmp_path):

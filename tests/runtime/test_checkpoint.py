@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -294,37 +295,51 @@ def test_a_manifest_that_says_nothing_is_refused(name: str, tmp_path: Path) -> N
     assert said in message and message.count(str(tmp_path)) == 1, message
 
 
+# A model, whether the checkpoint says itself what it is of, and what the message holds. The boxes
+# of a smaller one lie within.
 OTHER = {
-    "names": ('preset = "tiny-llama"', "absent"),
-    "shapes": ('preset = "tiny-gemma2"\nffn = 24', "here"),  # smaller: its boxes lie within
+    "fields": ("rope_theta = 500", True, "rope_theta is 10000.0 there and 500.0 here; resume with"),
+    "names": ("tied = false", False, "parameter lm_head.weight is absent there and [256, 64] here"),
+    "shapes": ("ffn = 24", False, "layers.0.ffn.down.weight is [64, 128] there and [64, 24] here"),
 }
 
 
-@pytest.mark.parametrize("name", mostly_long(OTHER, "shapes"))
+@pytest.mark.parametrize("name", mostly_long(OTHER, "fields", "shapes"))
 def test_another_models_checkpoint_is_refused(
     folder: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    text, said = OTHER[name]
-    (tmp_path / "model.toml").write_text(text)
+    text, known, said = OTHER[name]
+    (tmp_path / "model.toml").write_text(f'preset = "tiny-gemma2"\n{text}')
     plan = str(tmp_path / "other.txt")
     sizes = ["--seq", "32", "--global-batch", "8", "--dtype", "f64", "--no-search"]
     sizes += ["--cluster", "cpu:1"]
     assert main(["plan", str(tmp_path / "model.toml"), *sizes, "-o", plan]) == 0
     assert main(["compile", plan, "-o", str(tmp_path / "other")]) == 0
     start = (folder / "first" / "checkpoints" / "step_00000002").resolve()
+    if not known:
+        start = _rewritten(folder, tmp_path, lambda said: said.pop("identity"))
     run = ["run", str(tmp_path / "other"), *RUN, "--steps", "3", "--resume", str(start)]
     capfd.readouterr()
     assert main([*run, "--out", str(tmp_path / "run")]) == 2
     error = capfd.readouterr().err
-    assert "of another model (tiny-gemma2)" in error and said in error
+    assert "of another model (tiny-gemma2" in error and said in error
 
 
 def _edited(folder: Path, tmp_path: Path, **state: object) -> Path:
     """A copy of the checkpoint after step 2, its manifest's state changed."""
+
+    def change(said: dict) -> None:
+        said["state"] = {k: v for k, v in (said["state"] | state).items() if v is not None}
+
+    return _rewritten(folder, tmp_path, change)
+
+
+def _rewritten(folder: Path, tmp_path: Path, change: Callable[[dict], object]) -> Path:
+    """A copy of the checkpoint after step 2, its manifest changed."""
     copy = tmp_path / "step_00000002"
     shutil.copytree(folder / "first" / "checkpoints" / "step_00000002", copy)
     manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["state"] = {k: v for k, v in (manifest["state"] | state).items() if v is not None}
+    change(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
     return copy
 

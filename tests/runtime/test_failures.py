@@ -115,7 +115,7 @@ def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
     text, shards = tmp_path / "in.txt", tmp_path / "shards"
-    text.write_bytes(bytes(range(1, 200)) * 1000)
+    text.write_bytes(bytes(range(1, 101)) * 1990)
     tokenize([str(text)], shards, Settings(shard_tokens=100_000))
     process = started("--steps", "20000", "--data", f"shards:{shards}")
     after_step(tmp_path / "run", 1)

@@ -272,8 +272,7 @@ def test_pickled_weights_are_not_opened(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 REFUSED = {
-    "model": ((), "say of which model"),
-    "another": (("--model", "tiny-qwen3"), "in one of them only"),
+    "another": (("--model", "tiny-qwen3"), "is of another model (tiny-llama, this is tiny-qwen3)"),
     "top_p": (("--model", "tiny-llama", "--top-p", "2"), "top_p = 2.0"),
     "tokens": (("--model", "tiny-llama", "--max-tokens", "0"), "at least 1"),
 }

@@ -78,12 +78,11 @@ def _checkpoint(folder: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_export(transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export(transposed: bool, tmp_path: Path) -> None:
     """Two parameters of two ranks' boxes make one stock tensor."""
     manifest = _checkpoint(tmp_path)
-    monkeypatch.setattr(weights, "read_manifest", lambda path, shows: manifest)
     targets = [(f"w{n}", (f"p{2 * n}", f"p{2 * n + 1}"), transposed) for n in range(COUNT)]
-    work = partial(weights.export_weights, tmp_path, targets, tmp_path / "out")
+    work = partial(weights.export_weights, manifest, targets, tmp_path / "out")
     assert _peak_bytes(work) < LIMIT_BYTES
     found = load_file(tmp_path / "out" / "model.safetensors")
     for n in range(COUNT):
@@ -93,15 +92,12 @@ def test_export(transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(whole, wanted)
 
 
-def test_a_parameter_that_lacks_a_box_is_not_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_lacks_a_box_is_not_exported(tmp_path: Path) -> None:
     manifest = _checkpoint(tmp_path)
     manifest.boxes["param", "p3"].pop()
-    monkeypatch.setattr(weights, "read_manifest", lambda path, shows: manifest)
     targets = [(f"w{n}", (f"p{n}",), False) for n in range(2 * COUNT)]
     with pytest.raises(CheckpointError, match="524288 of the 1048576 elements of p3"):
-        weights.export_weights(tmp_path, targets, tmp_path / "out")
+        weights.export_weights(manifest, targets, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 9ac20a584c0ac8b1."""
+"""What every rank of golden-gemma2 shares; plan b3cf05ffac5d35f7."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan e825da8c827a89ac."""
+"""What every rank of golden-llama shares; plan 11e4fbea6fab3932."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 08c84f4e62937ff9."""
+"""What every rank of golden-llama shares; plan 4b7296b46928e01e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 95fa8f8edc1ae7d6."""
+"""What every rank of golden-llama shares; plan 66a6a7278b287de4."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

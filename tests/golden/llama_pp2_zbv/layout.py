@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ea7aba1fe97aebb4."""
+"""What every rank of golden-llama shares; plan 4c1ec20828cea4e7."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

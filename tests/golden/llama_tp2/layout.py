@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 50baff3d99a9c757."""
+"""What every rank of golden-llama shares; plan e65e4a1947631a47."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

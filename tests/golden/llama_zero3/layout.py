@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 41f784b773aa45be."""
+"""What every rank of golden-llama shares; plan 22556552b0f2f496."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,6 +1,7 @@
 """Mixtures: shares hold at every prefix, each source keeps its own epochs, resumes are exact."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from meshwright.runtime.data.mixture import (
     read_mixture,
     shares_of,
 )
+from meshwright.runtime.identity import TokenizerIdentity
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,7 +139,15 @@ def test_a_file_mixes_what_it_names_beside_it(tmp_path: Path) -> None:
 
 
 def test_two_tokenizers_are_refused(tmp_path: Path) -> None:
-    one = ArrayCorpus("one", np.zeros(9, np.uint8), tokenizer="1" * 64)
-    two = ArrayCorpus("two", np.zeros(9, np.uint8), tokenizer="2" * 64)
-    with pytest.raises(DataError, match="one was tokenized with 1{12}, two with 2{12};"):
+    first = TokenizerIdentity("tokenizers", "a", "", "1" * 64, "v")
+    second = replace(first, name="b", sha256="2" * 64, vocab_sha256="w")
+    one, two = (
+        ArrayCorpus(name, np.zeros(9, np.uint8), tokenizer=made)
+        for name, made in (("one", first), ("two", second))
+    )
+    with pytest.raises(
+        DataError, match=r"one was tokenized with a \(1{12}\), two with b \(2{12}\)"
+    ):
         Mixture("m", [one, two], [1, 1], width=2, seed=0)
+    same = replace(two, tokenizer=replace(second, vocab_sha256="v"))  # another file, its vocabulary
+    assert Mixture("m", [one, same], [1, 1], width=2, seed=0).tokenizer == first

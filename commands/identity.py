@@ -1,0 +1,84 @@
+"""The identity of a model, and the model of a checkpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.ir.capture.export import Traced
+    from meshwright.models import ModelSource
+    from meshwright.runtime.checkpoint import Manifest
+    from meshwright.runtime.identity import Identity
+
+
+def identity_of(source: "ModelSource", traced: "Traced | None" = None) -> "Identity":
+    """Return what a model is; its graph is of `traced`, and not known without it."""
+    from meshwright.ir.text.graph_text import computation_hash
+    from meshwright.runtime.identity import Identity, ModelIdentity
+
+    dtype = "" if traced is None else traced.dtype
+    graph = "" if traced is None else computation_hash(traced.graph)
+    return Identity(ModelIdentity(source.kind, source.name, dtype, source.config_fields, graph))
+
+
+def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False) -> "ModelSource":
+    """Return the model of a checkpoint, as it says itself; or `model`, a spec, compared with it.
+
+    Raises ValueError where a field of the config, a parameter's name or shape, or (unless
+    accept_graph) what the user's own code computes differs; and where nothing says the model.
+    """
+    from meshwright.models.stock import param_shapes
+    from meshwright.runtime.checkpoint import check_params
+    from meshwright.runtime.identity import check_code, check_model
+
+    where, theirs = str(manifest.path), manifest.identity
+    source = _source(manifest, model)
+    way_out = "leave out --model, as the checkpoint says its model itself"
+    check_model(where, theirs, identity_of(source), way_out)
+    check_params(manifest, param_shapes(source))
+    if source.kind == "py" and not accept_graph:
+        check_code(where, theirs, _captured(source, theirs))
+    return source
+
+
+def _source(manifest: "Manifest", model: str | None) -> "ModelSource":
+    from meshwright.models import ModelError, load_model, rebuild_model
+
+    known = manifest.identity.model
+    if model is not None:
+        return load_model(model)
+    if known is None:
+        raise ValueError(
+            f"{manifest.path} was written before checkpoints held their model; it was called "
+            f"{manifest.state.model!r}: say which with --model"
+        )
+    try:
+        rebuilt = rebuild_model(known.kind, known.name, known.config)
+    except ModelError as error:
+        raise ModelError(
+            f"{manifest.path}: {error}; give its --model, or put its code on PYTHONPATH"
+        ) from None
+    return _in_its_folder(rebuilt)
+
+
+def _in_its_folder(rebuilt: "ModelSource") -> "ModelSource":
+    """Return a Hugging Face model with its folder, whose tokenizer goes along, where that is still
+    there and of this config."""
+    from meshwright.models import load_model
+
+    folder = Path(rebuilt.name.removeprefix("hf:"))
+    if rebuilt.kind != "hf" or not (folder / "config.json").is_file():
+        return rebuilt
+    there = load_model(rebuilt.name)
+    return there if there.config_fields == rebuilt.config_fields else rebuilt
+
+
+def _captured(source: "ModelSource", theirs: "Identity") -> "Identity":
+    """Return the identity of the user's own code, captured in the dtype that the checkpoint's was;
+    nothing is captured where the checkpoint does not say it."""
+    from meshwright.ir.capture.export import trace
+
+    if theirs.model is None:
+        return identity_of(source)
+    return identity_of(
+        source, trace(source.build, source.name, theirs.model.dtype, source.vocab_size)
+    )
