@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .config import DecoderConfig
-from .decoder import Decoder
 from .errors import ModelError, nearest
-from .factory import factory_source
-from .huggingface import hugging_face_source
 from .presets import PRESETS
 from .source import ModelSource
 from .toml_file import read_config
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
 
 
 def load_model(spec: str) -> ModelSource:
@@ -25,8 +26,12 @@ def load_model(spec: str) -> ModelSource:
     Raises ModelError where the spec names no model, or one that cannot be trained as it stands.
     """
     if spec.startswith("hf:"):
+        from .huggingface import hugging_face_source
+
         return hugging_face_source(spec, Path(spec.removeprefix("hf:")))
     if spec.startswith("py:"):
+        from .factory import factory_source
+
         return factory_source(spec)
     if spec.endswith(".toml"):
         return _decoder_source(Path(spec).stem, read_config(Path(spec)))
@@ -39,4 +44,11 @@ def load_model(spec: str) -> ModelSource:
 
 
 def _decoder_source(name: str, config: DecoderConfig) -> ModelSource:
-    return ModelSource(name, config.vocab, config.max_seq, partial(Decoder, config), config)
+    return ModelSource(name, config.vocab, config.max_seq, partial(build_decoder, config), config)
+
+
+def build_decoder(config: DecoderConfig) -> Decoder:
+    """Build the decoder of a config, for which torch is imported."""
+    from .decoder import Decoder
+
+    return Decoder(config)
