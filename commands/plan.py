@@ -2,11 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .output import print_result, say_to, write_text
 from .parsers import add_command
 from .planning import make_plan_of
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan
 
 
 def add(commands: Any) -> None:
@@ -77,13 +80,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    output = arguments.output
+    if Path(output).is_dir():
+        raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
+    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), arguments)
+
+
+def _write(plan: "Plan", report: str, arguments: argparse.Namespace) -> None:
     from meshwright.ir.text.plan_text import format_plan, plan_hash
     from meshwright.planner.report.explain import summary
 
     output = arguments.output
-    if Path(output).is_dir():
-        raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    plan, report = make_plan_of(arguments.model, arguments, say_to(arguments))
     write_text(Path(output), format_plan(plan))
     if report:
         write_text(Path(f"{output}.report.txt"), report)

@@ -8,7 +8,8 @@ import pytest
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import PlanError
 from meshwright.ir.traced import Traced
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.candidates import candidates

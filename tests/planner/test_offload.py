@@ -12,7 +12,8 @@ from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.cost.piece_cost import offloadable, offloading
 from meshwright.planner.hardware.cluster import Cluster
