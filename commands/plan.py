@@ -41,7 +41,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--global-batch", type=int, required=True, metavar="N", help="rows of an optimizer step"
     )
     parser.add_argument(
-        "--dtype", default="f32", choices=("f32", "bf16", "f64"), help="of parameters and compute"
+        "--dtype",
+        choices=("f32", "bf16", "f64"),
+        help="of parameters and compute (default: bf16 on GPUs, f32 on CPU ranks)",
     )
     parser.add_argument(
         "--pin",
@@ -51,7 +53,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="fix a decision, the search takes the rest: pp, rep, dp, cp, tp, micro_batch, "
         "zero (0-3), recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, "
         "interleaved, zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, "
-        "shard_weights, precision (pure, master), reduce_dtype (bf16, f32), optimizer, "
+        "shard_weights, precision (master, pure), rounding (stochastic, nearest; of pure "
+        "bf16), reduce_dtype (bf16, f32), optimizer, "
         "offload (on, off), outer (pp, dp), cp_order (contiguous, mirrored)",
     )
     parser.add_argument(

@@ -72,6 +72,7 @@ def _demanded(options: argparse.Namespace) -> tuple["Cluster", "Pins"]:
     from meshwright.planner.search.pins import parse_pins
 
     cluster, pins = parse_cluster(options.cluster), parse_pins(options.pin)
+    options.dtype = options.dtype or ("f32" if cluster.device.type == "cpu" else "bf16")
     check_pins(cluster, options.global_batch, options.dtype, pins, search=_searches(options))
     return cluster, pins
 

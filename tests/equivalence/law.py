@@ -108,6 +108,7 @@ class Court:
             price=case.price,
             shard_weights=1 if case.shard_weights else None,
             precision=case.precision,
+            rounding=case.rounding,
             reduce_dtype=case.reduce_dtype,
             cp_order=case.order,
         )
