@@ -107,7 +107,7 @@ class Trainer:
         if missing is not None:
             self.say(f"not compiling: this machine lacks {missing}; the same text runs eagerly")
             return None
-        return compiler()
+        return compiler(self.say)
 
     def train(self) -> int:
         """Run all steps; return the exit code, 0 or STOPPED."""
