@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from meshwright import __version__
 from meshwright.commands import (
+    clusters,
     compile,
     data,
     diff,
     explain,
     generate,
+    models,
     plan,
     plot,
     run,
@@ -22,7 +24,9 @@ from meshwright.commands import (
 )
 
 # In the order of the help.
-COMMANDS = (plan, compile, run, train, explain, diff, weights, generate, plot, data)
+COMMANDS = (
+    plan, compile, run, train, explain, diff, weights, generate, plot, data, models, clusters,
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

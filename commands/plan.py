@@ -36,6 +36,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--gpu-memory",
+        default="",
+        metavar="SIZE",
+        help="memory of each device where it is not the part's own, such as 24GiB",
+    )
+    parser.add_argument(
+        "--host-memory",
+        default="",
+        metavar="SIZE",
+        help="memory of a host that offloaded values may use, such as 64GiB",
+    )
     parser.add_argument("--seq", type=int, required=True, metavar="N", help="tokens of a row")
     parser.add_argument(
         "--global-batch", type=int, required=True, metavar="N", help="rows of an optimizer step"

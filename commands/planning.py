@@ -71,10 +71,16 @@ def _demanded(options: argparse.Namespace) -> tuple["Cluster", "Pins"]:
     from meshwright.planner.search.demands import check_pins
     from meshwright.planner.search.pins import parse_pins
 
-    cluster, pins = parse_cluster(options.cluster), parse_pins(options.pin)
+    cluster, pins = parse_cluster(_spec(options)), parse_pins(options.pin)
     options.dtype = options.dtype or ("f32" if cluster.device.type == "cpu" else "bf16")
     check_pins(cluster, options.global_batch, options.dtype, pins, search=_searches(options))
     return cluster, pins
+
+
+def _spec(options: argparse.Namespace) -> str:
+    """The cluster's name with the memories that are given."""
+    given = {name: getattr(options, name, "") for name in ("gpu_memory", "host_memory")}
+    return ",".join([options.cluster, *(f"{key}={size}" for key, size in given.items() if size)])
 
 
 def _searches(options: argparse.Namespace) -> bool:

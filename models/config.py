@@ -126,6 +126,22 @@ class DecoderConfig:
         """Factor on q @ k, resolved."""
         return self.head_size**-0.5 if self.query_scale is None else self.query_scale
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights; a tied head counts once."""
+        norm = self.dim * (2 if self.norm == "layer" else 1)
+        query, keys = self.heads * self.head_size, self.key_heads * self.head_size
+        inner = (2 if self.gated else 1) * self.ffn
+        layer = self.dim * (2 * query + 2 * keys) + self.dim * (inner + self.ffn)
+        if self.bias != "none":
+            layer += query + 2 * keys
+        if self.bias == "all":
+            layer += self.dim + inner + self.dim
+        layer += norm * (4 if self.post_norms else 2) + (2 * self.head_size if self.qk_norm else 0)
+        places = (self.max_seq or 0) * self.dim if self.positions == "learned" else 0
+        tables = self.vocab * self.dim * (1 if self.tied else 2) + places
+        return self.layers * layer + norm + tables
+
     def window_of(self, layer: int) -> int | None:
         """The window of one layer, None where it attends to the whole past."""
         return self.window if self.window_pattern[layer % len(self.window_pattern)] else None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshwright.ir.ops.implementation import DEVICES
 
+from ..units import parse_bytes
 from .catalogue import CATALOGUE
 from .cluster import (
     COLLECTIVES,
@@ -24,6 +25,8 @@ from .cluster import (
 )
 
 HEADER = "# meshwright cluster v1"
+# What a spec may say besides a name: of each device, and of the hosts for all their devices.
+MEMORIES = ("gpu_memory", "host_memory")
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -184,9 +187,39 @@ def _check_curve(curve: Curve, where: str) -> None:
 def parse_cluster(spec: str) -> Cluster:
     """The cluster a user names: `h200:8`, `h100:8x16` (devices x nodes), `cpu:4`, or a TOML file.
 
-    A bare catalogue name means one device. Raises ClusterError: an unknown name with the nearest
-    known one, a count that does not fit a node, a file that cannot be read.
+    A bare catalogue name means one device. Memories other than the part's own follow:
+    `h200:8,gpu_memory=100GiB,host_memory=1TiB`. Raises ClusterError: an unknown name with the
+    nearest known one, a count that does not fit a node, a file that cannot be read, no size.
     """
+    named, *memories = spec.split(",")
+    cluster = _named(named)
+    for given in memories:
+        cluster = _with_memory(cluster, given)
+    return cluster
+
+
+def _with_memory(cluster: Cluster, given: str) -> Cluster:
+    """A cluster with one of its memories as `KEY=SIZE` says, and that in its name."""
+    key, _, text = given.partition("=")
+    if key not in MEMORIES:
+        raise ClusterError(
+            f"cluster {cluster.name}: {given!r} is unknown; give {' or '.join(MEMORIES)} as "
+            f"{MEMORIES[0]}=24GiB"
+        )
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ClusterError(f"cluster {cluster.name}: {key}: {error}") from None
+    name = f"{cluster.name},{key}={text.strip().replace(' ', '')}"
+    if key == MEMORIES[1]:
+        return replace(cluster, name=name, host_memory_bytes=size)
+    said = (("memory_bytes", f"given: {text}"),)
+    others = tuple(s for s in cluster.device.sources if s[0] != "memory_bytes")
+    device = replace(cluster.device, memory_bytes=size, sources=(*others, *said))
+    return replace(cluster, name=name, device=device)
+
+
+def _named(spec: str) -> Cluster:
     if spec.endswith(".toml") or "/" in spec:
         return _read(Path(spec))
     name, colon, counts = spec.partition(":")

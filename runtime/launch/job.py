@@ -39,6 +39,8 @@ TOP = {"model": str, "extends": str, "restarts": int}
 # Option -> (type, default); None: it must be given.
 PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "cluster": (str, "cpu:4"),
+    "gpu_memory": (str, ""),
+    "host_memory": (str, ""),
     "seq": (int, None),
     "global_batch": (int, None),
     "dtype": (str, ""),  # as the cluster's devices have it
