@@ -10,6 +10,7 @@ from meshwright.ir.plan import Bucket, Param, Plan
 from meshwright.ir.sizes import evaluate, format_size
 from meshwright.ir.text.plan_text import format_plan, plan_hash
 
+from .needs import needs_source
 from .schedule import schedule_source
 from .stage import stage_source
 from .writer import Writer
@@ -23,6 +24,7 @@ def emit(plan: Plan) -> dict[str, str]:
         "schedule.py": schedule_source(plan),
         "constants.json": _constants(plan),
         "report.json": _report(plan),
+        "needs.json": needs_source(plan),
         "main.py": _MAIN,
         "launch.sh": _launch(plan),
         "job.sbatch": _sbatch(plan),

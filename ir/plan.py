@@ -139,6 +139,8 @@ class Plan:
     reduce_dtype: str  # in which gradients travel between ranks, whatever they are summed in
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     devices_per_node: int = DEVICES_PER_NODE  # of the cluster
+    device_type: str = ""  # of the cluster's devices, as torch names it; "" where it is not known
+    device_name: str = ""
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     identity: str = ""  # of the model, as the runtime states it in JSON; "" where nothing is known
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name

@@ -27,7 +27,7 @@ from .graph_text import format_graph, parse_placed_graph, with_line
 HEADER = "meshwright plan v2"
 _KEYS = (
     "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
-    "recompute", "schedule_name",
+    "device_type", "device_name", "recompute", "schedule_name",
 )  # fmt: skip
 _NUMBERS = (
     "devices_per_node", "vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq",
@@ -117,6 +117,7 @@ def parse_plan(text: str) -> Plan:
     rows = (line.partition(":") for line in lines[1:] if line)
     # Of plans that do not name them.
     keys = {"optimizer": "adamw", "devices_per_node": str(DEVICES_PER_NODE)}
+    keys |= {"device_type": "", "device_name": ""}
     keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:

@@ -19,10 +19,11 @@ from typing import IO
 from ..checkpoint.manifest import complete
 from ..data import absolute
 from ..metrics.trackers import check_tracker
-from ..training.options import STOPPED, RunOptions, flag
+from ..training.options import STOPPED, RunOptions, flag, run_options
 from ..training.program import IMPORT_PATH, ProgramError
 from ..training.run_folder import check_free
 from .heartbeat import read_beat
+from .readiness import check_machine, read_needs
 from .watchdog import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
@@ -117,6 +118,7 @@ def _start_once(
     check_resume(str(options.get("resume") or ""))
     check_tracker(str(options.get("track") or "none"))
     count = num_ranks(layout.read_text())
+    _check_machine(folder, options, count)
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
     beats, new = out_folder / "beats", not out_folder.exists()
@@ -134,6 +136,13 @@ def _start_once(
     if code == 2 and new:
         _leave_nothing(out_folder)
     return code, forwarding.asked
+
+
+def _check_machine(folder: Path, options: dict[str, object], ranks: int) -> None:
+    """Raise MachineError before any rank is started. By --anyway the ranks say what is amiss."""
+    needs, given = read_needs(folder), run_options(options)
+    if needs is not None and not given.anyway:
+        check_machine(needs, given, ranks, print)
 
 
 def _hang_after_s(options: dict[str, object]) -> float:
