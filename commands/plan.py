@@ -8,6 +8,9 @@ from .output import print_result, say_to, write_text
 from .parsers import add_command
 from .planning import make_plan_of
 
+# Where a plan goes that is told no file.
+DEFAULT = "plan.txt"
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -22,7 +25,11 @@ def add(commands: Any) -> None:
         "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
     )
     _add_options(parser)
-    parser.add_argument("-o", "--output", default="plan.txt", help="the plan's file")
+    parser.add_argument(
+        "-o",
+        "--output",
+        help=f"the plan's file, written over if it is there (default: {DEFAULT}, if it is not)",
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +87,11 @@ def _run(arguments: argparse.Namespace) -> None:
     from meshwright.ir.text.plan_text import format_plan, plan_hash
     from meshwright.planner.report.explain import summary
 
-    output = arguments.output
+    output = arguments.output or DEFAULT
+    if not arguments.output and Path(DEFAULT).exists():
+        raise ValueError(
+            f"{DEFAULT} is there already: -o {DEFAULT} writes over it, or give another file"
+        )
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
     plan, report = make_plan_of(arguments.model, arguments, say_to(arguments))

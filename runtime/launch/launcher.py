@@ -112,8 +112,6 @@ def _start_once(
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
     out_folder = _out(options)
-    if out_folder.exists() and not out_folder.is_dir():
-        raise ProgramError(f"--out {out_folder} is a file; give a folder")
     check_free(out_folder)
     check_resume(str(options.get("resume") or ""))
     check_tracker(str(options.get("track") or "none"))
@@ -290,7 +288,8 @@ def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
     print("\n".join(rank.said()), file=sys.stderr)
     beat = read_beat(beats, rank.number)
     where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
-    print(f"error: rank {rank.number} on {where}: {_death(rank)}", file=sys.stderr)
+    death = _death(rank, bool(_saved(beats.parent)))
+    print(f"error: rank {rank.number} on {where}: {death}", file=sys.stderr)
     return 1
 
 
@@ -301,12 +300,11 @@ def _message(said: list[str]) -> str:
     return "\n".join([*said[start : start + 1], *more])
 
 
-def _death(rank: _Rank) -> str:
+def _death(rank: _Rank, saved: bool) -> str:
     code = rank.process.returncode
-    if code >= 0:
-        return f"exit code {code}; the run ended, go on with --resume auto"
-    hint = _HINTS.get(-code, "")
-    return f"killed by {signal.Signals(-code).name}{hint}; the run ended, go on with --resume auto"
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    way = "go on with --resume auto" if saved else "it had saved nothing"
+    return f"{how}{_HINTS.get(-code, '')}; the run ended, {way}"
 
 
 def num_ranks(layout: str) -> int:
