@@ -12,8 +12,6 @@ def needs_source(plan: Plan) -> str:
     """Return the text of `needs.json`. Sizes are in bytes: of the ranks with the most of each, and
     of all parameters as the optimizer updates them."""
     predicted, frozen = dict(plan.costs), set(plan.frozen)
-    still = [p for p in plan.params if p.name in frozen]
-    trained = [p for p in plan.params if p.name not in frozen]
     needs = {
         "device_type": plan.device_type,
         "device_name": plan.device_name,
@@ -21,18 +19,18 @@ def needs_source(plan: Plan) -> str:
         "ranks": plan.mesh.num_devices,
         "rank_bytes": round(predicted.get("predicted_peak_bytes", 0)),
         "offloaded_bytes": round(predicted.get("predicted_host_bytes", 0)),
-        "trained_bytes": sum(_numel(p) * _updated_bytes(p, plan) for p in trained),
-        "frozen_bytes": sum(_numel(p) * ITEM_BYTES[p.dtype] for p in still),
+        "trained_bytes": sum(_updated_bytes(p, plan) for p in plan.params if p.name not in frozen),
+        "frozen_bytes": sum(_bytes(p) for p in plan.params if p.name in frozen),
         "optimizer": plan.optimizer,
     }
     return json.dumps(needs, indent=1) + "\n"
 
 
-def _numel(param: Param) -> int:
-    return math.prod(evaluate(size, {}) for size in param.shape)
+def _bytes(param: Param) -> int:
+    return math.prod(evaluate(size, {}) for size in param.shape) * ITEM_BYTES[param.dtype]
 
 
 def _updated_bytes(param: Param, plan: Plan) -> int:
-    """Return the bytes of an element where the optimizer updates it: of its master, if any."""
-    own = ITEM_BYTES[param.dtype]
-    return max(own, ITEM_BYTES[plan.grad_dtype]) if plan.precision == "master" else own
+    """Return the bytes of a parameter as the optimizer updates it: of its master, if any."""
+    own, master = ITEM_BYTES[param.dtype], ITEM_BYTES[plan.grad_dtype]
+    return _bytes(param) // own * max(own, master)

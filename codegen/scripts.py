@@ -6,41 +6,18 @@ from meshwright.ir.plan import Plan
 # written.
 _STOP_S = 600
 
-
-def launch_script(plan: Plan) -> str:
-    """Return `launch.sh`, which runs where it is called: paths are relative to that."""
-    return f"""#!/usr/bin/env bash
-# Runs the program on this machine: {plan.mesh.num_devices} ranks ({plan.mesh}).
-# On several nodes set NNODES, NODE_RANK and MASTER_ADDR on each.
-set -euo pipefail
-PROGRAM="$(cd "$(dirname "$0")" > /dev/null && pwd)"
-RANKS={plan.mesh.num_devices}
-NNODES="${{NNODES:-1}}"
-exec torchrun --nnodes "$NNODES" --node-rank "${{NODE_RANK:-0}}" \\
-    --nproc-per-node "$((RANKS / NNODES))" \\
-    --master-addr "${{MASTER_ADDR:-127.0.0.1}}" --master-port "${{MASTER_PORT:-29400}}" \\
-    "$PROGRAM/main.py" "$@"
-"""
-
-
-def slurm_script(plan: Plan) -> str:
-    """Return `job.sbatch`. A job that comes to the end of its time saves, and waits for another."""
-    devices = plan.mesh.num_devices
-    per_node = min(devices, plan.devices_per_node)
-    nodes = -(-devices // per_node)
-    gpus = "" if plan.device_type == "cpu" else f"#SBATCH --gpus-per-node={per_node}\n"
-    return f"""#!/usr/bin/env bash
-#SBATCH --job-name={plan.model}
+_SLURM = """#!/usr/bin/env bash
+#SBATCH --job-name={model}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 {gpus}#SBATCH --exclusive
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --time=24:00:00
-#SBATCH --signal=B:USR1@{_STOP_S}
+#SBATCH --signal=B:USR1@{stop_s}
 #SBATCH --requeue
-# {devices} ranks ({plan.mesh}). Submit from this folder: sbatch job.sbatch --data ... --steps ...
-# A day is a default: sbatch --time=HH:MM:SS takes another. {_STOP_S} s before the end the ranks
+# {devices} ranks ({mesh}). Submit from this folder: sbatch job.sbatch --data ... --steps ...
+# A day is a default: sbatch --time=HH:MM:SS takes another. {stop_s} s before the end the ranks
 # save and stop, and the job is queued again; it goes on from its newest checkpoint, as after a
 # lost node.
 set -euo pipefail
@@ -62,3 +39,33 @@ if [ -n "$stopped" ]; then
 fi
 exit "$code"
 """
+
+
+def launch_script(plan: Plan) -> str:
+    """Return `launch.sh`, which runs where it is called: paths are relative to that."""
+    return f"""#!/usr/bin/env bash
+# Runs the program on this machine: {plan.mesh.num_devices} ranks ({plan.mesh}).
+# On several nodes set NNODES, NODE_RANK and MASTER_ADDR on each.
+set -euo pipefail
+PROGRAM="$(cd "$(dirname "$0")" > /dev/null && pwd)"
+RANKS={plan.mesh.num_devices}
+NNODES="${{NNODES:-1}}"
+exec torchrun --nnodes "$NNODES" --node-rank "${{NODE_RANK:-0}}" \\
+    --nproc-per-node "$((RANKS / NNODES))" \\
+    --master-addr "${{MASTER_ADDR:-127.0.0.1}}" --master-port "${{MASTER_PORT:-29400}}" \\
+    "$PROGRAM/main.py" "$@"
+"""
+
+
+def slurm_script(plan: Plan) -> str:
+    """Return `job.sbatch`. A job that comes to the end of its time saves, and waits for another."""
+    devices = plan.mesh.num_devices
+    per_node = min(devices, plan.devices_per_node)
+    return _SLURM.format(
+        model=plan.model,
+        nodes=-(-devices // per_node),
+        gpus="" if plan.device_type == "cpu" else f"#SBATCH --gpus-per-node={per_node}\n",
+        devices=devices,
+        mesh=plan.mesh,
+        stop_s=_STOP_S,
+    )

@@ -83,15 +83,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _free_default() -> str:
+    if Path(DEFAULT).exists():
+        raise ValueError(
+            f"{DEFAULT} is there already: -o {DEFAULT} writes over it, or give another file"
+        )
+    return DEFAULT
+
+
 def _run(arguments: argparse.Namespace) -> None:
     from meshwright.ir.text.plan_text import format_plan, plan_hash
     from meshwright.planner.report.explain import summary
 
-    output = arguments.output or DEFAULT
-    if not arguments.output and Path(DEFAULT).exists():
-        raise ValueError(
-            f"{DEFAULT} is there already: -o {DEFAULT} writes over it, or give another file"
-        )
+    output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
     plan, report = make_plan_of(arguments.model, arguments, say_to(arguments))

@@ -62,6 +62,11 @@ def _checked_device(needs: Needs | None, options: RunOptions) -> torch.device:
     device = own_device(gpus=needs.device_type != "cpu" or options.anyway)
     if device.type == "cuda":
         judge(card_mismatches(needs, free_gpu(device)), options.anyway, _silent)
+    elif local_rank() == 0 and torch.cuda.is_available():
+        idle = torch.cuda.device_count()
+        print_line(
+            f"planned for CPU ranks: GPUs left idle here: {idle}; plan for them, or --anyway"
+        )
     return device
 
 

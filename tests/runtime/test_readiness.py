@@ -229,7 +229,7 @@ def test_a_rank_refuses_its_machine_and_goes_on_anyway(
 
 
 def test_a_rank_refuses_a_card_that_others_fill(
-    gpu_program: Path, monkeypatch: pytest.MonkeyPatch
+    gpu_program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on(NODE, monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -243,7 +243,10 @@ def test_a_rank_refuses_a_card_that_others_fill(
     assert device == torch.device("cuda", 0)
     assert needs is not None
     cpu = replace(needs, device_type="cpu")
-    assert worker._checked_device(cpu, RunOptions()) == torch.device("cpu"), "GPUs stay idle"
+    capsys.readouterr()
+    assert worker._checked_device(cpu, RunOptions()) == torch.device("cpu")
+    assert "GPUs left idle here: 2; plan for them, or --anyway" in capsys.readouterr().out
+    assert worker._checked_device(cpu, RunOptions(anyway=True)) == torch.device("cuda", 0)
 
 
 def test_an_older_program_says_nothing_of_machines(tmp_path: Path) -> None:
