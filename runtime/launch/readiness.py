@@ -132,8 +132,8 @@ def _cards(demand: Demand, machine: Machine) -> Iterator[str]:
     needs, count = demand.needs, len(machine.gpus)
     if not count:
         yield (
-            f"of {demand.ranks} planned for here ({needs.device_name}) torch finds 0 GPUs: "
-            f"{_why_none(needs, machine)}"
+            f"the program is planned for {demand.ranks} {needs.device_name} on this machine, torch "
+            f"finds 0 GPUs: {_why_none(needs, machine)}"
         )
     elif count < demand.ranks:
         nodes = -(-needs.ranks // needs.devices_per_node)

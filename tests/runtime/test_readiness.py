@@ -45,7 +45,7 @@ TABLE = {
     "no driver": (
         HELD,
         replace(NO_GPU, driver=""),
-        (("of 8 planned for here (NVIDIA H200 SXM)", "0 GPUs", "no NVIDIA driver", "cpu:N"),),
+        (("planned for 8 NVIDIA H200 SXM", "finds 0 GPUs", "no NVIDIA driver", "cpu:N"),),
     ),
     "torch for CPUs": (
         HELD,
@@ -206,7 +206,7 @@ def test_run_refuses_a_machine_before_a_rank_starts(
     _on(replace(NO_GPU, driver=""), monkeypatch)
     words = ("run", str(gpu_program), "--out", str(tmp_path / "run"))
     message = refused(capsys, *words)
-    assert "of 2 planned for here (NVIDIA H200 SXM) torch finds 0 GPUs" in message
+    assert "planned for 2 NVIDIA H200 SXM on this machine, torch finds 0 GPUs" in message
     assert message.endswith("; --anyway runs it here all the same")
     assert not (tmp_path / "run").exists()
 
