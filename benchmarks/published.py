@@ -73,6 +73,10 @@ MEGATRON = (
 MEGATRON_SEQ = 2048
 
 
+# As those runs had it: weights and moments in bf16 without masters.
+PURE = Pins(precision="pure", rounding="nearest")
+
+
 @cache
 def traced(model: str) -> Traced:
     source = load_model(model)
@@ -91,7 +95,7 @@ def kempner() -> None:
         pinned.append(_tokens_per_s(row, found.step_us))
         there.append(_tokens_per_s(row, run_us))
         costs = CandidateCosts(
-            Problem(traced(row.model), cluster, KEMPNER_SEQ, plan.global_batch, Pins())
+            Problem(traced(row.model), cluster, KEMPNER_SEQ, plan.global_batch, PURE)
         )
         free = search(costs).best
         print(
@@ -112,6 +116,7 @@ def _kempner_plan(row: Row, cluster: Cluster) -> tuple[Plan, Prediction]:
     pins = Pins(
         pp=1, dp=row.dp, tp=row.tp, micro_batch=row.micro_batch, recompute="all",
         zero=3 if row.dp > 1 else 0, shard_weights=1, reduce_dtype="f32",
+        precision=PURE.precision, rounding=PURE.rounding,
     )  # fmt: skip
     rows = row.dp * row.micro_batch * row.accumulate
     plan = make_plan(traced(row.model), cluster, seq=KEMPNER_SEQ, global_batch=rows, pins=pins)

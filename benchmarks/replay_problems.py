@@ -25,6 +25,7 @@ def _problem(name: str, model: str, cluster: str, sizes: str, dtype: str, *more:
     pins = [p for p in more if "=" in p]
     if not any(pin.startswith("precision=") for pin in pins):
         pins.append("precision=pure")
+        pins += ["rounding=nearest"] if dtype == "bf16" else []
     words += [word for pin in pins for word in ("--pin", pin)]
     return Problem(name, model, (*words, *(m for m in more if "=" not in m)))
 

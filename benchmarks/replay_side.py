@@ -30,9 +30,21 @@ def main() -> int:
     known = {field.name for field in fields(_find(modules, "Pins"))}
     pinned = [axis for axis in spec["axes"] if axis in known]
     pins = [word for axis in pinned for word in ("--pin", f"{axis}=1")]
-    reading = _read(modules, [*spec["arguments"], *pins, "-o", spec["plan"]])
+    asked = _without_unknown(spec["arguments"], known)
+    reading = _read(modules, [*asked, *pins, "-o", spec["plan"]])
     Path(spec["reading"]).write_text(json.dumps({**reading, "pinned": pinned}))
     return 0
+
+
+def _without_unknown(words: list[str], known: set[str]) -> list[str]:
+    """The words of a command without pins that a side does not know, as of an older commit."""
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] == "--pin" and word.partition("=")[0] not in known:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
 
 
 def _check_origin(checkout: str) -> None:

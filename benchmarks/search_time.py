@@ -48,7 +48,7 @@ def measure(case: Case) -> str:
         parse_cluster(case.cluster),
         seq=case.seq,
         global_batch=case.global_batch,
-        pins=parse_pins([]),
+        pins=parse_pins(["precision=pure", "rounding=nearest"]),
     )
     total = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

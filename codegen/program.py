@@ -62,6 +62,7 @@ def layout_source(plan: Plan) -> str:
             f"vocab_size={plan.vocab_size},",
             f"zero={plan.zero},",
             f"master={plan.precision == 'master'},",
+            *_summed_in_float32(plan),
             f'reduce_dtype="{TORCH_NAMES[plan.reduce_dtype]}",',
             f"flops_per_token={plan.flops_per_token!r},",
             f'optimizer="{plan.optimizer}",',
@@ -86,6 +87,16 @@ def layout_source(plan: Plan) -> str:
         writer.line("),")
     writer.line(")")
     return writer.text()
+
+
+def _summed_in_float32(plan: Plan) -> list[str]:
+    """What a layout of narrow weights without masters says."""
+    if not plan.rounding:
+        return []
+    lines = [f'rounding="{plan.rounding}",']
+    if plan.grad_dtype != plan.dtype:
+        lines.append(f"wide_grads=True,  # {plan.num_microbatches} micro-batches are summed")
+    return lines
 
 
 def _param(writer: Writer, param: Param, mesh: Mesh, hidden: bool) -> None:

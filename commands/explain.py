@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.ir.dtypes import HALVES
+
 from .output import print_result, say_to
 from .parsers import add_cluster, add_command
 from .plan_file import cluster_of, read_plan
@@ -137,8 +139,10 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
 def _kept_pins(plan: "Plan", asked: set[str]) -> list[str]:
     """Return pins for what the search does not choose, as the plan has it, but those asked for."""
     kept = {"optimizer": plan.optimizer}
-    if plan.precision != "pure":
+    if plan.dtype in HALVES:
         kept["precision"] = plan.precision
+    if plan.rounding and "precision" not in asked:
+        kept["rounding"] = plan.rounding
     if plan.reduce_dtype != plan.grad_dtype:
         kept["reduce_dtype"] = plan.reduce_dtype
     return [f"{key}={value}" for key, value in kept.items() if key not in asked]

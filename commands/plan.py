@@ -2,11 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .output import print_result, say_to, write_text
 from .parsers import add_command
 from .planning import make_plan_of
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan
 
 # Where a plan goes that is told no file.
 DEFAULT = "plan.txt"
@@ -45,7 +48,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--global-batch", type=int, required=True, metavar="N", help="rows of an optimizer step"
     )
     parser.add_argument(
-        "--dtype", default="f32", choices=("f32", "bf16", "f64"), help="of parameters and compute"
+        "--dtype",
+        choices=("f32", "bf16", "f64"),
+        help="of parameters and compute (default: bf16 on GPUs, f32 on CPU ranks)",
     )
     parser.add_argument(
         "--pin",
@@ -55,7 +60,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="fix a decision, the search takes the rest: pp, rep, dp, cp, tp, micro_batch, "
         "zero (0-3), recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, "
         "interleaved, zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, "
-        "shard_weights, precision (pure, master), reduce_dtype (bf16, f32), optimizer, "
+        "shard_weights, precision (master, pure), rounding (stochastic, nearest; of pure "
+        "bf16), reduce_dtype (bf16, f32), optimizer, "
         "offload (on, off), outer (pp, dp), cp_order (contiguous, mirrored)",
     )
     parser.add_argument(
@@ -92,13 +98,16 @@ def _free_default() -> str:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from meshwright.ir.text.plan_text import format_plan, plan_hash
-    from meshwright.planner.report.explain import summary
-
     output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    plan, report = make_plan_of(arguments.model, arguments, say_to(arguments))
+    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), output, arguments)
+
+
+def _write(plan: "Plan", report: str, output: str, arguments: argparse.Namespace) -> None:
+    from meshwright.ir.text.plan_text import format_plan, plan_hash
+    from meshwright.planner.report.explain import summary
+
     write_text(Path(output), format_plan(plan))
     if report:
         write_text(Path(f"{output}.report.txt"), report)

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from meshwright.ir.capture.export import Traced
     from meshwright.ir.plan import Plan
     from meshwright.models import ModelSource
+    from meshwright.planner.hardware.cluster import Cluster
+    from meshwright.planner.search.pins import Pins
 
 from .identity import identity_of
 from .proving import proven
@@ -21,27 +23,28 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
 
     The report is "" where nothing was searched. Raises ValueError for bad options.
     """
-    from meshwright.models import load_model
+    source = _named(model, options)
+    return _planned(source, *_demanded(options), options, say)
+
+
+def _planned(
+    source: "ModelSource",
+    cluster: "Cluster",
+    pins: "Pins",
+    options: argparse.Namespace,
+    say: Say,
+) -> tuple["Plan", str]:
     from meshwright.planner.clock import Clock
-    from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.report.report import search_report
-    from meshwright.planner.search.demands import check_pins
     from meshwright.planner.search.make_plan import make_plan
-    from meshwright.planner.search.pins import parse_pins
     from meshwright.planner.search.search import search_plan
 
-    cluster, pins = parse_cluster(options.cluster), parse_pins(options.pin)
-    _check_sizes(options)
-    searches = getattr(options, "search", True)
-    check_pins(cluster, options.global_batch, options.dtype, pins, search=searches)
-    source = load_model(model)
-    _check_positions(source, options.seq)
     clock = Clock()
     with clock.layer("tracing"):
         traced, proof = _trace(source, options, say)
     identity = identity_of(source, traced).text()
     sizes = {"seq": options.seq, "global_batch": options.global_batch}
-    if not searches:
+    if not _searches(options):
         say(proof)
         plan = make_plan(traced, cluster, **sizes, pins=pins, progress=say)
         return replace(plan, identity=identity), ""
@@ -50,6 +53,32 @@ def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Pl
     )
     plan = replace(plan, identity=identity)
     return plan, f"{search_report(plan, found, prediction)}\n{proof}\n"
+
+
+def _named(model: str, options: argparse.Namespace) -> "ModelSource":
+    """Return the model, whose name and rows are checked before anything slow is imported."""
+    from meshwright.models import load_model
+
+    source = load_model(model)
+    _check_sizes(options)
+    _check_positions(source, options.seq)
+    return source
+
+
+def _demanded(options: argparse.Namespace) -> tuple["Cluster", "Pins"]:
+    """Return cluster and pins, checked against each other before anything is traced."""
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.planner.search.demands import check_pins
+    from meshwright.planner.search.pins import parse_pins
+
+    cluster, pins = parse_cluster(options.cluster), parse_pins(options.pin)
+    options.dtype = options.dtype or ("f32" if cluster.device.type == "cpu" else "bf16")
+    check_pins(cluster, options.global_batch, options.dtype, pins, search=_searches(options))
+    return cluster, pins
+
+
+def _searches(options: argparse.Namespace) -> bool:
+    return getattr(options, "search", True)
 
 
 def _check_sizes(options: argparse.Namespace) -> None:

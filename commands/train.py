@@ -68,7 +68,6 @@ def _load_checked(arguments: argparse.Namespace) -> "Job":
 
 def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     """Write plan, report, program and the resolved job file into the run's folder."""
-    from meshwright.planner.report.explain import summary
     from meshwright.runtime.training.run_folder import begin_job, check_free
 
     check_free(out)
@@ -80,7 +79,13 @@ def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     write_program(plan, out / "program")
     write_text(out / "job.toml", job.text)
     if not arguments.json:
-        print(summary(plan))
+        _print_summary(plan)
+
+
+def _print_summary(plan: "Plan") -> None:
+    from meshwright.planner.report.explain import summary
+
+    print(summary(plan))
 
 
 def _write_plan(plan: "Plan", report: str, out: Path) -> None:

@@ -7,7 +7,7 @@ padding). Shapes in pieces and params are logical; placements tell what a rank h
 
 from dataclasses import dataclass
 
-from .dtypes import ITEM_BYTES
+from .dtypes import HALVES, ITEM_BYTES
 from .graph import Graph
 from .inputs import StepInput, step_inputs
 from .mesh import Mesh
@@ -106,9 +106,14 @@ def silent_stages(
 DEVICES_PER_NODE = 8
 
 
-def grad_dtype(dtype: str, precision: str) -> str:
+# Micro-batches whose gradients a narrow dtype may sum: of more, what each adds is rounded away.
+MOST_SUMMED = 8
+
+
+def grad_dtype(dtype: str, precision: str, num_microbatches: int = 1) -> str:
     """Return the dtype in which a rank sums its gradients."""
-    return "f32" if precision == "master" else dtype
+    many = dtype in HALVES and num_microbatches > MOST_SUMMED
+    return "f32" if precision == "master" or many else dtype
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Plan:
     schedule: Schedule
     reduce_dtype: str  # in which gradients travel between ranks, whatever they are summed in
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
+    rounding: str = ""  # of weights that are bf16 alone: "nearest" or "stochastic"
     devices_per_node: int = DEVICES_PER_NODE  # of the cluster
     device_type: str = ""  # of the cluster's devices, as torch names it; "" where it is not known
     device_name: str = ""
@@ -178,7 +184,7 @@ class Plan:
 
     @property
     def grad_dtype(self) -> str:
-        return grad_dtype(self.dtype, self.precision)
+        return grad_dtype(self.dtype, self.precision, self.num_microbatches)
 
     @property
     def mirrored(self) -> bool:

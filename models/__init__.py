@@ -1,8 +1,9 @@
-"""Plain `nn.Module` decoders, presets, and the way in for other people's models."""
+"""Plain `nn.Module` decoders, presets, and the way in for other people's models.
 
-from .attention import AttentionCore
+What is named here needs no torch: a spec that names no model is refused before torch is imported.
+"""
+
 from .config import DecoderConfig
-from .decoder import Decoder
 from .errors import ModelError
 from .load import load_model, rebuild_model
 from .presets import PRESETS
@@ -10,8 +11,6 @@ from .source import ModelSource
 
 __all__ = [
     "PRESETS",
-    "AttentionCore",
-    "Decoder",
     "DecoderConfig",
     "ModelError",
     "ModelSource",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import DecoderConfig
-from .decoder import Decoder
 from .errors import ModelError, nearest
-from .factory import factory_source
-from .huggingface import config_of_fields, hugging_face_source, stock_source
 from .presets import PRESETS
 from .source import ModelSource
 from .toml_file import read_config
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
 
 
 def load_model(spec: str) -> ModelSource:
@@ -26,8 +26,12 @@ def load_model(spec: str) -> ModelSource:
     Raises ModelError where the spec names no model, or one that cannot be trained as it stands.
     """
     if spec.startswith("hf:"):
+        from .huggingface import hugging_face_source
+
         return hugging_face_source(spec, Path(spec.removeprefix("hf:")))
     if spec.startswith("py:"):
+        from .factory import factory_source
+
         return factory_source(spec)
     if spec.endswith(".toml"):
         return _decoder_source(Path(spec).stem, read_config(Path(spec)))
@@ -46,6 +50,8 @@ def rebuild_model(kind: str, name: str, fields: dict[str, Any]) -> ModelSource:
     this version, or the code cannot be imported.
     """
     if kind == "hf":
+        from .huggingface import config_of_fields, stock_source
+
         return stock_source(name, config_of_fields(name, fields))
     if kind == "py":
         return load_model(name)
@@ -57,4 +63,11 @@ def rebuild_model(kind: str, name: str, fields: dict[str, Any]) -> ModelSource:
 
 
 def _decoder_source(name: str, config: DecoderConfig) -> ModelSource:
-    return ModelSource(name, config.vocab, config.max_seq, partial(Decoder, config), config)
+    return ModelSource(name, config.vocab, config.max_seq, partial(build_decoder, config), config)
+
+
+def build_decoder(config: DecoderConfig) -> Decoder:
+    """Build the decoder of a config, for which torch is imported."""
+    from .decoder import Decoder
+
+    return Decoder(config)

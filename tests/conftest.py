@@ -22,9 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what torch.compile writes out of the folder that other test processes write."""
+    """Keep what torch.compile writes out of the folder that other test processes write, and compile
+    in the process that asks."""
     folder: Path = tmp_path_factory.mktemp("torchinductor")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    # A kernel or two a test: processes to compile them in would import torch first.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from torch import nn
 from meshwright.ir.capture import export as capture
 from meshwright.ir.traced import Traced
 from meshwright.models.config import DecoderConfig
-from meshwright.models.decoder import Decoder
+from meshwright.models.load import build_decoder
 
 _trace = capture.trace
 
@@ -23,7 +23,7 @@ _trace = capture.trace
 def _decoder(
     config: DecoderConfig, name: str, dtype: str, vocab_size: int, freeze: tuple[str, ...]
 ) -> Traced:
-    return _trace(partial(Decoder, config), name, dtype, vocab_size, freeze)
+    return _trace(partial(build_decoder, config), name, dtype, vocab_size, freeze)
 
 
 def _trace_once(
@@ -34,7 +34,7 @@ def _trace_once(
     freeze: tuple[str, ...] = (),
 ) -> Traced:
     """Our own decoders are told by their configs; what builds another says nothing of it."""
-    if isinstance(build, partial) and build.func is Decoder:
+    if isinstance(build, partial) and build.func is build_decoder:
         return _decoder(*build.args, name, dtype, vocab_size, freeze)
     return _trace(build, name, dtype, vocab_size, freeze)
 

@@ -100,6 +100,8 @@ def _whole_boundary(
 class _FakeInputs:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
+        # What it keeps of an op would serve the same op again, and few ops of a segment are.
+        self.mode.cache_enabled = False
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
         hint = torch.empty(_HINTS)
         sizes: tuple[Any, ...] = self.mode.from_tensor(hint, symbolic_context=context).shape

@@ -38,6 +38,7 @@ _NUMBERS = (
 def format_plan(plan: Plan) -> str:
     lines = [HEADER]
     lines += [f"{key}: {getattr(plan, key)}" for key in (*_KEYS, *_NUMBERS)]
+    lines += [f"rounding: {plan.rounding}"] if plan.rounding else []
     lines += [f"flops_per_token: {plan.flops_per_token!r}", f"mesh: {plan.mesh}"]
     lines += [f"stage_ranks: {' '.join(map(str, plan.stage_ranks))}"]
     sections = [
@@ -113,7 +114,7 @@ def parse_plan(text: str) -> Plan:
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
     # Of plans that do not name them.
-    keys = {"optimizer": "adamw", "devices_per_node": str(DEVICES_PER_NODE)}
+    keys = {"optimizer": "adamw", "rounding": "", "devices_per_node": str(DEVICES_PER_NODE)}
     keys |= {"device_type": "", "device_name": ""}
     keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
@@ -141,7 +142,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         if name.startswith("piece ")
     ]
     keys.setdefault("reduce_dtype", grad_dtype(keys["dtype"], keys["precision"]))
-    fields: dict[str, Any] = {key: keys[key] for key in _KEYS}
+    fields: dict[str, Any] = {key: keys[key] for key in (*_KEYS, "rounding")}
     if keys["reduce_dtype"] not in FLOATS:
         raise ParseError(f"reduce_dtype: {keys['reduce_dtype']!r}; one of {', '.join(FLOATS)}")
     fields.update({key: _number(keys, key, int) for key in _NUMBERS})

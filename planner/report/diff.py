@@ -182,7 +182,7 @@ def _zero(plan: Plan, target: Plan) -> Plan:
 
 
 def _precision(plan: Plan, target: Plan) -> Plan:
-    return replace(plan, precision=target.precision)
+    return replace(plan, precision=target.precision, rounding=target.rounding)
 
 
 def _reduce_dtype(plan: Plan, target: Plan) -> Plan:

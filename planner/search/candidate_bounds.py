@@ -58,14 +58,15 @@ class CandidateBounds:
 
     def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
         """Return the least by which the tail is longer with the other outer axis."""
-        key = (c.mesh, c.zero)
+        precision = self.costs.precision(c)
+        key = (c.mesh, c.zero, precision)
         if key not in self.costs.tails:
             here, there = (
                 UnitTable(
                     {},
                     c.zero,
                     Links(self.costs.problem.rates, x.mesh),
-                    self.costs.problem.precision,
+                    precision,
                 )
                 for x in (c, other)
             )

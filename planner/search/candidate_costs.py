@@ -31,7 +31,14 @@ from ..remat.options import (
 from ..remat.rules import SavedSet, saved_values
 from ..sharding.chain import ShardedModel, shard_model
 from ..simulate.stage_memory import Storage
-from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes, frozen_share, unit_buckets
+from ..simulate.step_model import (
+    Precision,
+    UnitBuckets,
+    UnitTable,
+    bucket_bytes,
+    frozen_share,
+    unit_buckets,
+)
 from .candidate_units import CandidateUnits, Layout, piece_under
 from .candidates import Candidate
 from .instances import instances_of, params_of
@@ -72,8 +79,7 @@ class CandidateCosts:
 
     @cached_property
     def _works(self) -> dict[Hashable, WorkTable]:
-        problem = self.problem
-        return self.memo.table("works", problem.rates, problem.seq, problem.precision.wide_grads)
+        return self.memo.table("works", self.problem.rates, self.problem.seq)
 
     @cached_property
     def _options(self) -> dict[Hashable, list[Option]]:
@@ -133,7 +139,7 @@ class CandidateCosts:
         split = c.schedule in SPLIT
         found = {}
         for name in self.sharding(c.compute).lowered:
-            key = (c.compute, c.micro_batch, name, c.recompute, split)
+            key = (c.compute, c.micro_batch, self._wide(c), name, c.recompute, split)
             if key not in self._options:
                 with self.memo.clock.layer("memory frontier"):
                     self._options[key] = self._priced(c, name, split)
@@ -159,16 +165,22 @@ class CandidateCosts:
         return with_staying(undominated([*found, *map(option, away)], split), found, split)
 
     def _table(self, c: Candidate) -> WorkTable:
-        key = c.compute, c.micro_batch
+        key = c.compute, c.micro_batch, self._wide(c)
         if key not in self._works:
             self._works[key] = WorkTable(self.op_costs(*key))
         return self._works[key]
 
-    def op_costs(self, mesh: Mesh, micro_batch: int) -> Costs:
+    def op_costs(self, mesh: Mesh, micro_batch: int, wide_grads: bool) -> Costs:
         """Return costs of ops on a compute mesh."""
         problem, sizes = self.problem, {"B": micro_batch, "S": self.problem.seq}
-        wide = problem.precision.wide_grads
-        return Costs(problem.rates, mesh, sizes, wide, self.memo.functions)
+        return Costs(problem.rates, mesh, sizes, wide_grads, self.memo.functions)
+
+    def precision(self, c: Candidate) -> Precision:
+        """Return bytes of an element: many micro-batches are summed in float32."""
+        return self.problem.precision_at(c.num_microbatches)
+
+    def _wide(self, c: Candidate) -> bool:
+        return self.precision(c).wide_grads
 
     def _proposals(self, mesh: Mesh, name: str) -> tuple[SavedSet, ...]:
         """Propose saved sets at the sizes of the placements: bytes and times all grow with rows."""
@@ -197,7 +209,8 @@ class CandidateCosts:
 
     def units_of(self, c: Candidate) -> CandidateUnits:
         """The units of a candidate with their options."""
-        key = (c.mesh, c.micro_batch, c.zero, c.recompute, c.schedule in SPLIT)
+        split = c.schedule in SPLIT
+        key = (c.mesh, c.micro_batch, c.zero, c.recompute, split, self._wide(c))
         if key not in self._units:
             self._units[key] = self._candidate_units(c)
         return self._units[key]
@@ -210,7 +223,7 @@ class CandidateCosts:
             for k, (_, work) in enumerate(found)
         }
         links = Links(self.problem.rates, c.mesh)
-        table = UnitTable(works, c.zero, links, self.problem.precision)
+        table = UnitTable(works, c.zero, links, self.precision(c))
         shared: dict[tuple, tuple[int, UnitOptions]] = {}
         found = []
         for instance, held in zip(layout.instances, self._unit_buckets(c), strict=True):
@@ -234,7 +247,7 @@ class CandidateCosts:
     def stored_bytes(self, c: Candidate) -> float:
         """Return what some stage stores at least: the mean of parameters and their
         states."""
-        share = frozen_share(c.mesh, c.zero, self.problem.precision)
+        share = frozen_share(c.mesh, c.zero, self.precision(c))
         buckets = self.layout(c).buckets
         held = sum(bucket_bytes(b) * (1 if b.trainable else share) for b in buckets) / c.pp
         return self.storage_bytes(c, held, 0.0)
@@ -242,4 +255,4 @@ class CandidateCosts:
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
         """Return the bytes that a rank stores. bucket: bytes of all its buckets; largest: of the
         largest one."""
-        return Storage(bucket, largest, c.mesh, c.zero, self.problem.precision).total_bytes
+        return Storage(bucket, largest, c.mesh, c.zero, self.precision(c)).total_bytes

@@ -17,11 +17,11 @@ from .make_plan import (
     resolve_mesh,
     resolve_micro_batch,
     resolve_optimizer,
-    resolve_reduce_dtype,
     resolve_schedule,
     stages_of_cuts,
 )
 from .pins import Pins
+from .precision import resolve_reduce_dtype, resolve_rounding
 
 
 def check_pins(
@@ -31,6 +31,7 @@ def check_pins(
 
     search: whether decisions without a pin are free, or take their defaults.
     """
+    resolve_rounding(dtype, pins)
     resolve_reduce_dtype(dtype, pins)
     resolve_optimizer(pins)
     if pins.cp_order is not None and cluster.num_devices == 1:

@@ -189,7 +189,7 @@ def _fitting(
         model = step_of(costs, c, *placed)
         if costs.problem.offloads and not _host_holds(costs, model):
             continue
-        peaks = model_peaks(model, c.mesh, costs.problem.precision, costs.problem.context_bytes(c))
+        peaks = model_peaks(model, c.mesh, costs.precision(c), costs.problem.context_bytes(c))
         peak = max(p.total_bytes for p in peaks)
         if peak <= limit_bytes:
             yield placed, model, peak

@@ -28,6 +28,7 @@ from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .fitting import fits, least_peak_bytes
 from .pins import MESH_PINS, Pins
+from .precision import resolve_precision
 from .problem import Problem
 
 # Pins that change what a rank holds under the same placements.
@@ -35,6 +36,11 @@ MEMORY_PINS = (
     *MESH_PINS, "micro_batch", "zero", "recompute", "schedule", "chunks", "cuts",
     "precision", "reduce_dtype", "optimizer", "offload",
 )  # fmt: skip
+
+
+_WITHOUT_MASTERS = (
+    "--pin precision=pure --pin rounding=stochastic (weights and moments without float32 masters)"
+)
 
 
 @dataclass
@@ -59,6 +65,7 @@ class Refusal:
         )
         ways = list(self.changes())
         ways += ["--pin offload=on"] if self.fits_offloading() else []
+        ways += [_WITHOUT_MASTERS] if self.fits_without_masters() else []
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.costs.problem.seq}"] if short else []
         ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
@@ -133,6 +140,15 @@ class Refusal:
                 break
         return ""
 
+    def fits_without_masters(self) -> bool:
+        """Return whether something fits with weights, moments and sums in the plan's dtype."""
+        problem = self.costs.problem
+        if resolve_precision(problem.traced.dtype, problem.pins) == "pure":
+            return False
+        pins = replace(problem.pins, precision="pure", rounding="stochastic")
+        other = self.costs.under(pins=pins)
+        return bool(Refusal(other, self.limit_bytes).fitting(other))
+
     def fits_offloading(self) -> bool:
         """Return whether something fits with activations in the host's memory."""
         if self.costs.problem.offloads:
@@ -152,7 +168,7 @@ class Refusal:
 
     def _fits(self, costs: CandidateCosts, c: Candidate) -> bool:
         pins = costs.problem.pins
-        key = (c, costs.problem.seq, pins.cuts, costs.problem.precision, costs.problem.offloads)
+        key = (c, costs.problem.seq, pins.cuts, costs.precision(c), costs.problem.offloads)
         if key not in self.known:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)

@@ -22,7 +22,7 @@ from meshwright.ir.mesh import (
 )
 from meshwright.ir.ops.questions import flops
 from meshwright.ir.phases import Joint, forward_ops
-from meshwright.ir.plan import Piece, Plan, grad_dtype, silent_stages
+from meshwright.ir.plan import Piece, Plan, silent_stages
 from meshwright.ir.sizes import evaluate
 from meshwright.ir.traced import Traced
 
@@ -37,6 +37,7 @@ from ..simulate.predict import predict, with_costs
 from ..simulate.step_model import STATES
 from .instances import instances_of, params_of, with_variants
 from .pins import Pins
+from .precision import resolve_precision, resolve_reduce_dtype, resolve_rounding
 
 Progress = Callable[[str], None]
 
@@ -120,7 +121,8 @@ def make_plan(
         schedule_name=name,
         flops_per_token=per_token,
         precision=resolve_precision(traced.dtype, pins),
-        reduce_dtype=resolve_reduce_dtype(traced.dtype, pins),
+        reduce_dtype=resolve_reduce_dtype(traced.dtype, pins, num_microbatches),
+        rounding=resolve_rounding(traced.dtype, pins),
         optimizer=resolve_optimizer(pins),
         coverage=(*traced.warnings, *sharded.coverage),
         context=traced.segmented.context,
@@ -227,30 +229,6 @@ def _trained_flops(graph: Graph, seq: int) -> float:
         passes = 1 + backward + (backward and frozen.isdisjoint(op.inputs))
         total += passes * evaluate(flops(op, graph), sizes)
     return float(total)
-
-
-PRECISIONS = ("pure", "master")
-
-
-def resolve_precision(dtype: str, pins: Pins) -> str:
-    """`pure` unless pinned; master weights are for dtypes narrower than float32."""
-    precision = pins.precision or "pure"
-    if precision not in PRECISIONS:
-        raise PlanError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
-    if precision == "master" and dtype not in ("bf16", "f16"):
-        raise PlanError(f"precision=master needs dtype bf16, the plan's is {dtype}")
-    return precision
-
-
-def resolve_reduce_dtype(dtype: str, pins: Pins) -> str:
-    """Return the dtype of gradients as a rank sums them, unless pinned. Float64 keeps all its
-    digits."""
-    if pins.reduce_dtype is not None and dtype == "f64":
-        raise PlanError(
-            f"reduce_dtype={pins.reduce_dtype} with dtype f64: a program in f64 reduces its "
-            "gradients in f64; leave the pin out, or plan with --dtype f32 or bf16"
-        )
-    return pins.reduce_dtype or grad_dtype(dtype, resolve_precision(dtype, pins))
 
 
 def resolve_optimizer(pins: Pins) -> str:

@@ -17,6 +17,7 @@ MESH_PINS = ("pp", "rep", "dp", "cp", "tp")
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": GENERATORS,
     "precision": ("pure", "master"),
+    "rounding": ("nearest", "stochastic"),
     "reduce_dtype": ("bf16", "f32"),
     "offload": ("on", "off"),
     "outer": OUTER,
@@ -36,7 +37,8 @@ class Pins:
     schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
     resident byte in us (None: from the cluster).
     shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
-    plan's dtype) or master (gradients summed, moments and master weights in float32).
+    plan's dtype) or master (gradients summed, moments and master weights in float32; None: master
+    under bf16). rounding: of updated weights that are bf16 alone, nearest or stochastic.
     reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
     offload: whether the search may keep activations in the host's memory (None: where it chooses
@@ -59,6 +61,7 @@ class Pins:
     price: float | None = None
     shard_weights: int | None = None
     precision: str | None = None
+    rounding: str | None = None
     reduce_dtype: str | None = None
     optimizer: str | None = None
     offload: str | None = None

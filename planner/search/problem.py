@@ -6,6 +6,7 @@ from functools import cached_property
 
 from meshwright.ir.inputs import StepInput, step_inputs
 from meshwright.ir.mesh import Mesh
+from meshwright.ir.plan import grad_dtype
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
@@ -13,8 +14,9 @@ from ..hardware.cluster import Cluster
 from ..simulate.stage_memory import context_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload
-from .make_plan import resolve_optimizer, resolve_precision, resolve_reduce_dtype
+from .make_plan import resolve_optimizer
 from .pins import Pins
+from .precision import resolve_precision, resolve_reduce_dtype
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,16 @@ class Problem:
 
     @cached_property
     def precision(self) -> Precision:
-        """Bytes of an element under the pins."""
+        """Bytes of an element under the pins, in a step of few micro-batches."""
+        return self.precision_at(1)
+
+    def precision_at(self, num_microbatches: int) -> Precision:
+        """Return bytes of an element under the pins, in a step of so many micro-batches."""
         dtype, pins = self.traced.dtype, self.pins
-        precision, reduced = resolve_precision(dtype, pins), resolve_reduce_dtype(dtype, pins)
-        return precision_of(dtype, precision, reduced, resolve_optimizer(pins))
+        precision = resolve_precision(dtype, pins)
+        summed = grad_dtype(dtype, precision, num_microbatches)
+        reduced = resolve_reduce_dtype(dtype, pins, num_microbatches)
+        return precision_of(dtype, precision, summed, reduced, resolve_optimizer(pins))
 
     @cached_property
     def offloads(self) -> bool:

@@ -66,18 +66,22 @@ class Precision:
         return self.carried != self.grad
 
 
-def precision_of(dtype: str, precision: str, reduce_dtype: str, optimizer: str) -> Precision:
-    item, carried = ITEM_BYTES[dtype], ITEM_BYTES[reduce_dtype]
+def precision_of(
+    dtype: str, precision: str, summed: str, reduce_dtype: str, optimizer: str
+) -> Precision:
+    """Return bytes of an element. summed, reduce_dtype: of gradients on a rank, and underway."""
+    item, grad, carried = ITEM_BYTES[dtype], ITEM_BYTES[summed], ITEM_BYTES[reduce_dtype]
     states, further = STATES[optimizer]
-    moves = 7 + 2 * states + further
+    passes = 2 + 2 * states + further  # over the weights and their states
     if precision == "master":
-        wide = 4
-        return Precision(item, wide, carried, (states + 1) * wide, moves * wide + item)
-    return Precision(item, item, carried, states * item, moves * item)
+        moved = (5 + passes) * grad + item
+        return Precision(item, grad, carried, (states + 1) * grad, moved)
+    return Precision(item, grad, carried, states * item, 5 * grad + passes * item)
 
 
 def precision_of_plan(plan: Plan) -> Precision:
-    return precision_of(plan.dtype, plan.precision, plan.reduce_dtype, plan.optimizer)
+    given = plan.dtype, plan.precision, plan.grad_dtype, plan.reduce_dtype, plan.optimizer
+    return precision_of(*given)
 
 
 @dataclass(frozen=True)

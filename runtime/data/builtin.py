@@ -1,7 +1,9 @@
 """Corpora that need no preparation: the demo text, a file's raw bytes, synthetic tokens."""
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from .mapped import MappedTokens
 from .tokenizer import BYTES
 
 HELD_OUT_ONE_IN = 20  # of the files, or of the bytes at the end of a single file
+# Folders of the standard library that the demo text leaves out.
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def standard_library(held_out: bool) -> ArrayCorpus:
@@ -21,14 +25,22 @@ def standard_library(held_out: bool) -> ArrayCorpus:
     some systems and not installed at all on others.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    wanted = (name for name in names if skipped.isdisjoint(name.split("/")))
-    chosen = [name for name in wanted if _is_held_out(name) == held_out]
+    chosen = sorted(name for name in _sources(root) if _is_held_out(name) == held_out)
     if not chosen:
         raise DataError(f"no Python source below {root}; give --data file:PATH instead of demo")
     text = b"".join((root / name).read_bytes() + b"\0" for name in chosen)
     return ArrayCorpus("demo", np.frombuffer(text, np.uint8), tokenizer=BYTES)
+
+
+def _sources(root: Path) -> Iterator[str]:
+    """Names below `root` of the files that the demo text holds, with slashes; in no order.
+
+    What is left out is not entered: installed packages may be many times the library itself.
+    """
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name not in _SKIPPED]
+        inside = Path(folder).relative_to(root)
+        yield from ((inside / name).as_posix() for name in files if name.endswith(".py"))
 
 
 def _is_held_out(name: str) -> bool:

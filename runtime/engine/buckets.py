@@ -43,7 +43,8 @@ class FlatBucket:
         self.bucket, self.zero, self.device = bucket, layout.zero, device
         self.trainable = bucket.trainable
         self.dtype = getattr(torch, bucket.dtype or layout.dtype)
-        self.grad_dtype = torch.float32 if layout.master else self.dtype
+        wide = layout.master or layout.wide_grads
+        self.grad_dtype = torch.float32 if wide else self.dtype
         # What is wider than the model keeps its digits on the way.
         reduced = getattr(torch, layout.reduce_dtype)
         self.reduce_dtype = torch.promote_types(reduced, self.dtype) if bucket.dtype else reduced

@@ -87,6 +87,8 @@ class Layout:
     optimizer: str = "adamw"
     inputs: tuple[Input, ...] = ()
     mirrored: bool = False  # context axes cut the sequence in mirrored shards
+    rounding: str = "nearest"  # of updated weights that are narrow without a master
+    wide_grads: bool = False  # gradients are summed in float32, masters or not
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import gc
 import math
 import os
 import sys
@@ -29,8 +30,10 @@ def main(folder: Path) -> None:
     try:
         options = run_options(vars(given))
         beacon = watched(options)
+        gc.disable()  # it would look through what torch is made of, all of which stays
         from . import worker
 
+        gc.enable()
         faulthandler.cancel_dump_traceback_later()
         code = worker.launch(folder, options, beacon)
     except (ValueError, OSError) as error:

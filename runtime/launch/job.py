@@ -41,7 +41,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "cluster": (str, "cpu:4"),
     "seq": (int, None),
     "global_batch": (int, None),
-    "dtype": (str, "f32"),
+    "dtype": (str, ""),  # as the cluster's devices have it
     "pin": ((list, dict, str), []),
     "freeze": (str, ""),
     "search": (bool, True),
@@ -147,8 +147,8 @@ def _check(where: str, data: dict) -> None:
         _check_keys(where, f"{table}.", values, set(known))
         for name, value in values.items():
             _check_type(where, f"{table}.{name}", value, known[name])
-    dtype = data.get("plan", {}).get("dtype", "f32")
-    if dtype not in DTYPES:
+    dtype = data.get("plan", {}).get("dtype", "")
+    if dtype and dtype not in DTYPES:
         raise JobError(f"{where}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     if data.get("restarts", 0) < 0:
         raise JobError(f"{where}: restarts is {data['restarts']}, expected at least 0")

@@ -75,8 +75,7 @@ def _driver() -> str:
 
 
 def _available_bytes() -> float:
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(_MEMORY), re.MULTILINE)
-    return 1024 * int(match[1]) if match else math.inf
+    return 1024 * _number(r"^MemAvailable:\s+(\d+) kB", _MEMORY, math.inf)
 
 
 def _group_bytes() -> Iterator[float]:
@@ -93,11 +92,15 @@ def _group_bytes() -> Iterator[float]:
 
 def _left(group: Path, limit: str, used: str) -> float:
     """Bytes that a control group may still take; what the system keeps of files gives way."""
-    most, taken = _text(group / limit).strip(), _text(group / used).strip()
-    if not (most.isdigit() and taken.isdigit()):
-        return math.inf
-    files = re.search(r"^inactive_file (\d+)", _text(group / "memory.stat"), re.MULTILINE)
-    return int(most) - int(taken) + (int(files[1]) if files else 0)
+    most = _number(r"^(\d+)$", group / limit, math.inf)
+    taken = _number(r"^(\d+)$", group / used, 0)
+    return most - taken + _number(r"^inactive_file (\d+)", group / "memory.stat", 0)
+
+
+def _number(pattern: str, path: Path, otherwise: float) -> float:
+    """Return the number that a line of a file of the system gives."""
+    match = re.search(pattern, _text(path), re.MULTILINE)
+    return int(match[1]) if match else otherwise
 
 
 def _disk_bytes(path: Path) -> float:

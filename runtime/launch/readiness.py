@@ -64,10 +64,8 @@ class Demand:
 def read_needs(folder: Path) -> Needs | None:
     """Return what the program in `folder` needs, None of an older one, which does not say it."""
     path = folder / "needs.json"
-    if not path.is_file():
-        return None
-    found = json.loads(path.read_text())
-    return Needs(**{item.name: found[item.name] for item in fields(Needs)})
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    return Needs(**{item.name: found[item.name] for item in fields(Needs)}) if found else None
 
 
 def check_machine(

@@ -22,7 +22,7 @@ from .lion import Lion
 from .muon import Muon
 from .options import OptimizerOptions
 from .rounding import round_run
-from .rule import Rule, Run, make_runs, widened
+from .rule import Rule, Run, make_runs, narrowed, widened
 from .schedule_free import ScheduleFree
 from .sgd import SGD
 
@@ -60,7 +60,7 @@ class Optimizer:
         self.frozen = [b for b in buckets if not b.trainable]
         self.options = options
         self.rule = RULES[options.name](options, layout)
-        self.weights = {b.bucket.name: _weights(b) for b in buckets}
+        self.weights = {b.bucket.name: _weights(b, layout.master) for b in buckets}
         self.runs = {
             b.bucket.name: make_runs(b, layout, self.rule, options, self.weights[b.bucket.name])
             for b in buckets
@@ -98,7 +98,7 @@ class Optimizer:
         for bucket in self.buckets:
             runs = self.runs_of(bucket)
             if self.options.rounding == "nearest":
-                self.rule.update(bucket, runs, lr, self.updates)
+                self.rule.update(bucket, tuple(map(narrowed, runs)), lr, self.updates)
                 continue
             # One bucket at a time is as wide as float32.
             wide = tuple(map(widened, runs))
@@ -218,9 +218,8 @@ class Optimizer:
         return total
 
 
-def _weights(bucket: FlatBucket) -> Tensor:
-    master = bucket.grad_dtype is not bucket.dtype and bucket.trainable
-    return bucket.shard.to(bucket.grad_dtype) if master else bucket.shard
+def _weights(bucket: FlatBucket, master: bool) -> Tensor:
+    return bucket.shard.float() if master and bucket.trainable else bucket.shard
 
 
 def _square_sum(x: Tensor) -> Tensor:

@@ -107,6 +107,13 @@ def widened(run: Run) -> Run:
     return replace(run, weights=run.weights.float(), grad=run.grad.float(), states=states)
 
 
+def narrowed(run: Run) -> Run:
+    """A run whose gradient has the dtype of what is updated."""
+    if run.grad.dtype == run.weights.dtype:
+        return run
+    return replace(run, grad=run.grad.to(run.weights.dtype))
+
+
 def make_runs(
     bucket: FlatBucket, layout: Layout, rule: Rule, options: OptimizerOptions, weights: Tensor
 ) -> tuple[Run, ...]:

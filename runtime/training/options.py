@@ -83,7 +83,9 @@ class RunOptions:
         "'MATCH:lr_scale=0.5,weight_decay=0'; the first that fits counts; may be given again",
     )
     rounding: str = _option(
-        "nearest", "of updated weights narrower than float32", choices=ROUNDINGS
+        "",
+        "of updated weights narrower than float32; as planned if not given",
+        choices=("", *ROUNDINGS),
     )
     clip: float = _option(1.0, "global gradient norm to clip to, 0 for none", low=0.0)
     eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)

@@ -1,14 +1,15 @@
 """A run's options as the optimizer and the learning rate's schedule take them."""
 
+from ..engine.layout import Layout
 from ..optimizers.options import OptimizerOptions, parse_group
 from .lr_schedule import learning_rate
 from .options import RunOptions
 
 
-def optimizer_options(o: RunOptions, planned: str) -> OptimizerOptions:
-    """Return the optimizer's options. planned: the optimizer where none is asked for."""
+def optimizer_options(o: RunOptions, layout: Layout) -> OptimizerOptions:
+    """Return the optimizer's options; the layout's rule and rounding where none is asked for."""
     return OptimizerOptions(
-        name=o.optimizer or planned,
+        name=o.optimizer or layout.optimizer,
         beta1=o.beta1,
         beta2=o.beta2,
         eps=o.eps,
@@ -16,7 +17,7 @@ def optimizer_options(o: RunOptions, planned: str) -> OptimizerOptions:
         momentum=o.momentum,
         nesterov=o.nesterov,
         muon_scale=o.muon_scale,
-        rounding=o.rounding,
+        rounding=o.rounding or layout.rounding,
         clip=o.clip,
         groups=tuple(map(parse_group, o.groups)),
         seed=o.seed,

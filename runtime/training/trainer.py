@@ -81,13 +81,15 @@ class Trainer:
 
     def _executor(self) -> Executor[Optimizer]:
         options, planned = self.options, self.layout.optimizer
+        if options.rounding not in ("", self.layout.rounding):
+            self.say(f"rounding {options.rounding}; the plan says {self.layout.rounding}")
         if options.optimizer and options.optimizer != planned:
             self.say(f"optimizer {options.optimizer}; the plan counted on {planned}")
         started = time.perf_counter()
         executor = build_executor(
             self.folder,
             self.layout,
-            optimizer_options(options, planned),
+            optimizer_options(options, self.layout),
             seed=options.seed,
             compiler=self._compiler(),
         )
@@ -107,7 +109,7 @@ class Trainer:
         if missing is not None:
             self.say(f"not compiling: this machine lacks {missing}; the same text runs eagerly")
             return None
-        return compiler()
+        return compiler(self.say)
 
     def train(self) -> int:
         """Run all steps; return the exit code, 0 or STOPPED."""

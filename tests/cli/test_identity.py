@@ -201,7 +201,8 @@ def test_damage_to_an_identity_is_seen(made: Path, tmp_path: Path) -> None:
 
 def _code(text: str) -> str:
     return (
-        "from dataclasses import replace\nfrom meshwright.models import PRESETS, Decoder\n\n"
+        "from dataclasses import replace\nfrom meshwright.models import PRESETS\n"
+        "from meshwright.models.decoder import Decoder\n\n"
         f"def build():\n    return Decoder(replace(PRESETS['tiny-llama'], layers=1{text}))\n"
     )
 

@@ -120,6 +120,12 @@ class Case:
         )
 
     @property
+    def rounding(self) -> str | None:
+        """The pin that weights of bf16 without masters need."""
+        pure = self.dtype == "bf16" and self.precision == "pure"
+        return dict(self.settings).get("rounding", "nearest") if pure else None
+
+    @property
     def world(self) -> int:
         return self.pp * self.rep * self.dp * self.cp * self.tp
 

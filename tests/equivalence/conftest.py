@@ -1,22 +1,29 @@
-"""The court that all cases of a run share, and what it saw."""
+"""The pool of ranks and the court that all cases of a run share, and what it saw."""
 
 from collections.abc import Iterator
 
 import pytest
 from equivalence.law import Court
+from equivalence.pool import Pool
 
 _COURTS = pytest.StashKey[list[Court]]()
 _SEEN = pytest.StashKey[list[tuple[str, str, float, str]]]()
 
 
 @pytest.fixture(scope="session")
-def court(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("equivalence"))
-    request.config.stash[_COURTS] = [made]
+def pool() -> Iterator[Pool]:
+    made = Pool()
     yield made
-    made.pool.stop()
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def court(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pool: Pool
+) -> Court:
+    made = Court(tmp_path_factory.mktemp("equivalence"), pool)
+    request.config.stash[_COURTS] = [made]
+    return made
 
 
 def _rows(config: pytest.Config) -> list[tuple[str, str, float, str]]:

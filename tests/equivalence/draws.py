@@ -14,7 +14,8 @@ import transformers
 from equivalence.cases import ODD, ModelDraw
 from torch import nn
 
-from meshwright.models import PRESETS, Decoder, DecoderConfig, load_model
+from meshwright.models import PRESETS, DecoderConfig, load_model
+from meshwright.models.decoder import Decoder
 from meshwright.models.huggingface import HuggingFaceCausalLM
 
 MAX_SEQ = 32

@@ -48,9 +48,10 @@ Data = list[tuple[Tensor, Tensor]]
 class Court:
     """Runs cases; holds the pool, and the traces by model and dtype."""
 
-    def __init__(self, folder: Path, cuda: bool = False) -> None:
-        """cuda: ranks on GPUs, by NCCL; the plain model stays on the CPU."""
-        self.folder, self.pool, self.cuda = folder, Pool(), cuda
+    def __init__(self, folder: Path, pool: Pool, cuda: bool = False) -> None:
+        """pool: other courts may use it, too. cuda: its ranks on GPUs, by NCCL; the plain model
+        stays on the CPU."""
+        self.folder, self.pool, self.cuda = folder, pool, cuda
         self.models: dict[ModelDraw, DrawnModel] = {}
         self.traces: dict[tuple[ModelDraw, str, tuple[str, ...]], Traced] = {}
         self.worst: dict[tuple[str, str], tuple[float, str]] = {}
@@ -107,6 +108,7 @@ class Court:
             price=case.price,
             shard_weights=1 if case.shard_weights else None,
             precision=case.precision,
+            rounding=case.rounding,
             reduce_dtype=case.reduce_dtype,
             cp_order=case.order,
         )

@@ -37,7 +37,7 @@ def test_runs_a_step_and_resumes_in_a_bare_environment(court: Court, tmp_path: P
     program, out = tmp_path / "program", tmp_path / "run"
     write_program(court.plan(CASE), program)
     options = ["--data", f"random:{court.model(CASE.model).vocab}", "--steps", "1"]
-    options += ["--no-compile", "--out", str(out), "--save-every", "1"]
+    options += ["--no-compile", "--eval-batches", "1", "--out", str(out), "--save-every", "1"]
     command = [sys.executable, "-I", "-c", BARE, str(program / "main.py"), *options]
     _succeeds(command, tmp_path)
     (row, *_) = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

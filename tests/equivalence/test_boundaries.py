@@ -1,12 +1,12 @@
 """Models of which several values cross a cut: their programs equal the plain model."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from sampling import mostly_long
 from stream_models import LAYERS, VOCAB, Gated, TwoStreams, ValueResidual
 
@@ -36,12 +36,11 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("boundaries"))
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    made = Court(tmp_path_factory.mktemp("boundaries"), pool)
     for draw, module in MODELS.items():
         made.models[draw] = DrawnModel(draw.family, VOCAB, module, module)
-    yield made
-    made.pool.stop()
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Numbers made of sizes, odd schemas and odd names: the program equals the plain model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +9,7 @@ from emitted_models import VOCAB, Alike, Inner, Scaled, Schemas, Sized
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from sampling import mostly_long
 from torch import Tensor, nn
 
@@ -31,12 +32,11 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("emitted"))
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    made = Court(tmp_path_factory.mktemp("emitted"), pool)
     for draw, module in MODELS.items():
         made.models[draw] = DrawnModel(draw.family, VOCAB, module, module)
-    yield made
-    made.pool.stop()
+    return made
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from equivalence.cases import SCHEDULES, Case, ModelDraw, chosen_seed, draw_cases, draw_narrow_cases
 from equivalence.law import Court
+from equivalence.pool import Pool
 
 from meshwright.runtime.optimizers.options import NAMES
 
@@ -70,7 +71,7 @@ def _contexts() -> list[Case]:
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     # As the programs' own entry has it (runtime/launch/worker.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    court = Court(tmp_path_factory.mktemp("gpus"), cuda=True)
+    court = Court(tmp_path_factory.mktemp("gpus"), Pool(), cuda=True)
     yield court
     court.pool.stop()
 

@@ -6,13 +6,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.grammar import EDGES, VOCAB, WEIGHTS, Drawn, productions
 from equivalence.law import Court
+from equivalence.pool import Pool
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import MeshwrightError
@@ -102,10 +102,8 @@ def few_refused(verdicts: list[Verdict]) -> None:
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Court:
-    made = Court(Path(tmp_path_factory.mktemp("grammar")))
-    yield made
-    made.pool.stop()
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    return Court(tmp_path_factory.mktemp("grammar"), pool)
 
 
 @pytest.fixture(scope="module")

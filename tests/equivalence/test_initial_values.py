@@ -1,13 +1,13 @@
 """A model whose parameters start in many ways: its programs equal the plain model."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from torch import Tensor, nn
 
 from meshwright.ir.text.plan_text import format_plan, parse_plan
@@ -44,11 +44,10 @@ class Initialised(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("initial"))
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    made = Court(tmp_path_factory.mktemp("initial"), pool)
     made.models[DRAW] = DrawnModel("initial-values", VOCAB, Initialised, Initialised)
-    yield made
-    made.pool.stop()
+    return made
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Inputs of a step beside tokens: what a forward asks for is given on every rank, or refused."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from sampling import mostly_long
 from stream_models import VOCAB, Masked, Placed, PlacedPlain
 from torch import Tensor, nn
@@ -30,11 +30,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("inputs"))
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    made = Court(tmp_path_factory.mktemp("inputs"), pool)
     made.models[DRAW] = DrawnModel("placed", VOCAB, Placed, PlacedPlain)
-    yield made
-    made.pool.stop()
+    return made
 
 
 def test_the_schema_holds_what_the_forward_asks_for(court: Court) -> None:

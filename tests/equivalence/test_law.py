@@ -126,6 +126,21 @@ FROZEN = [
 ]  # fmt: skip
 
 
+# Of more micro-batches than bf16 sums: gradients are summed in float32, masters or not.
+SUMMED = [
+    Case(number=920, seed=0, model=_SMALL, dp=2, dtype="bf16", accumulation=10, zero=2),
+    Case(number=921, seed=0, model=_SMALL, dp=2, dtype="bf16", accumulation=9, zero=3, resume=1,
+         settings=(("rounding", "stochastic"),), optimizer="muon"),
+    Case(number=922, seed=0, model=_SMALL, pp=2, schedule="zb-h1", dtype="bf16", accumulation=9,
+         optimizer="adafactor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SUMMED, ids=str)
+def test_equals_the_plain_model_with_long_sums(case: Case, court: Court) -> None:
+    court.try_case(case)
+
+
 @pytest.mark.parametrize("case", _chosen(FROZEN, (901, 909)), ids=str)
 def test_equals_the_plain_model_with_frozen_parameters(case: Case, court: Court) -> None:
     court.try_case(case)

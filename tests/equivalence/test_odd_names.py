@@ -1,12 +1,11 @@
 """Submodules, parameters and buffers under names that Python does not take."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from stream_models import DIM, VOCAB, Named
 from torch import Tensor, nn
 
@@ -19,11 +18,10 @@ CASE = Case(number=1, seed=0, model=DRAW, micro_batch=2, tp=2, zero=1, recompute
 
 
 @pytest.fixture(scope="module")
-def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("names"))
+def court(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Court:
+    made = Court(tmp_path_factory.mktemp("names"), pool)
     made.models[DRAW] = DrawnModel("named", VOCAB, Named, Named)
-    yield made
-    made.pool.stop()
+    return made
 
 
 def test_the_program_equals_the_plain_model(court: Court) -> None:

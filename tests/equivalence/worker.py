@@ -97,7 +97,9 @@ def _imported(folder: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(folder))
         _forget()
-        torch._dynamo.reset()
+        # Named by string, as the attribute would import it: seconds, for programs not compiled.
+        if compiled := sys.modules.get("torch._dynamo"):
+            compiled.reset()
 
 
 def _forget() -> None:

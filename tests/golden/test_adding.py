@@ -12,7 +12,8 @@ from meshwright.codegen.program import emit
 from meshwright.ir.capture.export import trace
 from meshwright.ir.ops.questions import added_where_made
 from meshwright.ir.text.graph_text import parse_graph
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.models.ffn import FeedForward
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan

@@ -11,7 +11,8 @@ from meshwright.commands.identity import identity_of
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import PRESETS, Decoder, DecoderConfig, ModelSource
+from meshwright.models import PRESETS, DecoderConfig, ModelSource
+from meshwright.models.decoder import Decoder
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins

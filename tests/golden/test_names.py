@@ -14,7 +14,8 @@ from meshwright.codegen.program import emit
 from meshwright.ir.capture.export import trace
 from meshwright.ir.phases import phases_of
 from meshwright.ir.plan import Plan
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins

@@ -41,6 +41,35 @@ def test_a_copy_of_runtime_imports_alone(tmp_path: Path) -> None:
     _import_all(tmp_path, "runtime", "meshwright", "ortools", "transformers")
 
 
+# Runs the command line with the words of argv; torch, sympy and numpy cannot be found.
+WITHOUT_TORCH = """
+import sys
+for module in ("torch", "sympy", "numpy"):
+    sys.modules[module] = None
+from meshwright.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+SIZES = ("--seq", "8", "--global-batch", "4")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--help",), 0, "Plan a model for a cluster"),
+        (("pln",), 2, "invalid choice: 'pln'"),
+        (("plan", "tinyy", *SIZES), 2, "'tinyy'; nearest: tiny;"),
+        (("plan", "absent.toml", *SIZES), 2, "cannot read absent.toml"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_names_are_looked_up_before_torch_is_imported(
+    words: tuple[str, ...], code: int, said: str
+) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code and said in done.stdout + done.stderr, done.stderr
+
+
 DOORS = """
 import sys
 from runtime.entry import main

@@ -7,6 +7,7 @@ import pytest
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
+from equivalence.pool import Pool
 from odd_model import VOCAB, InPlace, Odd
 
 from meshwright.cli import main
@@ -30,7 +31,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    made = Court(tmp_path_factory.mktemp("odd"))
+    made = Court(tmp_path_factory.mktemp("odd"), Pool())
     made.models[DRAW] = DrawnModel("odd", VOCAB, Odd, Odd)
     yield made
     made.pool.stop()

@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.models.stock import stock_config as config_of
 from meshwright.models.stock import stock_tensors
 

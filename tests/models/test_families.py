@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.export import Dim, export
 
-from meshwright.models import PRESETS, AttentionCore, Decoder, load_model
+from meshwright.models import PRESETS, load_model
+from meshwright.models.attention import AttentionCore
+from meshwright.models.decoder import Decoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 

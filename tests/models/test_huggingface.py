@@ -10,8 +10,9 @@ import transformers
 from torch._subclasses import FakeTensorMode
 from torch.export import Dim, export
 
-from meshwright.models import PRESETS, AttentionCore, ModelError, load_model
+from meshwright.models import PRESETS, ModelError, load_model
 from meshwright.models.agreement import check_config
+from meshwright.models.attention import AttentionCore
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.models import PRESETS, Decoder, DecoderConfig, ModelError, load_model
+from meshwright.models import PRESETS, DecoderConfig, ModelError, load_model
+from meshwright.models.decoder import Decoder
 
 # Billions, three decimals: a published table of these very shapes, and the models' own cards.
 PUBLISHED = {

@@ -12,7 +12,8 @@ from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
-from meshwright.models import PRESETS, Decoder
+from meshwright.models import PRESETS
+from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.cost.piece_cost import offloadable, offloading
 from meshwright.planner.hardware.cluster import Cluster
@@ -157,7 +158,7 @@ def test_offload_without_a_search_is_refused() -> None:
 def test_options_offload_what_alone_fills_its_memory_within_the_time_of_a_pass() -> None:
     roomy, _ = tight(1.0, link=2e9)
     candidate_costs = CandidateCosts(Problem(deep(), roomy, 256, 4, Pins()))
-    costs: Costs = candidate_costs.op_costs(1, 4)
+    costs: Costs = candidate_costs.op_costs(1, 4, False)
     c = Candidate(1, 1, 1, 4, 1, 0, "none", "1f1b")
     counted = 0
     for name, found in candidate_costs.options(c).items():

@@ -24,6 +24,9 @@ RAMPS = tuple(Curve(name, 4, ((0, 0.0), (1, 1.0))) for name in COLLECTIVES)
 SLOW = replace(CLUSTER, levels=(replace(CLUSTER.levels[0], curves=RAMPS),))
 
 
+PURE = ["precision=pure", "rounding=nearest"]
+
+
 def planned(*pins: str, dtype: str = "bf16") -> Plan:
     model = traced("tiny-llama", dtype)
     return make_plan(model, CLUSTER, seq=64, global_batch=16, pins=parse_pins(list(pins)))
@@ -36,8 +39,8 @@ def ffn(plan: Plan, cluster: Cluster = CLUSTER) -> Unit:
 @pytest.mark.parametrize(
     ("dtype", "pins", "expected"),
     [
-        ("bf16", [], "bf16"),
-        ("bf16", ["precision=master"], "f32"),
+        ("bf16", PURE, "bf16"),
+        ("bf16", [], "f32"),
         ("f32", [], "f32"),
         ("f64", [], "f64"),
         ("bf16", ["reduce_dtype=f32"], "f32"),
@@ -60,7 +63,7 @@ def test_a_plan_that_does_not_name_it_reduces_what_it_sums() -> None:
 
 
 def test_a_plan_with_an_unknown_one_is_refused() -> None:
-    text = format_plan(planned("dp=4")).replace("reduce_dtype: bf16", "reduce_dtype: fp9")
+    text = format_plan(planned("dp=4", *PURE)).replace("reduce_dtype: bf16", "reduce_dtype: fp9")
     with pytest.raises(ParseError, match="reduce_dtype: 'fp9'.*f32"):
         parse_plan(text)
 
@@ -88,11 +91,11 @@ def test_bytes_on_the_wire_and_the_copy_are_priced(zero: int) -> None:
 @pytest.mark.parametrize(
     ("zero", "pins", "item_bytes"),
     [
-        (0, ["reduce_dtype=f32"], 2 * 4),  # two copies: one under way, one being made
-        (0, [], 0),
+        (0, [*PURE, "reduce_dtype=f32"], 2 * 4),  # two copies: one under way, one being made
+        (0, PURE, 0),
         (1, ["precision=master", "reduce_dtype=bf16"], 2 * 2),
-        (2, [], 2 * 2),
-        (2, ["reduce_dtype=f32"], 2 * 4 + 2),
+        (2, PURE, 2 * 2),
+        (2, [*PURE, "reduce_dtype=f32"], 2 * 4 + 2),
         (3, ["precision=master", "reduce_dtype=bf16"], 2 * 2 + 4),
     ],
 )

@@ -80,7 +80,7 @@ def costs_of(number: int) -> CandidateCosts:
     costs = CandidateCosts(Problem(model(), cluster, SEQ, rows, free_pins(number)))
     for mesh in {c.compute for c in candidates(cluster, rows, Pins(), 4)}:
         for name, low in costs.sharding(mesh).lowered.items():
-            found = proposals(low.graph, low.placements, costs.op_costs(mesh, 1))
+            found = proposals(low.graph, low.placements, costs.op_costs(mesh, 1, False))
             some = found[1 % len(found)], found[len(found) // 2], found[-1]
             chosen = dict.fromkeys(some[:1] if number in OFFLOADING else some)
             costs.proposed[mesh, name] = tuple(chosen)

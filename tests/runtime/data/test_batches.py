@@ -10,6 +10,7 @@ from meshwright.runtime.data import (
     IGNORED,
     ArrayCorpus,
     DataError,
+    builtin,
     eval_batches,
     open_corpus,
     permute,
@@ -42,6 +43,21 @@ def test_the_demo_corpus_is_real_text_in_two_disjoint_parts() -> None:
     assert b"import" in bytes(held_out.read(0, 200_000).astype(np.uint8))
     again = open_corpus("demo", "train")
     assert np.array_equal(train.read(0, train.length), again.read(0, again.length))
+
+
+def test_the_demo_corpus_leaves_out_installed_packages_and_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [f"{folder}module{n}.py" for folder in ("", "json/", "json/deep/") for n in range(40)]
+    left_out = ["site-packages/torch/a.py", "json/tests/a.py", "test/a.py", "json/notes.txt"]
+    for name in (*kept, *left_out):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(builtin.sysconfig, "get_path", lambda _: str(tmp_path))
+    parts = [open_corpus("demo", split) for split in ("train", "held-out")]
+    names = [bytes(p.read(0, p.length).astype(np.uint8)).decode().split("\0")[:-1] for p in parts]
+    assert names[1] and all(part == sorted(part) for part in names)
+    assert sorted(sum(names, [])) == sorted(kept)
 
 
 def test_an_epoch_takes_each_window_once_and_the_next_another_order() -> None:
