@@ -51,6 +51,8 @@ RENAMED: tuple[Rewrite, ...] = ()
 # Changes of plans since BASE that are meant, each with its reason.
 LISTED: tuple[Rewrite, ...] = (
     Rewrite(r"devices_per_node: \d+$", "", "plans carry the devices of a node since v2"),
+    Rewrite(r"device_(type|name): .*$", "", "plans say which devices they are for"),
+    Rewrite(r"predicted_host_bytes .*$", "", "plans say what a device offloads at most"),
     Rewrite(r" [\d.e-]+$", " 0", "an LP bound begins with paths of its schedule", "bound_us |gap "),
 )
 

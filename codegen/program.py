@@ -10,7 +10,9 @@ from meshwright.ir.plan import Bucket, Param, Plan
 from meshwright.ir.sizes import evaluate, format_size
 from meshwright.ir.text.plan_text import format_plan, plan_hash
 
+from .needs import needs_source
 from .schedule import schedule_source
+from .scripts import launch_script, slurm_script
 from .stage import stage_source
 from .writer import Writer
 
@@ -23,9 +25,10 @@ def emit(plan: Plan) -> dict[str, str]:
         "schedule.py": schedule_source(plan),
         "constants.json": _constants(plan),
         "report.json": _report(plan),
+        "needs.json": needs_source(plan),
         "main.py": _MAIN,
-        "launch.sh": _launch(plan),
-        "job.sbatch": _sbatch(plan),
+        "launch.sh": launch_script(plan),
+        "job.sbatch": slurm_script(plan),
     }
     if plan.identity:
         files["identity.json"] = f"{plan.identity}\n"
@@ -153,36 +156,3 @@ from runtime.entry import main
 if __name__ == "__main__":
     main(Path(__file__).parent)
 '''
-
-
-def _launch(plan: Plan) -> str:
-    return f"""#!/usr/bin/env bash
-# Runs the program on this machine: {plan.mesh.num_devices} ranks ({plan.mesh}).
-# On several nodes set NNODES, NODE_RANK and MASTER_ADDR on each.
-set -euo pipefail
-cd "$(dirname "$0")"
-RANKS={plan.mesh.num_devices}
-NNODES="${{NNODES:-1}}"
-exec torchrun --nnodes "$NNODES" --node-rank "${{NODE_RANK:-0}}" \\
-    --nproc-per-node "$((RANKS / NNODES))" \\
-    --master-addr "${{MASTER_ADDR:-127.0.0.1}}" --master-port "${{MASTER_PORT:-29400}}" \\
-    main.py "$@"
-"""
-
-
-def _sbatch(plan: Plan) -> str:
-    devices = plan.mesh.num_devices
-    per_node = min(devices, plan.devices_per_node)
-    nodes = -(-devices // per_node)
-    return f"""#!/usr/bin/env bash
-#SBATCH --job-name={plan.model}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={per_node}
-#SBATCH --exclusive
-# {devices} ranks ({plan.mesh}). Submit from this folder: sbatch job.sbatch --data ... --steps ...
-set -euo pipefail
-export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-export NNODES="$SLURM_JOB_NUM_NODES"
-srun bash -c 'NODE_RANK=$SLURM_NODEID bash launch.sh "$@"' launch "$@"
-"""

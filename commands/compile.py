@@ -26,10 +26,14 @@ def add(commands: Any) -> None:
 
 
 def write_program(plan: "Plan", folder: Path) -> list[str]:
-    """Write the program's files and its copy of the runtime; return the names of the files."""
+    """Write the program's files and its copy of the runtime; return the names of the files.
+
+    What an older program left in the folder goes. Raises ValueError where it holds anything else.
+    """
     from meshwright.codegen.program import emit
 
     files = emit(plan)
+    _clear(folder)
     for name, text in files.items():
         write_text(folder / name, text)
     for script in ("launch.sh", "job.sbatch"):
@@ -38,12 +42,34 @@ def write_program(plan: "Plan", folder: Path) -> list[str]:
     return sorted(files)
 
 
+def _clear(folder: Path) -> None:
+    """Remove an older program, and nothing that a run or a user put beside it."""
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if held and not _is_program(folder):
+        names = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        raise ValueError(
+            f"-o {folder} is no program's folder, it holds {names}; give a new or an empty folder, "
+            "or that of an older program"
+        )
+    for path in (*folder.glob("stage_*.py"), folder / "identity.json"):
+        path.unlink(missing_ok=True)
+    for name in ("runtime", "__pycache__"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _is_program(folder: Path) -> bool:
+    layout = folder / "layout.py"
+    return layout.is_file() and "\nfrom runtime.layout import " in layout.read_text(
+        errors="replace"
+    )
+
+
 def _copy_runtime(target: Path) -> None:
     import meshwright.runtime
 
     source = Path(meshwright.runtime.__file__).parent
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=ignored)
+    shutil.copytree(source, target, ignore=ignored)
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -11,6 +11,9 @@ from .planning import make_plan_of
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
 
+# Where a plan goes that is told no file.
+DEFAULT = "plan.txt"
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -25,7 +28,11 @@ def add(commands: Any) -> None:
         "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
     )
     _add_options(parser)
-    parser.add_argument("-o", "--output", default="plan.txt", help="the plan's file")
+    parser.add_argument(
+        "-o",
+        "--output",
+        help=f"the plan's file, written over if it is there (default: {DEFAULT}, if it is not)",
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,18 +101,25 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _free_default() -> str:
+    if Path(DEFAULT).exists():
+        raise ValueError(
+            f"{DEFAULT} is there already: -o {DEFAULT} writes over it, or give another file"
+        )
+    return DEFAULT
+
+
 def _run(arguments: argparse.Namespace) -> None:
-    output = arguments.output
+    output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), arguments)
+    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), output, arguments)
 
 
-def _write(plan: "Plan", report: str, arguments: argparse.Namespace) -> None:
+def _write(plan: "Plan", report: str, output: str, arguments: argparse.Namespace) -> None:
     from meshwright.ir.text.plan_text import format_plan, plan_hash
     from meshwright.planner.report.explain import summary
 
-    output = arguments.output
     write_text(Path(output), format_plan(plan))
     if report:
         write_text(Path(f"{output}.report.txt"), report)

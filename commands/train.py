@@ -70,8 +70,6 @@ def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     """Write plan, report, program and the resolved job file into the run's folder."""
     from meshwright.runtime.training.run_folder import begin_job, check_free
 
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; give a folder")
     check_free(out)
     plan, report = make_plan_of(job.model, argparse.Namespace(**job.plan), say_to(arguments))
     aside = begin_job(out, resumes=bool(job.run.get("resume")))

@@ -145,6 +145,8 @@ class Plan:
     precision: str = "pure"  # or "master": float32 gradients, moments and master weights
     rounding: str = ""  # of weights that are bf16 alone: "nearest" or "stochastic"
     devices_per_node: int = DEVICES_PER_NODE  # of the cluster
+    device_type: str = ""  # of the cluster's devices, as torch names it; "" where it is not known
+    device_name: str = ""
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     identity: str = ""  # of the model, as the runtime states it in JSON; "" where nothing is known
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name

@@ -27,7 +27,7 @@ from .graph_text import format_graph, parse_placed_graph, with_line
 HEADER = "meshwright plan v2"
 _KEYS = (
     "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
-    "recompute", "schedule_name",
+    "device_type", "device_name", "recompute", "schedule_name",
 )  # fmt: skip
 _NUMBERS = (
     "devices_per_node", "vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq",
@@ -110,20 +110,29 @@ def parse_plan(text: str) -> Plan:
     head, *rest = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
     lines = head.splitlines()
     if not lines or lines[0] != HEADER:
-        found = lines[0] if lines else "an empty file"
-        older = found.startswith("meshwright plan v")
-        again = "; plan again with: meshwright plan MODEL --cluster C -o PLAN" if older else ""
-        raise ParseError(f"line 1: expected {HEADER!r}, found {found!r}{again}")
+        raise ParseError(_no_plan(text))
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
     # Of plans that do not name them.
     keys = {"optimizer": "adamw", "rounding": "", "devices_per_node": str(DEVICES_PER_NODE)}
+    keys |= {"device_type": "", "device_name": ""}
     keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:
         return _build(keys, sections)
     except KeyError as error:
         raise ParseError(f"the plan lacks {error.args[0]!r}; it has {sorted(sections)}") from None
+
+
+def _no_plan(text: str) -> str:
+    """Return what to say of a text of another version, or of none: nothing of what it holds."""
+    if older := re.match(r"meshwright plan v\d+\b", text):
+        return (
+            f"it begins with {older[0]!r}, this reads {HEADER!r}; plan again with: meshwright plan "
+            "MODEL --cluster C -o PLAN"
+        )
+    what = "it is no plan" if text else "it is empty"
+    return f"{what}: the first line of a plan is {HEADER!r}"
 
 
 def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:

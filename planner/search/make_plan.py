@@ -108,6 +108,8 @@ def make_plan(
         graph_hash=traced.graph_hash,
         cluster=cluster.name,
         devices_per_node=cluster.devices_per_node,
+        device_type=cluster.device.type,
+        device_name=cluster.device.name,
         vocab_size=traced.vocab_size,
         mesh=mesh,
         global_batch=global_batch,

@@ -55,6 +55,7 @@ def with_costs(plan: Plan, prediction: Prediction, cluster: Cluster, *more: tupl
         ("predicted_peak_bytes", prediction.peak_bytes),
         ("predicted_tokens_per_s", tokens),
         ("predicted_matmul_rate_share", tokens * plan.flops_per_token / peak_flops),
+        *([("predicted_host_bytes", away)] if (away := prediction.host_bytes) else []),
         *more,
     )
     return replace(plan, costs=costs)

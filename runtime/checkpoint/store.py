@@ -189,7 +189,7 @@ class Checkpointer:
         final = part.with_suffix("")
         part.mkdir(parents=True, exist_ok=True)
         name = f"rank_{rank():05d}"
-        save_file(tensors, part / f"{name}.safetensors")
+        _save(tensors, part / f"{name}.safetensors")
         _sync(part / f"{name}.safetensors")
         write_atomic(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
         if rank() == 0:
@@ -286,6 +286,14 @@ def _sealed(manifest: dict) -> str:
     """As JSON, with its own digest; taken of what a reader will parse, in which keys are text."""
     parsed = json.loads(json.dumps(manifest))
     return json.dumps(parsed | {"sha256": digest_of(parsed)})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file that those may read whom the umask lets; safetensors makes it its owner's."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path)
+    path.chmod(mode)
 
 
 def _sync(path: Path) -> None:

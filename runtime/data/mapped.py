@@ -47,6 +47,6 @@ class MappedTokens:
         if found < self._bytes:
             raise DataError(
                 f"{self.path} has {found} bytes, it had {self._bytes} when the run began; restore "
-                "the file, and go on with --resume auto"
+                "the file; a run that saved goes on with --resume auto"
             )
         return self._tokens[part]

@@ -14,7 +14,7 @@ def missing_toolchain(device: torch.device) -> str | None:
     """Name what compiling lacks on this machine, or None."""
     compilers = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(name and shutil.which(name) for name in compilers):
-        return "no C++ compiler (g++ or clang++)"
+        return "a C++ compiler (g++ or clang++)"
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         return f"Python's headers ({header})"

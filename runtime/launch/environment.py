@@ -15,3 +15,8 @@ def local_rank() -> int:
 def world() -> int:
     """Return the number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_world() -> int:
+    """Return the number of ranks of this machine; all are, where nothing else is said."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world()))

@@ -66,7 +66,13 @@ class Beacon:
         self._host = socket.gethostname().encode()[:48]
 
     def _open(self, folder: Path) -> mmap.mmap:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(
+                f"--out {folder.parent}: nothing can be written there ({error.strerror}); give "
+                "another folder"
+            ) from None
         path = beat_path(folder, self.rank)
         path.write_bytes(bytes(_SIZE))
         with open(path, "r+b") as file:

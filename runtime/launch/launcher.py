@@ -19,10 +19,11 @@ from typing import IO
 from ..checkpoint.manifest import complete
 from ..data import absolute
 from ..metrics.trackers import check_tracker
-from ..training.options import STOPPED, RunOptions, flag
+from ..training.options import STOPPED, RunOptions, flag, run_options
 from ..training.program import IMPORT_PATH, ProgramError
 from ..training.run_folder import check_free
 from .heartbeat import read_beat
+from .readiness import check_machine, read_needs
 from .watchdog import HUNG, LAUNCHER, Sightings, stands_still, start_limit_s
 
 # They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
@@ -111,12 +112,11 @@ def _start_once(
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
     out_folder = _out(options)
-    if out_folder.exists() and not out_folder.is_dir():
-        raise ProgramError(f"--out {out_folder} is a file; give a folder")
     check_free(out_folder)
     check_resume(str(options.get("resume") or ""))
     check_tracker(str(options.get("track") or "none"))
     count = num_ranks(layout.read_text())
+    _check_machine(folder, options, count)
     words = [sys.executable, "main.py", *_arguments(options)]
     port = _port(port) if count > 1 else 0
     beats, new = out_folder / "beats", not out_folder.exists()
@@ -134,6 +134,13 @@ def _start_once(
     if code == 2 and new:
         _leave_nothing(out_folder)
     return code, forwarding.asked
+
+
+def _check_machine(folder: Path, options: dict[str, object], ranks: int) -> None:
+    """Raise MachineError before any rank is started. By --anyway the ranks say what is amiss."""
+    needs, given = read_needs(folder), run_options(options)
+    if needs is not None and not given.anyway:
+        check_machine(needs, given, ranks, print)
 
 
 def _hang_after_s(options: dict[str, object]) -> float:
@@ -281,7 +288,8 @@ def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
     print("\n".join(rank.said()), file=sys.stderr)
     beat = read_beat(beats, rank.number)
     where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
-    print(f"error: rank {rank.number} on {where}: {_death(rank)}", file=sys.stderr)
+    death = _death(rank, bool(_saved(beats.parent)))
+    print(f"error: rank {rank.number} on {where}: {death}", file=sys.stderr)
     return 1
 
 
@@ -292,12 +300,11 @@ def _message(said: list[str]) -> str:
     return "\n".join([*said[start : start + 1], *more])
 
 
-def _death(rank: _Rank) -> str:
+def _death(rank: _Rank, saved: bool) -> str:
     code = rank.process.returncode
-    if code >= 0:
-        return f"exit code {code}; the run ended, go on with --resume auto"
-    hint = _HINTS.get(-code, "")
-    return f"killed by {signal.Signals(-code).name}{hint}; the run ended, go on with --resume auto"
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    way = "go on with --resume auto" if saved else "it had saved nothing"
+    return f"{how}{_HINTS.get(-code, '')}; the run ended, {way}"
 
 
 def num_ranks(layout: str) -> int:

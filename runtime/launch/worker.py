@@ -14,8 +14,10 @@ from ..engine import mesh
 from ..training.options import RunOptions
 from ..training.program import load_layout
 from ..training.trainer import Trainer
-from .environment import local_rank, world
+from .environment import local_rank, local_world, world
 from .heartbeat import GROUPS, RENDEZVOUS, Beacon
+from .machine import free_gpu
+from .readiness import Needs, card_mismatches, check_machine, judge, read_needs
 from .watchdog import start_limit_s
 
 _AFTER_WATCH_S = 60.0
@@ -28,7 +30,8 @@ def launch(folder: Path, options: RunOptions, beacon: Beacon) -> int:
     # Before the rendezvous, which would wait for ranks that nobody launches.
     mesh.check_world(load_layout(folder).mesh, world())
     timeout = _timeout(options.hang_after)
-    device = start_distributed(beacon, timeout)
+    device = _checked_device(read_needs(folder), options)
+    start_distributed(device, beacon, timeout)
     return run(folder, options, device, stop, beacon, timeout)
 
 
@@ -46,12 +49,30 @@ def finish(code: int) -> None:
     os._exit(code)
 
 
-def start_distributed(beacon: Beacon, timeout: timedelta) -> torch.device:
-    """Process group from torchrun's environment (none for one process), and this rank's device.
+def _checked_device(needs: Needs | None, options: RunOptions) -> torch.device:
+    """Return this rank's device, of the kind that the program is planned for.
 
-    timeout: of the rendezvous and of the group's collectives.
+    Its machine is checked by the first rank on it, which the others wait for at the rendezvous, and
+    its own GPU by each. Raises MachineError.
     """
-    cuda = torch.cuda.is_available()
+    if needs is None:
+        return own_device(gpus=True)
+    if local_rank() == 0:
+        check_machine(needs, options, local_world(), print_line)
+    device = own_device(gpus=needs.device_type != "cpu" or options.anyway)
+    if device.type == "cuda":
+        judge(card_mismatches(needs, free_gpu(device)), options.anyway, _silent)
+    elif local_rank() == 0 and torch.cuda.is_available():
+        idle = torch.cuda.device_count()
+        print_line(
+            f"planned for CPU ranks: GPUs left idle here: {idle}; plan for them, or --anyway"
+        )
+    return device
+
+
+def own_device(*, gpus: bool) -> torch.device:
+    """Return the GPU of this rank, or the CPU where there is none, or it is to use none."""
+    cuda = gpus and torch.cuda.is_available()
     local = local_rank()
     if cuda and local >= torch.cuda.device_count():
         raise ValueError(
@@ -61,11 +82,19 @@ def start_distributed(beacon: Beacon, timeout: timedelta) -> torch.device:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    return device
+
+
+def start_distributed(device: torch.device, beacon: Beacon, timeout: timedelta) -> None:
+    """Start the process group of torchrun's environment, none for one process.
+
+    timeout: of the rendezvous and of the group's collectives.
+    """
+    cuda = device.type == "cuda"
     if world() > 1:
         beacon.mark(RENDEZVOUS)
         backend = "nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)
-    return device
 
 
 class StopSignal:

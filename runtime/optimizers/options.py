@@ -4,7 +4,16 @@ import fnmatch
 import math
 from dataclasses import dataclass
 
-NAMES = ("adamw", "sgd", "lion", "schedule-free", "muon", "adafactor")
+# Tensors of a matrix's size that a checkpoint holds of each matrix, by the name of the optimizer.
+STORED = {
+    "adamw": 3,
+    "sgd": 2,
+    "lion": 2,
+    "schedule-free": 4,
+    "muon": 2,
+    "adafactor": 1,
+}
+NAMES = tuple(STORED)
 ROUNDINGS = ("nearest", "stochastic")
 MUON_SCALES = ("adamw", "original")
 _KEYS = ("lr_scale", "weight_decay")

@@ -124,6 +124,9 @@ class RunOptions:
     accept_graph: bool = _option(
         False, "go on with a py: model whose code is not that of the checkpoint or the --weights"
     )
+    anyway: bool = _option(
+        False, "run on a machine that lacks what the program was planned for, on what it has"
+    )
     no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 
     def __post_init__(self) -> None:

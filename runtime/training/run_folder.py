@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -41,7 +42,17 @@ def hold(out: Path) -> IO[str]:
 
 
 def check_free(out: Path) -> None:
-    """Raise ProgramError where a run holds the folder."""
+    """Raise ProgramError where nothing can be written to the folder, or a run holds it."""
+    if out.exists() and not out.is_dir():
+        raise ProgramError(f"--out {out} is a file; give a folder")
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()
+    except OSError as error:
+        raise ProgramError(
+            f"--out {out}: nothing can be written to {there} ({error.strerror}); give another "
+            "folder"
+        ) from None
     if (out / "lock").exists():
         hold(out).close()
 

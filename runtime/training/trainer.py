@@ -1,6 +1,7 @@
 """One training run of one rank: steps, with evaluations and checkpoints between them."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -92,9 +93,10 @@ class Trainer:
             seed=options.seed,
             compiler=self._compiler(),
         )
-        numel = sum(b.bucket.numel for b in executor.buckets.values())
+        whole = sum(math.prod(p.shape) for p in self.layout.params)
+        own = sum(math.prod(e.shape) for b in executor.buckets.values() for e in b.bucket.entries)
         self.say(
-            f"{self.layout.model}: this rank's {numel:,} parameters "
+            f"{self.layout.model}: {whole:,} parameters, {own:,} of them on this rank, "
             f"made in {time.perf_counter() - started:.1f} s"
         )
         executor.beacon = self.beacon

@@ -234,9 +234,10 @@ def test_train_refuses_an_absent_job(capsys: pytest.CaptureFixture[str]) -> None
 
 
 TEXTS = {
-    "other text": (b"hello", ("line 1", "'meshwright plan v2'", "'hello'")),
-    "version": (b"meshwright plan v1\n", ("line 1", "'meshwright plan v2'")),
-    "nothing": (b"", ("line 1", "an empty file")),
+    "other text": (b"hello", ("it is no plan", "first line of a plan is 'meshwright plan v2'")),
+    "a line on": (b"hello\nmeshwright plan v2\n", ("it is no plan",)),
+    "version": (b"meshwright plan v1\n", ("'meshwright plan v1'", "'meshwright plan v2'", "again")),
+    "nothing": (b"", ("it is empty", "'meshwright plan v2'")),
     "no text": (b"\xff\xfe", ("0xff",)),
     "cut short": (b"meshwright plan v2\nmodel: tiny\n", ("lacks",)),
 }
@@ -252,6 +253,7 @@ def test_a_text_that_is_no_plan_is_refused_with_its_name(
     path.write_bytes(data)
     message = refused(capsys, command, str(path))
     assert all(part in message for part in (str(path), *said)), message
+    assert "hello" not in message, "a file that was taken for a plan may be private"
 
 
 @pytest.mark.parametrize("command", ["compile", "explain"])

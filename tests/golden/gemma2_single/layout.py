@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan b3cf05ffac5d35f7."""
+"""What every rank of golden-gemma2 shares; plan c44b9ba393382344."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 11e4fbea6fab3932."""
+"""What every rank of golden-llama shares; plan e7e30e9f189bbf69."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

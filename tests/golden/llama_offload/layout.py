@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4b7296b46928e01e."""
+"""What every rank of golden-llama shares; plan 24f0a9c5993605b6."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 66a6a7278b287de4."""
+"""What every rank of golden-llama shares; plan 541909ad44b4282e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4c1ec20828cea4e7."""
+"""What every rank of golden-llama shares; plan 7df1a3a73291a5e5."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan e65e4a1947631a47."""
+"""What every rank of golden-llama shares; plan 098bd8db6f953085."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 22556552b0f2f496."""
+"""What every rank of golden-llama shares; plan cd4b2382cf4bdefe."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
