@@ -27,7 +27,7 @@ from ..traced import Constant, Traced
 from . import semantic
 from .collector import rarely_collected
 from .constants import digest_of, encode
-from .exported import Logits, SeqRange, exported_for, reason_of, roles_of
+from .exported import Logits, LossParts, SeqRange, exported_for, reason_of, roles_of
 from .freezing import frozen_in, frozen_names, without_gradient
 from .functional import (
     Functionalise,
@@ -123,18 +123,32 @@ def capture(
     module, recipes, tied, stored = build_fake(build, torch_dtype(dtype))
     frozen = frozen_names(module, tied, freeze, name)
     roles = roles_of(module, name)
-    program, lengths = exported_for(Logits(module, tuple(roles.values())), name)
-    reader = _Reader(
-        program=program,
-        name=name,
-        roles=tuple(roles),
-        recipes=recipes,
-        stored=stored,
-        tied=tied,
-        frozen=frozen,
-        promote=dtype == "f64",
-    )
-    return replace(reader.read(), lengths=lengths)
+    arguments = tuple(roles.values())
+
+    def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
+        program, lengths = exported_for(wrapped, name)
+        reader = _Reader(
+            program=program,
+            name=name,
+            roles=inputs,
+            recipes=recipes,
+            stored=stored,
+            tied=tied,
+            frozen=frozen,
+            promote=dtype == "f64",
+        )
+        return replace(reader.read(), lengths=lengths)
+
+    try:
+        return read(Logits(module, arguments), tuple(roles))
+    except _NoHeadError as tail:
+        found = read(LossParts(module, arguments), (*roles, "labels"))
+        said = f"the loss holds every logit, in float32: it ends in {tail}"
+        return replace(found, warnings=(*found.warnings, said))
+
+
+class _NoHeadError(CaptureError):
+    """The logits come of another op than a linear layer without bias; says which."""
 
 
 @dataclass(kw_only=True)
@@ -162,8 +176,8 @@ class _Reader(FxReader):
             if node.op == "call_function":
                 self.call(node)
         output = next(n for n in self.program.graph.nodes if n.op == "output")
-        logits = self.values[output.args[0][0]]
-        self._loss(logits)
+        made = [str(self.values[node]) for node in output.args[0]]
+        self._loss(*(made if len(made) == 2 else self._head(*made)))
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), ("loss",))
         graph = verify(_without_unused_inputs(prune(graph)))
         used = {i.ref for i in graph.inputs_of("constant")}
@@ -205,7 +219,8 @@ class _Reader(FxReader):
         self._data(data_input("labels"))
         self.values[tokens] = "tokens"
         for role, node in zip(self.roles[1:], others, strict=True):
-            self._data(data_input(role))
+            if role != "labels":
+                self._data(data_input(role))
             self.values[node] = role
         for node in placeholders:
             if node.name in params:
@@ -256,33 +271,26 @@ class _Reader(FxReader):
         self.inputs.append(Input(value, "constant", digest))
         self.values[node] = value.name
 
-    def _loss(self, logits: object) -> None:
-        head = head_of(str(logits), {op.output.name: op for op in self.ops})
+    def _head(self, logits: str) -> tuple[str, str]:
+        """Emit the fused loss of a head; return its log-sum-exps and the labels' logits."""
+        head = head_of(logits, {op.output.name: op for op in self.ops})
         op, softcap = head.linear, head.softcap
         if op is None:
-            found, count = (head.last.target, len(head.last.inputs)) if head.last else ("no op", 0)
-            raise CaptureError(
-                f"model {self.name} ends in {found} with {count} operands; "
-                "the loss needs logits from a linear layer without bias, optionally soft-capped"
-            )
-        stats = "f64" if self.promote else "f32"
-        if self._value_of(op.inputs[0]).dtype == "f64":
-            stats = "f64"
-        self.inputs.append(data_input("denominator", stats, ()))
-        lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
+            last = head.last
+            raise _NoHeadError(f"{last.target} at {last.source}" if last else "no op")
         x, w = map(self._value_of, op.inputs)
-        logits = Value("loss.logits", x.dtype, (B, S, w.shape[0]))
-        source = op.source
-        self._emit(
-            "mw.linear_cross_entropy",
-            (*op.inputs, "labels"),
-            (lse, picked, logits),
-            source,
-            softcap=softcap,
-        )
-        self._emit(
-            "sub.Tensor", ("loss.lse", "loss.picked"), (Value("loss.nll", stats, (B, S)),), source
-        )
+        stats = "f64" if self.promote or x.dtype == "f64" else "f32"
+        lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
+        made = lse, picked, Value("loss.logits", x.dtype, (B, S, w.shape[0]))
+        given = (*op.inputs, "labels")
+        self._emit("mw.linear_cross_entropy", given, made, op.source, softcap=softcap)
+        return lse.name, picked.name
+
+    def _loss(self, lse: str, picked: str) -> None:
+        """Emit the mean over the labels that count. lse, picked: names of values [B, S]."""
+        stats, source = self._value_of(lse).dtype, self.ops[-1].source
+        self.inputs.append(data_input("denominator", stats, ()))
+        self._emit("sub.Tensor", (lse, picked), (Value("loss.nll", stats, (B, S)),), source)
         self._emit(
             "ne.Scalar",
             ("labels",),

@@ -76,6 +76,30 @@ class Logits(nn.Module):
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
         return _logits_in(out)
 
+    @property
+    def num_inputs(self) -> int:
+        """How many tensors the forward takes."""
+        return len(self.arguments)
+
+
+class LossParts(Logits):
+    """A module that returns what a cross-entropy is made of; it takes labels last, int64 [B, S].
+
+    Both are [B, S] in float32 at least: the log-sum-exp of the logits, and the label's own logit.
+    """
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        *own, labels = given
+        logits = super().forward(*own)
+        wide = logits.to(semantic.statistics_dtype(logits.dtype))
+        picked = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return torch.logsumexp(wide, -1), picked
+
+    @property
+    def num_inputs(self) -> int:
+        """How many tensors the forward takes, labels among them."""
+        return len(self.arguments) + 1
+
 
 def _logits_in(out: Any) -> Tensor:
     """The logits that a forward returns: alone, first of several, or by name."""
@@ -146,7 +170,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
 
     asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
     """
-    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in module.arguments)
+    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in range(module.num_inputs))
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
     try:
