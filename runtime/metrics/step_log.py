@@ -89,13 +89,29 @@ class StepLog:
         self._write(row, step_text(row) if step % self.print_every == 0 else None)
         return row
 
-    def evaluation(self, step: int, *, eval_loss: float, tokens: int) -> dict[str, float | int]:
-        """Log a held-out loss after `step` steps over `tokens` labels; returns the row."""
-        row: dict[str, float | int] = {"step": step, "eval_loss": eval_loss, "tokens": tokens}
-        text = f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels"
-        # A tracker has one series for a name, and the step's tokens are another thing.
-        self._write(row, text, untracked="tokens")
-        return row
+    def evaluation(
+        self,
+        step: int,
+        *,
+        eval_loss: float,
+        tokens: int,
+        batches: int,
+        batches_held_out: int,
+        data: str,
+    ) -> None:
+        """Log a held-out loss after `step` steps over `tokens` labels, in the first `batches` of
+        all `batches_held_out` global batches of `data`."""
+        row = {
+            "step": step,
+            "eval_loss": eval_loss,
+            "eval_tokens": tokens,
+            "eval_batches": batches,
+            "eval_batches_held_out": batches_held_out,
+            "eval_data": data,
+        }
+        seen = f"{batches} of {batches_held_out} batches"
+        text = f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels, {seen}"
+        self._write(row, text, tracked={"eval_loss": eval_loss})
 
     def trim(self, step: int) -> None:
         """Drop rows from `step` on: the run goes back to it."""
@@ -127,7 +143,8 @@ class StepLog:
             return None
         return tokens_per_s * self.flops_per_token / self.peak_flops
 
-    def _write(self, row: dict, text: str | None, untracked: str = "") -> None:
+    def _write(self, row: dict, text: str | None, tracked: dict | None = None) -> None:
+        """tracked: the values of the row that a tracker takes, where that is not all of them."""
         if self._file is None:
             return
         # JSON has no NaN: strict readers stop at one. The text line still says nan.
@@ -135,8 +152,8 @@ class StepLog:
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
         if self.tracker is not None:
-            known = {k: v for k, v in finite.items() if v is not None and k != untracked}
-            self.tracker.row(int(known.pop("step")), known)
+            known = {k: v for k, v in (tracked or finite).items() if v is not None and k != "step"}
+            self.tracker.row(row["step"], known)
         if self.stream is not None and text is not None:
             print(text, file=self.stream, flush=True)
 
@@ -182,8 +199,8 @@ def _before(line: str, step: int) -> bool:
         return False
 
 
-def _is_json(value: float | int | None) -> bool:
-    return value is None or math.isfinite(value)
+def _is_json(value: float | int | str | None) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _drop_torn_line(path: Path) -> None:

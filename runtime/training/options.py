@@ -87,7 +87,12 @@ class RunOptions:
     )
     clip: float = _option(1.0, "global gradient norm to clip to, 0 for none", low=0.0)
     eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)
-    eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all", low=0)
+    eval_batches: int = _option(
+        16,
+        "first held-out batches that an evaluation reads, also that at the end: 16 take about as "
+        "long as five steps; 0 for all",
+        low=0,
+    )
     log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step", low=1)
     track: str = _option("none", "where rows go besides metrics.jsonl", choices=TRACKERS)
     out: str = _option("run", "the run's folder")

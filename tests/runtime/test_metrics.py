@@ -52,8 +52,17 @@ def test_mfu_is_null_where_the_peak_is_unknown(tmp_path: Path) -> None:
 
 def test_an_evaluation_row_carries_the_held_out_loss(tmp_path: Path) -> None:
     with open_log(tmp_path / "m.jsonl") as log:
-        log.evaluation(7, eval_loss=1.25, tokens=99)
-    assert rows(tmp_path / "m.jsonl") == [{"step": 7, "eval_loss": 1.25, "tokens": 99}]
+        log.evaluation(7, eval_loss=1.25, tokens=99, batches=2, batches_held_out=5, data="demo")
+    assert rows(tmp_path / "m.jsonl") == [
+        {
+            "step": 7,
+            "eval_loss": 1.25,
+            "eval_tokens": 99,
+            "eval_batches": 2,
+            "eval_batches_held_out": 5,
+            "eval_data": "demo",
+        }
+    ]
 
 
 def test_a_loss_that_is_no_number_stays_valid_json_and_is_seen_in_text(tmp_path: Path) -> None:
