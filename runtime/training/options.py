@@ -102,6 +102,11 @@ class RunOptions:
     keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
     resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    allow_change: bool = _option(
+        False,
+        "resume where other options, another batch or other data make a jump in the learning rate "
+        "or in the order of samples",
+    )
     on_nan: str = _option(
         "stop",
         "a step whose loss is not finite, or spikes: stop, skip its update, or roll back to the "

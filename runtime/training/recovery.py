@@ -43,6 +43,8 @@ class Recovery:
             count = load_weights(self.state.executor, Path(self.options.weights))
             self.say(f"{count} parameters of this rank from {self.options.weights}")
         manifest = self._wanted()
+        if manifest is not None:
+            self.state.check(manifest)
         first = 0 if manifest is None else self._restore(manifest)
         if self.logs:
             self._make_way(manifest, first)
@@ -82,14 +84,15 @@ class Recovery:
         feed = self.state.feed
         bad = step + feed.skipped
         back = self._restore(manifest)
-        feed.skipped = bad + 1 - back
+        passed = bad + 1 - (back + feed.skipped)
+        feed.skipped += passed
         self._rolled_back_to = back
         if again and self.logs:
             aside = run_folder.pass_over(self.out, back)
             self.say(f"passed over the checkpoint after {step} steps, which is now in {aside}")
         self.say(
             f"step {step}: {str(error).partition(';')[0]}; rolled back to step {back}, passing "
-            f"over {feed.skipped} batches"
+            f"over {passed} batches"
         )
         return back
 

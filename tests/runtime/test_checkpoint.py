@@ -169,7 +169,7 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     data = bytearray(newest.read_bytes())
     data[-3] ^= 0xFF
     newest.write_bytes(data)
-    run = ["run", str(folder / "one"), *RUN, "--steps", "3", "--resume", "auto"]
+    run = ["run", str(folder / "one"), *RUN, "--steps", "4", "--resume", "auto"]
     assert main([*run, "--out", str(tmp_path / "run")]) == 0
     said = capfd.readouterr().out
     assert "passed over a checkpoint" in said and "SHA-256" in said
