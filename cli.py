@@ -16,13 +16,15 @@ from meshwright.commands import (
     generate,
     plan,
     plot,
+    resume,
     run,
+    runs,
     train,
     weights,
 )
 
 # In the order of the help.
-COMMANDS = (plan, compile, run, train, explain, diff, weights, generate, plot, data)
+COMMANDS = (plan, compile, run, train, resume, runs, explain, diff, weights, generate, plot, data)
 
 
 def main(argv: list[str] | None = None) -> int:

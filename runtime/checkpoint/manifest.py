@@ -224,7 +224,7 @@ def none_reads(folder: Path, complaints: list[str]) -> str:
         f"none of the {len(complaints)} checkpoints in {folder} can be read; nothing was changed\n"
         + "\n".join(lines)
         + "\n  restore one of them, give --resume the path of another, or start from step 0: in "
-        "another --out, or here without --resume, which moves them aside first"
+        "another --out, or here by --fresh, which moves them aside first"
     )
 
 
@@ -264,11 +264,28 @@ def text_of_rank_0(text: str) -> str:
     return text if world() == 1 else _text_of(0, text)
 
 
+def texts_of_all(text: str) -> list[str]:
+    """Return every rank's text, by rank, on all ranks; each is cut to what is sent."""
+    if world() == 1:
+        return [text]
+    own = torch.tensor(list(_bytes_of(text)), dtype=torch.uint8, device=mesh.device())
+    found = [torch.empty_like(own) for _ in range(world())]
+    dist.all_gather(found, own)
+    return [_text(sent) for sent in found]
+
+
 def _text_of(source: int, text: str) -> str:
     """A text of one rank, on all ranks, cut to what is sent."""
-    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    sent = torch.tensor(list(data), dtype=torch.uint8, device=mesh.device())
+    sent = torch.tensor(list(_bytes_of(text)), dtype=torch.uint8, device=mesh.device())
     dist.broadcast(sent, src=source)
+    return _text(sent)
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+
+
+def _text(sent: Tensor) -> str:
     return bytes(sent.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..engine import mesh
+from ..metrics.printed import Printed
 from ..training.options import RunOptions
 from ..training.program import load_layout
 from ..training.trainer import Trainer
@@ -96,15 +96,7 @@ def run(
     beacon.mark(GROUPS)
     mesh.start(layout.mesh, device, timeout)
     logs = beacon.rank == 0
-    say: Callable[[str], None] = print_line if logs else _silent
+    say = Printed(sys.stdout if logs else None)
     limit_s = start_limit_s(options.hang_after)
     trainer = Trainer(folder, layout, options, beacon, stop, say, logs=logs, write_limit_s=limit_s)
     return trainer.train()
-
-
-def print_line(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(text: str) -> None:
-    return None

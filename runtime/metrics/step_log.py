@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from ..atomic_file import write_atomic
+from .printed import Printed
 from .trackers import Tracker
 
 # Printed beside the number, since houses count differently.
@@ -49,7 +50,7 @@ class StepLog:
         *,
         flops_per_token: float,
         peak_flops: float | None,
-        stream: TextIO | None = sys.stdout,
+        stream: TextIO | Printed | None = sys.stdout,
         print_every: int = 1,
         tracker: Tracker | None = None,
     ) -> None:

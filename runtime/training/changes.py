@@ -1,6 +1,6 @@
 """What a resume changes in a run, and what of it makes a jump at the step that comes next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from .rule_options import rate_of
 # changes a step. Data is compared by its tokens.
 _AROUND = frozenset(
     "data eval_data eval_every eval_batches log_every track out save_every keep keep_every resume "
-    "allow_change weights accept_tokenizer accept_graph hang_after no_compile".split()
+    "fresh allow_change weights accept_tokenizer accept_graph hang_after no_compile".split()
 )
 _OF_RATE = ("steps", "lr", "schedule", "warmup", "floor")
 
@@ -45,7 +45,8 @@ class Change(NamedTuple):
 
 def changes(then: Course, now: Course) -> list[Change]:
     """Return what differs between a checkpoint's run and the one that goes on from it."""
-    found = list(_of_options(then.options, now.options, _names()))
+    names = [name for name in of_steps() if name != "seed"]
+    found = list(_of_options(then.options, now.options, names))
     pairs = [
         Change("--seed", then.seed, now.seed),
         Change("global batch", then.batch, now.batch),
@@ -57,12 +58,22 @@ def changes(then: Course, now: Course) -> list[Change]:
     return found
 
 
+def of_steps() -> list[str]:
+    """Return the names of the options that decide what steps compute, data aside."""
+    return [item.name for item in fields(RunOptions) if item.name not in _AROUND]
+
+
 def table(found: list[Change]) -> str:
     """Return the changes as text, one a line below a heading."""
     rows = [("option", "then", "now"), *((c.option, str(c.then), str(c.now)) for c in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    lines = (f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
-    return "\n".join(["this resume changes:", *lines])
+    return "\n".join(["this resume changes:", *(f"  {line}" for line in columns(rows))])
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows of equal length as lines, each column as wide as its widest text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pairs = (zip(row, widths, strict=True) for row in rows)
+    return ["  ".join(f"{text:<{width}}" for text, width in pair).rstrip() for pair in pairs]
 
 
 def jumps(step: int, then: Course, now: Course) -> list[str]:
@@ -86,10 +97,6 @@ def jumps(step: int, then: Course, now: Course) -> list[str]:
             f"({now.identity[:12]})"
         )
     return [jump for jump in found if jump]
-
-
-def _names() -> list[str]:
-    return [f.name for f in fields(RunOptions) if f.name not in {*_AROUND, "seed"}]
 
 
 def _of_options(

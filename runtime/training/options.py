@@ -101,7 +101,14 @@ class RunOptions:
     )
     keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
-    resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    resume: str = _option(
+        "",
+        'a checkpoint\'s folder, or "auto" for the newest good one of OUT, from which a run goes '
+        "on anyway where there is one",
+    )
+    fresh: bool = _option(
+        False, "start at step 0 in an OUT that holds a run, which is moved to OUT/earlier-001"
+    )
     allow_change: bool = _option(
         False,
         "resume where other options, another batch or other data make a jump in the learning rate "
@@ -143,6 +150,10 @@ class RunOptions:
             raise OptionError(
                 f"--warmup {self.warmup} is longer than the run, --steps {self.steps}: give "
                 f"--warmup {self.steps} or less, or at least --steps {self.warmup}"
+            )
+        if self.fresh and self.resume:
+            raise OptionError(
+                f"--fresh starts at step 0, --resume {self.resume} goes on: give one of them"
             )
         self._check_saves()
         try:
@@ -186,9 +197,9 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         raise OptionError(f"{flag(name)} {value}: give less than {below}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option per field of RunOptions."""
-    for item in fields(RunOptions):
+def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) -> None:
+    """One option per field of RunOptions, those of the fields in `without` left out."""
+    for item in [f for f in fields(RunOptions) if f.name not in without]:
         name, text = flag(item.name), item.metadata["help"]
         if isinstance(item.default, bool):
             parser.add_argument(name, action="store_true", help=text)
