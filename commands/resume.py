@@ -1,6 +1,7 @@
 """`meshwright resume`: a run goes on from its newest checkpoint."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,18 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.training.options import run_options
     from meshwright.runtime.training.past_run import read_run
+    from meshwright.runtime.training.spans import program_tokens_per_step
 
     run = read_run(Path(arguments.run_folder))
     # A flag that is not given is False, which is no wish to turn it off.
     given = {k: v for k, v in vars(arguments).items() if v not in (None, False)}
-    options = run_options({**run.options, **_NOT_KEPT, "out": str(run.folder), **given})
+    program = _program(run, arguments.program)
+    options = run_options(
+        {**run.options, **_NOT_KEPT, "out": str(run.folder), **given},
+        partial(program_tokens_per_step, program),
+    )
     _check_steps(run, options.steps)
-    return start(_program(run, arguments.program), options, arguments)
+    return start(program, options, arguments)
 
 
 def _check_steps(run: "PastRun", steps: int) -> None:

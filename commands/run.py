@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,11 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.training.options import run_options
+    from meshwright.runtime.training.spans import program_tokens_per_step
 
-    return start(Path(arguments.program), run_options(vars(arguments)), arguments)
+    program = Path(arguments.program)
+    options = run_options(vars(arguments), partial(program_tokens_per_step, program))
+    return start(program, options, arguments)
 
 
 def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) -> int:
