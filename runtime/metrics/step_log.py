@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from ..atomic_file import write_atomic
+from .pace import Pace
 from .printed import Printed
 from .trackers import Tracker
 
@@ -40,6 +41,7 @@ class StepLog:
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
     or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
     print_every: steps between printed lines; the file has every step. tracker: takes rows too.
+    pace: of the whole run, None where its length is not known.
     A resumed run appends; a line that a crash cut short is removed first. path None: writes nothing
     and prints nothing, as on ranks other than 0.
     """
@@ -53,8 +55,9 @@ class StepLog:
         stream: TextIO | Printed | None = sys.stdout,
         print_every: int = 1,
         tracker: Tracker | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        self.tracker = tracker
+        self.tracker, self.pace = tracker, pace
         self.print_every = max(1, print_every)
         self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
         self._file: TextIO | None = None
@@ -71,10 +74,12 @@ class StepLog:
         lr: float,
         grad_norm: float,
         tokens: int,
+        tokens_seen: int,
         step_ms: float,
         peak_memory_bytes: int | None,
     ) -> dict[str, float | int | None]:
-        """Log one training step: loss of the global batch, tokens of all ranks; returns the row."""
+        """Log one training step: loss of the global batch, tokens of all ranks, and those of all
+        steps up to this one; returns the row."""
         tokens_per_s = tokens / step_ms * 1e3 if step_ms > 0 else None
         row = {
             "step": step,
@@ -82,13 +87,19 @@ class StepLog:
             "lr": lr,
             "grad_norm": grad_norm,
             "tokens": tokens,
+            "tokens_seen": tokens_seen,
             "tokens_per_s": tokens_per_s,
             "step_ms": step_ms,
+            "elapsed_s": None if self.pace is None else round(self.pace.elapsed_s, 3),
             "mfu": self._mfu(tokens_per_s),
             "peak_memory_bytes": peak_memory_bytes,
         }
-        self._write(row, step_text(row) if step % self.print_every == 0 else None)
+        self._write(row, self._step_line(row) if step % self.print_every == 0 else None)
         return row
+
+    def _step_line(self, row: dict) -> str:
+        text = step_text(row)
+        return text if self.pace is None else f"{text}  {self.pace.after(row['step'])}"
 
     def evaluation(
         self,

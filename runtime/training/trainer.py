@@ -17,6 +17,7 @@ from ..engine.executor import Executor, Marks
 from ..engine.layout import Layout
 from ..identity import read_identity
 from ..metrics.devices import peak_flops, peak_memory_bytes
+from ..metrics.pace import Pace
 from ..metrics.printed import Printed
 from ..metrics.step_log import MFU_FORMULA, StepLog
 from ..metrics.trackers import check_tracker, open_tracker
@@ -158,7 +159,10 @@ class Trainer:
             self.saver.after(step)
             if self.executor.agreement.stop.anywhere:
                 self.saver.wait()
-                self.say(f"stopped by a signal after step {step}, saved; go on with --resume auto")
+                self.say(
+                    f"stopped by a signal after step {step}, saved; the same command goes on, or "
+                    f"meshwright resume {self.out}"
+                )
                 return False
             step += 1
         return True
@@ -181,6 +185,7 @@ class Trainer:
             lr=lr,
             grad_norm=norm,
             tokens=self.feed.tokens,
+            tokens_seen=self.feed.samples(step + 1) * self.layout.seq,
             step_ms=self.step_ms[-1],
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
@@ -214,6 +219,7 @@ class Trainer:
             flops_per_token=self.layout.flops_per_token,
             peak_flops=peak and peak * mesh.world(),
             stream=self.say,
+            pace=Pace(self.options.steps),
             print_every=self.options.log_every,
             tracker=open_tracker(track, self.out, asdict(self.options), first),
         )

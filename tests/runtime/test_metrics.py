@@ -8,7 +8,14 @@ import pytest
 
 from meshwright.runtime.metrics.step_log import StepLog, flops_per_token
 
-STEP = {"loss": 2.5, "lr": 1e-3, "grad_norm": 0.5, "tokens": 1024, "step_ms": 512.0}
+STEP = {
+    "loss": 2.5,
+    "lr": 1e-3,
+    "grad_norm": 0.5,
+    "tokens": 1024,
+    "tokens_seen": 4096,
+    "step_ms": 512.0,
+}
 
 
 def open_log(path: Path, peak_flops: float | None = 1e9, stream: io.StringIO | None = None):
@@ -30,6 +37,8 @@ def test_a_step_writes_every_field_and_one_line_of_text(tmp_path: Path) -> None:
         "lr": 1e-3,
         "grad_norm": 0.5,
         "tokens": 1024,
+        "tokens_seen": 4096,
+        "elapsed_s": None,
         "tokens_per_s": 2000.0,
         "step_ms": 512.0,
         "mfu": pytest.approx(0.2),

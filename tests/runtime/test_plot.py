@@ -63,7 +63,7 @@ def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
         tmp_path / "m.jsonl", flops_per_token=1.0, peak_flops=None, stream=None, tracker=kept
     ) as log:
         log.step(
-            3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, step_ms=2.0,
+            3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, tokens_seen=16, step_ms=2.0,
             peak_memory_bytes=7,
         )  # fmt: skip
         log.evaluation(3, eval_loss=0.5, tokens=2, batches=1, batches_held_out=9, data="demo")
