@@ -41,17 +41,19 @@ def _run(arguments: argparse.Namespace) -> int:
     run = read_run(Path(arguments.run_folder))
     # A flag that is not given is False, which is no wish to turn it off.
     given = {k: v for k, v in vars(arguments).items() if v not in (None, False)}
+    done = _steps_saved(run)
     program = _program(run, arguments.program)
     options = run_options(
         {**run.options, **_NOT_KEPT, "out": str(run.folder), **given},
         partial(program_tokens_per_step, program),
     )
-    _check_steps(run, options.steps)
+    if run.state == "finished" and options.steps == done:
+        raise ValueError(f"{run.folder} has done {done} of {done} steps; give more by --steps")
     return start(program, options, arguments)
 
 
-def _check_steps(run: "PastRun", steps: int) -> None:
-    """Raise ValueError where nothing is left to do, or there is nothing to go on from."""
+def _steps_saved(run: "PastRun") -> int:
+    """Return the steps of the newest checkpoint. Raises ValueError where there is none."""
     from meshwright.runtime.checkpoint.manifest import complete, step_of
 
     folder = run.folder / "checkpoints"
@@ -61,9 +63,7 @@ def _check_steps(run: "PastRun", steps: int) -> None:
             f"{folder} holds 0 checkpoints to go on from (--save-every makes some); the run was "
             f"started by: {run.said['starts'][0]['command']}"
         )
-    done = step_of(saved[-1])
-    if run.state == "finished" and steps == done:
-        raise ValueError(f"{run.folder} has done {done} of {steps} steps; give more by --steps")
+    return step_of(saved[-1])
 
 
 def _program(run: "PastRun", given: str | None) -> Path:

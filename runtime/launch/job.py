@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..training.options import SPANS, OptionError, RunOptions, group_texts, run_options
-from ..training.spans import SpanError
+from ..training.spans import SpanError, is_tokens
 
 
 class JobError(ValueError):
@@ -151,11 +151,23 @@ def _check(where: str, data: dict) -> None:
         _check_keys(where, f"{table}.", values, set(known))
         for name, value in values.items():
             _check_type(where, f"{table}.{name}", value, known[name])
+    _check_spans(where, data.get("run", {}))
     dtype = data.get("plan", {}).get("dtype", "f32")
     if dtype not in DTYPES:
         raise JobError(f"{where}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     if data.get("restarts", 0) < 0:
         raise JobError(f"{where}: restarts is {data['restarts']}, expected at least 0")
+
+
+def _check_spans(where: str, run: dict) -> None:
+    """A length that is a string gives tokens."""
+    for name in SPANS:
+        value = run.get(name, 0)
+        if isinstance(value, str) and not is_tokens(value):
+            raise JobError(
+                f"{where}: run.{name} is {value!r}, expected a whole number, or tokens as "
+                '"2e9tok" or "500Mtok"'
+            )
 
 
 def _check_run(path: Path, data: dict) -> None:

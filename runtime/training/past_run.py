@@ -14,6 +14,7 @@ FILE, VERSION = "run.json", "meshwright run v1"
 # Environment variables of a launcher: the user's command line, and the folder it was given in.
 COMMAND, FOLDER = "MESHWRIGHT_COMMAND", "MESHWRIGHT_FOLDER"
 LOG = "metrics.jsonl"
+_KEYS = "state starts ended options program plan identity versions git".split()
 _DEPTH = 4  # of folders below the one that is searched for runs
 
 
@@ -99,6 +100,9 @@ def read_run(folder: Path) -> PastRun:
     version = said.get("version") if isinstance(said, dict) else None
     if version != VERSION:
         raise RunError(f"{path}: version {version!r}, expected {VERSION!r}")
+    missing = [name for name in _KEYS if name not in said]
+    if missing:
+        raise RunError(f"{path}: malformed: lacks {', '.join(missing)}")
     return PastRun(folder, said)
 
 

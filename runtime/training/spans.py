@@ -16,10 +16,14 @@ class SpanError(ValueError):
     """A length that is neither steps nor tokens, or tokens where a step's are not known."""
 
 
+def is_tokens(text: str) -> bool:
+    return _TOKENS.fullmatch(text) is not None
+
+
 def parse_span(text: str) -> int | str:
     """Return steps as a number, tokens as they were given; raises argparse's error for others."""
     try:
-        return text if _TOKENS.fullmatch(text) else int(text)
+        return text if is_tokens(text) else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r}: give steps as a whole number, or tokens as 2e9tok or 500Mtok (K, M, B, T)"

@@ -182,7 +182,7 @@ JOBS = {
         ("unknown key trian", "model, plan, restarts, run"),
     ),
     "kind": ('model = "tiny"\n[plan]\nseq = "eight"', (), ("plan.seq is 'eight'", "whole number")),
-    "kind in run": ('model = "tiny"\n[run]\nsteps = "ten"', (), ("--steps ten", "whole number")),
+    "kind in run": ('model = "tiny"\n[run]\nsteps = "ten"', (), ("run.steps is 'ten'", "number")),
     "bool": ('model = "tiny"\n[run]\nsteps = true', (), ("run.steps is True", "whole number")),
     "choice": ('model = "tiny"\n[run]\nschedule = "foo"', (), ("--schedule foo", "cosine")),
     "negative": ('model = "tiny"\n[run]\nclip = -1.0', (), ("--clip -1.0", "at least 0")),

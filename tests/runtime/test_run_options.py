@@ -83,7 +83,7 @@ def test_a_job_takes_tokens_by_its_plans_sizes(tmp_path: Path) -> None:
     assert load_job(path, []).run["steps"] == "20Ktok"
     for steps, said in (
         ("8Ktok", "warmup 9 is longer than the run, --steps 4"),
-        ("x", "--steps x"),
+        ("x", "run.steps is .x., expected"),
     ):
         path.write_text(text.format(steps))
         with pytest.raises(JobError, match=said):

@@ -75,6 +75,7 @@ def written(folder: Path, state: str = "running", steps: int = 3) -> Path:
         "starts": [{"time": "2026-01-01T00:00:00+00:00", "command": "meshwright run program"}],
         "options": {"steps": 10},
         "identity": {"model": {"name": "tiny"}, "tokenizer": None},
+        **dict.fromkeys(("program", "plan", "versions", "git"), {}),
     }
     (folder / "run.json").write_text(json.dumps(said))
     rows = [json.dumps({"step": step, "loss": 4.0 - step}) + "\n" for step in range(steps)]
@@ -110,6 +111,7 @@ REFUSED = {
     "no checkpoint": (["resume", "a"], "holds 0 checkpoints to go on from"),
     "no folder": (["runs", "nowhere"], "nowhere: there is no such folder"),
     "a plan and a run": (["diff", "plan.txt", "a"], "plan.txt is no folder, a is a folder"),
+    "damage": (["runs", "torn"], "malformed: lacks starts, ended"),
     "another version": (["runs", "old"], "version 'v0', expected 'meshwright run v1'"),
 }
 
@@ -122,6 +124,9 @@ def test_what_is_no_run_is_refused_in_a_line(
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "a")
     (written(tmp_path / "old") / "run.json").write_text('{"version": "v0"}')
+    (written(tmp_path / "torn") / "run.json").write_text(
+        '{"version": "meshwright run v1", "state": "running"}'
+    )
     assert main(words) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
