@@ -24,9 +24,8 @@ class Pace:
         if self._since is None or step <= self._since[0]:  # the first, or a rollback behind it
             self._since = step, now
             return share
-        first, since_s = self._since
-        left_s = (now - since_s) / (step - first) * max(self.total - step - 1, 0)
-        return f"{share}  ETA {clock(left_s)}"
+        step_s = (now - self._since[1]) / (step - self._since[0])
+        return f"{share}  ETA {clock(step_s * max(self.total - step - 1, 0))}"
 
 
 def clock(seconds: float) -> str:

@@ -26,7 +26,6 @@ class Printed:
         if self.stream is not None:
             self._file = open(out / FILE, "a", encoding="utf-8")
             self._file.writelines(self._early)
-            self._file.flush()
         self._early.clear()
 
     def write(self, text: str) -> int:

@@ -32,14 +32,7 @@ class PastRun:
     @cached_property
     def last(self) -> dict[str, Any]:
         """Values of the last rows of its log by name: step, loss, eval_loss and more."""
-        found: dict[str, Any] = {}
-        path = self.folder / LOG
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            try:
-                found.update(json.loads(line))
-            except ValueError:  # a row that is being written
-                break
-        return found
+        return {name: value for row in _rows(self.folder / LOG) for name, value in row.items()}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -60,7 +53,7 @@ class PastRun:
 
     @property
     def when(self) -> str:
-        """When it ended, or else wrote its last row, or began; ISO 8601, UTC."""
+        """Time when it ended, or else wrote its last row, or began; ISO 8601, UTC."""
         log = self.folder / LOG
         if self.said["ended"]:
             return str(self.said["ended"])
@@ -70,7 +63,7 @@ class PastRun:
         return str(self.said["starts"][-1]["time"])
 
     def summary(self) -> dict[str, Any]:
-        """What a list of runs says of it."""
+        """Return what a list of runs says of it."""
         model = self.said["identity"]["model"] or {}
         return {
             "name": self.folder.name,
@@ -83,6 +76,15 @@ class PastRun:
             "state": self.state,
             "when": self.when,
         }
+
+
+def _rows(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a log up to one that is being written."""
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
 
 
 def read_run(folder: Path) -> PastRun:
@@ -120,9 +122,8 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / FILE).is_file():
         yield folder
     elif depth:
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-                yield from _folders(path, depth - 1)
+        for path in sorted(filter(Path.is_dir, folder.glob("[!.]*"))):
+            yield from _folders(path, depth - 1)
 
 
 def is_held(out: Path) -> bool:
@@ -139,9 +140,10 @@ def is_held(out: Path) -> bool:
 
 def program_hash(folder: Path) -> str:
     """SHA-256 of a program's files and their names; what Python caches beside them is left out."""
-    digest = hashlib.sha256()
-    files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    names = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in names.items()}
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]

@@ -103,25 +103,27 @@ def _plan(program: Path) -> dict[str, str]:
 
 def versions() -> dict[str, str | None]:
     """Versions by name; None where a thing is not there."""
-    try:
-        meshwright = metadata.version("meshwright")
-    except metadata.PackageNotFoundError:
-        meshwright = None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "meshwright": meshwright,
+        "meshwright": _installed("meshwright"),
     }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def git_state(folder: str) -> dict[str, Any] | None:
     """Return the commit of a folder's repository, and whether it has changes; None outside of one,
     or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain"))}
+    changed = _git(folder, "status", "--porcelain")
+    return None if commit is None else {"commit": commit, "dirty": bool(changed)}
 
 
 def _git(folder: str, *words: str) -> str | None:
