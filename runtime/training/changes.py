@@ -18,8 +18,11 @@ _OF_RATE = ("steps", "lr", "schedule", "warmup", "floor")
 
 
 class Course(NamedTuple):
-    """The facts that decide how a run goes on. options: None where a checkpoint holds none. samples: rows of
-    `seq` tokens seen in `batches` global batches. data: its name; identity: its tokens' hash."""
+    """The facts that decide how a run goes on. options: None where a checkpoint holds none.
+
+    samples: rows of `seq` tokens seen in `batches` global batches. data: its name; identity: its
+    tokens' hash.
+    """
 
     options: RunOptions | None
     samples: int
