@@ -18,14 +18,17 @@ from meshwright.commands import (
     models,
     plan,
     plot,
+    resume,
     run,
+    runs,
     train,
     weights,
 )
 
 # In the order of the help.
 COMMANDS = (
-    plan, compile, run, train, explain, diff, weights, generate, plot, data, models, clusters,
+    plan, compile, run, train, resume, runs, explain, diff, weights, generate, plot, data, models,
+    clusters,
 )  # fmt: skip
 
 

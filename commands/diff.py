@@ -1,11 +1,15 @@
-"""`meshwright diff`: two plans side by side."""
+"""`meshwright diff`: two plans side by side, or two runs."""
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .output import print_result
 from .parsers import add_cluster, add_command
 from .plan_file import cluster_of, read_plan
+
+if TYPE_CHECKING:
+    from meshwright.runtime.training.past_run import PastRun
 
 
 def add(commands: Any) -> None:
@@ -14,17 +18,68 @@ def add(commands: Any) -> None:
         commands,
         "diff",
         _run,
-        "Compare two plans of one model. Prints the decisions that differ and what each is worth "
-        "in step time and peak memory.",
+        "Compare two plans of one model, or two runs. Prints where plans differ, and "
+        "what each is worth in step time and peak memory; of runs the options and what else "
+        "differs, and the last losses of both.",
     )
-    parser.add_argument("first", help="a plan's file")
-    parser.add_argument("second", help="a plan's file")
+    parser.add_argument("first", help="a plan's file, or a run's folder")
+    parser.add_argument("second", help="another of the same kind")
     add_cluster(parser)
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    folders = [Path(text).is_dir() for text in (arguments.first, arguments.second)]
+    if all(folders):
+        _diff_runs(arguments)
+    elif any(folders):
+        kinds = ("a folder" if is_folder else "no folder" for is_folder in folders)
+        raise ValueError(
+            f"{arguments.first} is {next(kinds)}, {arguments.second} is {next(kinds)}: give two "
+            "plans' files, or two runs' folders"
+        )
+    else:
+        _diff_plans(arguments)
+
+
+def _diff_plans(arguments: argparse.Namespace) -> None:
     from meshwright.planner.report.diff import diff
 
     first, second = read_plan(arguments.first), read_plan(arguments.second)
     text = diff(first, second, cluster_of(first, arguments))
     print_result(arguments, {"text": text}, text)
+
+
+def _diff_runs(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.training.changes import columns
+    from meshwright.runtime.training.past_run import read_run
+
+    runs = [read_run(Path(text)) for text in (arguments.first, arguments.second)]
+    first, second = map(_facts, runs)
+    differ = {k: [first[k], second[k]] for k in first if first[k] != second[k]}
+    ends = {k: [run.last.get(k) for run in runs] for k in ("loss", "eval_loss", "tokens_per_s")}
+    ends = {"steps done": [run.done for run in runs], **ends}
+    rows = [("", *(str(run.folder) for run in runs))]
+    rows += [(name, *map(_shown, both)) for name, both in (differ | ends).items()]
+    print_result(arguments, {"differ": differ, "ends": ends}, "\n".join(columns(rows)))
+
+
+def _facts(run: "PastRun") -> dict[str, Any]:
+    """What decides a run, by name: options, then plan, program, model and versions."""
+    from meshwright.runtime.training.changes import of_steps
+    from meshwright.runtime.training.options import flag
+
+    said = run.said
+    return {
+        **{flag(name): run.options.get(name) for name in ("data", *of_steps())},
+        "plan": said["plan"]["hash"],
+        "program": said["program"]["sha256"][:16],
+        "model": said["identity"]["model"] and said["identity"]["model"]["name"],
+        "commit": said["git"] and said["git"]["commit"][:12],
+        **said["versions"],
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(value) or "none"
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

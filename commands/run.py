@@ -3,10 +3,14 @@
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .parsers import add_command
+
+if TYPE_CHECKING:
+    from meshwright.runtime.training.options import RunOptions
 
 
 def add(commands: Any) -> None:
@@ -25,12 +29,19 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from meshwright.runtime.training.options import run_options
+    from meshwright.runtime.training.spans import program_tokens_per_step
+
+    program = Path(arguments.program)
+    options = run_options(vars(arguments), partial(program_tokens_per_step, program))
+    return start(program, options, arguments)
+
+
+def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) -> int:
+    """Run a program on this machine; under --json print the last rows of its log."""
     from meshwright.runtime.launch.launcher import start_program
     from meshwright.runtime.metrics.step_log import last_rows
-    from meshwright.runtime.training.options import run_options
 
-    options = run_options(vars(arguments))
-    folder = Path(arguments.program)
     code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
     if arguments.json and code == 0:
         print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))

@@ -29,6 +29,12 @@ def add(commands: Any) -> None:
     parser.add_argument("job", help="a job's TOML file")
     parser.add_argument("--out", default=None, help="the run folder (overrides the file's)")
     parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start at step 0 in a folder that holds a run, which is moved aside; without it the "
+        "run goes on",
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
     )
 
@@ -43,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _write_job(job, out, arguments)
     where = f"plan: {out / 'plan.txt'}; program: {out / 'program'}"
     say(where)
-    run = {**job.run, "out": str(out)}
+    run = {**job.run, "out": str(out), "fresh": _is_fresh(job, arguments)}
     code = start_with_restarts(
         out / "program", run, job.restarts, say=say, port=0, quiet=arguments.json
     )
@@ -68,11 +74,12 @@ def _load_checked(arguments: argparse.Namespace) -> "Job":
 
 def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     """Write plan, report, program and the resolved job file into the run's folder."""
+    from meshwright.ir.text.plan_text import format_plan
     from meshwright.runtime.training.run_folder import begin_job, check_free
 
     check_free(out)
     plan, report = make_plan_of(job.model, argparse.Namespace(**job.plan), say_to(arguments))
-    aside = begin_job(out, resumes=bool(job.run.get("resume")))
+    aside = begin_job(out, format_plan(plan), _is_fresh(job, arguments))
     if aside is not None:
         say_to(arguments)(f"what an earlier job left in {out} is now in {aside}")
     _write_plan(plan, report, out)
@@ -80,6 +87,10 @@ def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     write_text(out / "job.toml", job.text)
     if not arguments.json:
         _print_summary(plan)
+
+
+def _is_fresh(job: "Job", arguments: argparse.Namespace) -> bool:
+    return arguments.fresh or bool(job.run.get("fresh"))
 
 
 def _print_summary(plan: "Plan") -> None:

@@ -78,7 +78,7 @@ class Logits(nn.Module):
 
     @property
     def num_inputs(self) -> int:
-        """How many tensors the forward takes."""
+        """Return how many tensors the forward takes."""
         return len(self.arguments)
 
 
@@ -97,7 +97,7 @@ class LossParts(Logits):
 
     @property
     def num_inputs(self) -> int:
-        """How many tensors the forward takes, labels among them."""
+        """Return how many tensors the forward takes, labels among them."""
         return len(self.arguments) + 1
 
 

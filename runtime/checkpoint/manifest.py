@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..engine import mesh
 from ..engine.boxes import Box
-from ..identity import Identity, IdentityError
+from ..identity import Identity
 from ..metrics.progress import Progress
 from .tensor_file import DTYPES
 
@@ -34,7 +34,7 @@ class State:
     """The state of a run besides its tensors.
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
-    not). skipped: global batches that rollbacks passed over. samples: rows of `seq` tokens seen.
+    not). skipped: global batches passed over besides (see Feed). samples: rows of `seq` tokens.
     data_identity, data_position: the data's hash, and where a stream goes on (data.Reader).
     optimizer: its name; numbers: what it keeps besides tensors. losses: the last ones, by which a
     spike is told.
@@ -68,7 +68,8 @@ class Stored:
 class Manifest:
     """params: logical shapes by name. boxes: what is stored of (kind, parameter). frozen: names of
     the parameters that were not trained, of which there is "param" alone. identity: of the model,
-    and of the tokenizer of its data; of older checkpoints nothing is known."""
+    and of the tokenizer of its data; of older checkpoints nothing is known. options: of the run by
+    field name, None of older checkpoints."""
 
     path: Path
     state: State
@@ -76,6 +77,7 @@ class Manifest:
     boxes: dict[tuple[str, str], list[Stored]]
     frozen: frozenset[str] = frozenset()
     identity: Identity = Identity()
+    options: dict[str, Any] | None = None
 
 
 def rank() -> int:
@@ -145,10 +147,11 @@ def _read(path: Path, shows: bool) -> Manifest:
         params = {name: _index(shape) for name, shape in data["params"].items()}
         boxes, frozen = _boxes(data["ranks"]), frozenset(data.get("frozen", []))
         identity = Identity.from_json(data["identity"]) if "identity" in data else Identity()
-    except (KeyError, TypeError, AttributeError, IdentityError) as error:
+        options = dict(data["options"]) if "options" in data else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
     _check_files(entries, shows)
-    return Manifest(path, state, params, boxes, frozen, identity)
+    return Manifest(path, state, params, boxes, frozen, identity, options)
 
 
 def _state(values: dict) -> State:
@@ -221,7 +224,7 @@ def none_reads(folder: Path, complaints: list[str]) -> str:
         f"none of the {len(complaints)} checkpoints in {folder} can be read; nothing was changed\n"
         + "\n".join(lines)
         + "\n  restore one of them, give --resume the path of another, or start from step 0: in "
-        "another --out, or here without --resume, which moves them aside first"
+        "another --out, or here by --fresh, which moves them aside first"
     )
 
 
@@ -261,11 +264,28 @@ def text_of_rank_0(text: str) -> str:
     return text if world() == 1 else _text_of(0, text)
 
 
+def texts_of_all(text: str) -> list[str]:
+    """Return every rank's text, by rank, on all ranks; each is cut to what is sent."""
+    if world() == 1:
+        return [text]
+    own = torch.tensor(list(_bytes_of(text)), dtype=torch.uint8, device=mesh.device())
+    found = [torch.empty_like(own) for _ in range(world())]
+    dist.all_gather(found, own)
+    return [_text(sent) for sent in found]
+
+
 def _text_of(source: int, text: str) -> str:
     """A text of one rank, on all ranks, cut to what is sent."""
-    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-    sent = torch.tensor(list(data), dtype=torch.uint8, device=mesh.device())
+    sent = torch.tensor(list(_bytes_of(text)), dtype=torch.uint8, device=mesh.device())
     dist.broadcast(sent, src=source)
+    return _text(sent)
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+
+
+def _text(sent: Tensor) -> str:
     return bytes(sent.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class Checkpointer:
     keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
     prepare: take the host memory now, in the background, as pinning gigabytes takes seconds.
     write_limit_s: seconds after which a write counts as failed: the disk of a rank hangs.
-    identity: of the model and its tokenizer, for the manifests.
+    identity, options: of the model and its tokenizer, and of the run, for the manifests.
     """
 
     def __init__(
@@ -70,8 +70,10 @@ class Checkpointer:
         prepare: bool = False,
         write_limit_s: float = math.inf,
         identity: Identity | None = None,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.executor, self.identity = folder, executor, identity or Identity()
+        self.options = options
         self.keep, self.keep_every = keep, keep_every
         self.write_limit_s, self._deadline_s = write_limit_s, math.inf
         self._writer: threading.Thread | None = None
@@ -202,6 +204,8 @@ class Checkpointer:
             }
             if frozen := self.executor.layout.frozen:
                 manifest["frozen"] = sorted(frozen)
+            if self.options is not None:
+                manifest["options"] = self.options
             write_atomic(part / "manifest.json", _sealed(manifest))
             _sync(part)
             shutil.rmtree(final, ignore_errors=True)

@@ -11,7 +11,7 @@ to save; only a stream (`hf-stream:`) has a position, which its reader hands to 
 `open_reader` and `Prefetcher` are what a run needs, `open_corpus` what an evaluation reads.
 """
 
-from .batches import Batch, BatchReader, Reader, eval_batches, shuffled_reader
+from .batches import Batch, BatchReader, Reader, eval_batches, num_eval_batches, shuffled_reader
 from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus, check_tokenizers
 from .errors import DataError
 from .permutation import permute
@@ -37,6 +37,7 @@ __all__ = [
     "eval_batches",
     "folder_tokenizer",
     "held_out_corpus",
+    "num_eval_batches",
     "open_corpus",
     "open_reader",
     "permute",

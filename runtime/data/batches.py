@@ -105,6 +105,12 @@ def shuffled_reader(
     return BatchReader(samples, global_batch=global_batch, seq=seq)
 
 
+def num_eval_batches(corpus: Corpus, global_batch: int, seq: int) -> int:
+    """Return the global batches that `eval_batches` makes of a corpus without a limit."""
+    num_windows = -(-(corpus.length - 1) // seq)
+    return -(-num_windows // global_batch)
+
+
 def eval_batches(
     corpus: Corpus,
     *,
@@ -122,8 +128,7 @@ def eval_batches(
     """
     check_vocab(corpus.name, corpus.vocab, vocab)
     check_length(corpus, 2, "one token and its label")
-    num_windows = -(-(corpus.length - 1) // seq)
-    num_batches = -(-num_windows // global_batch)
+    num_batches = num_eval_batches(corpus, global_batch, seq)
     for batch in range(num_batches if limit is None else min(limit, num_batches)):
         first = batch * global_batch
         rows = range(first, first + global_batch)[start:stop]

@@ -7,9 +7,11 @@ import math
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from ..training.options import RunOptions, add_arguments, run_options
+from ..training.spans import program_tokens_per_step
 from .environment import rank, world
 from .heartbeat import LAUNCH, Beacon
 from .watchdog import Watch, start_limit_s
@@ -28,7 +30,7 @@ def main(folder: Path) -> None:
     # Streams share this many queues of the device, and one that waits blocks those behind it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
-        options = run_options(vars(given))
+        options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)
         gc.disable()  # it would look through what torch is made of, all of which stays
         from . import worker

@@ -13,7 +13,7 @@ freeze = "embed.*"          # parameters that are not trained
 
 [run]                       # options of `meshwright run`
 data = "file:corpus.bin"
-steps = 1000
+steps = 1000                # or tokens: "2e9tok", "500Mtok"
 
 [[run.groups]]              # the first that fits a parameter's logical name counts
 match = "*.bias"
@@ -27,7 +27,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..training.options import OptionError, RunOptions, group_texts, run_options
+from ..training.options import SPANS, OptionError, RunOptions, group_texts, run_options
+from ..training.spans import SpanError, is_tokens
 
 
 class JobError(ValueError):
@@ -50,7 +51,10 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "prove_full": (bool, False),
     "trust_capture": (bool, False),
 }
-RUN = {f.name: list if f.default == () else type(f.default) for f in fields(RunOptions)}
+RUN: dict[str, type | tuple[type, ...]] = {
+    **{f.name: list if f.default == () else type(f.default) for f in fields(RunOptions)},
+    **dict.fromkeys(SPANS, (int, str)),
+}
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,7 @@ def _check(where: str, data: dict) -> None:
         _check_keys(where, f"{table}.", values, set(known))
         for name, value in values.items():
             _check_type(where, f"{table}.{name}", value, known[name])
+    _check_spans(where, data.get("run", {}))
     dtype = data.get("plan", {}).get("dtype", "")
     if dtype and dtype not in DTYPES:
         raise JobError(f"{where}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -156,12 +161,30 @@ def _check(where: str, data: dict) -> None:
         raise JobError(f"{where}: restarts is {data['restarts']}, expected at least 0")
 
 
+def _check_spans(where: str, run: dict) -> None:
+    """A length that is a string gives tokens."""
+    for name in SPANS:
+        value = run.get(name, 0)
+        if isinstance(value, str) and not is_tokens(value):
+            raise JobError(
+                f"{where}: run.{name} is {value!r}, expected a whole number, or tokens as "
+                '"2e9tok" or "500Mtok"'
+            )
+
+
 def _check_run(path: Path, data: dict) -> None:
     """The values of [run], as the command line has them."""
     try:
-        run_options(data.get("run", {}))
-    except OptionError as error:
+        run_options(data.get("run", {}), lambda: _tokens_per_step(path, data.get("plan", {})))
+    except (OptionError, SpanError) as error:
         raise JobError(f"{path}: [run] {error}") from None
+
+
+def _tokens_per_step(path: Path, plan: dict) -> int:
+    missing = [f"plan.{name}" for name in ("seq", "global_batch") if name not in plan]
+    if missing:
+        raise JobError(f"{path}: lacks {', '.join(missing)}")
+    return plan["seq"] * plan["global_batch"]
 
 
 def _check_type(where: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:

@@ -1,6 +1,7 @@
 """Start a program's ranks on this machine, one process each, and answer for them."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from ..checkpoint.manifest import complete
 from ..data import absolute
 from ..metrics.trackers import check_tracker
 from ..training.options import STOPPED, RunOptions, flag, run_options
+from ..training.past_run import COMMAND, FOLDER
 from ..training.program import IMPORT_PATH, ProgramError
 from ..training.run_folder import check_free
 from .heartbeat import read_beat
@@ -74,7 +76,7 @@ def start_with_restarts(
             break
         found = "from the newest good checkpoint"
         if _saved(out) - before:
-            options = {**options, "resume": "auto"}
+            options = {**options, "resume": "auto", "fresh": False}
         elif options.get("resume") != "auto":
             found = "as it began: nothing was saved since"
         say(f"restart {attempt + 1} of {restarts}, {found}")
@@ -184,7 +186,14 @@ def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     environment[LAUNCHER] = str(os.getpid())
+    environment.update({COMMAND: _command(), FOLDER: os.getcwd()})
     return environment
+
+
+def _command() -> str:
+    """The user's command line; `python -m` gives the path of the file in place of its name."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["meshwright" if name == "cli.py" else name, *sys.argv[1:]])
 
 
 class _Forwarding:

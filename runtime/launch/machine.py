@@ -30,7 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found. cuda, driver: the CUDA version that torch is built for, and that of the
+    """Holds what was found. cuda, driver: the CUDA version that torch is built for, and that of the
     NVIDIA driver, "" without one. Bytes that are not known are infinite."""
 
     gpus: tuple[Gpu, ...]

@@ -26,7 +26,7 @@ class MachineError(ValueError):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a program's needs.json says; sizes are in bytes.
+    """Holds what a program's needs.json says; sizes are in bytes.
 
     device_type: as torch names it. ranks: on all nodes. rank_bytes: the predicted peak of a rank.
     offloaded_bytes: what one keeps in the host's memory at most. trained_bytes: of all trained
@@ -46,8 +46,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks of one machine. ranks: that start on it. checkpoint_bytes: what those write
-    of a checkpoint, 0 where the run saves none."""
+    """Holds what a run asks of one machine.
+
+    ranks: that start on it. checkpoint_bytes: what those write of a checkpoint, 0 where the run
+    saves none.
+    """
 
     needs: Needs
     ranks: int

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..engine import mesh
+from ..metrics.printed import Printed
 from ..training.options import RunOptions
 from ..training.program import load_layout
 from ..training.trainer import Trainer
@@ -30,9 +31,10 @@ def launch(folder: Path, options: RunOptions, beacon: Beacon) -> int:
     # Before the rendezvous, which would wait for ranks that nobody launches.
     mesh.check_world(load_layout(folder).mesh, world())
     timeout = _timeout(options.hang_after)
-    device = _checked_device(read_needs(folder), options)
+    say = Printed(sys.stdout if beacon.rank == 0 else None)
+    device = _checked_device(read_needs(folder), options, _print if beacon.rank else say)
     start_distributed(device, beacon, timeout)
-    return run(folder, options, device, stop, beacon, timeout)
+    return run(folder, options, device, stop, beacon, timeout, say)
 
 
 def _timeout(hang_after_s: float) -> timedelta:
@@ -49,7 +51,17 @@ def finish(code: int) -> None:
     os._exit(code)
 
 
-def _checked_device(needs: Needs | None, options: RunOptions) -> torch.device:
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Say nothing: the first rank of the machine said it."""
+
+
+def _checked_device(
+    needs: Needs | None, options: RunOptions, say: Callable[[str], None] = _print
+) -> torch.device:
     """Return this rank's device, of the kind that the program is planned for.
 
     Its machine is checked by the first rank on it, which the others wait for at the rendezvous, and
@@ -58,15 +70,13 @@ def _checked_device(needs: Needs | None, options: RunOptions) -> torch.device:
     if needs is None:
         return own_device(gpus=True)
     if local_rank() == 0:
-        check_machine(needs, options, local_world(), print_line)
+        check_machine(needs, options, local_world(), say)
     device = own_device(gpus=needs.device_type != "cpu" or options.anyway)
     if device.type == "cuda":
         judge(card_mismatches(needs, free_gpu(device)), options.anyway, _silent)
     elif local_rank() == 0 and torch.cuda.is_available():
         idle = torch.cuda.device_count()
-        print_line(
-            f"planned for CPU ranks: GPUs left idle here: {idle}; plan for them, or --anyway"
-        )
+        say(f"planned for CPU ranks: GPUs left idle here: {idle}; plan for them, or --anyway")
     return device
 
 
@@ -119,21 +129,13 @@ def run(
     stop: StopSignal,
     beacon: Beacon,
     timeout: timedelta,
+    say: Printed,
 ) -> int:
     """Build the executor and train; rank 0 writes the log and prints. Returns the exit code."""
     layout = load_layout(folder)
     beacon.mark(GROUPS)
     mesh.start(layout.mesh, device, timeout)
     logs = beacon.rank == 0
-    say: Callable[[str], None] = print_line if logs else _silent
     limit_s = start_limit_s(options.hang_after)
     trainer = Trainer(folder, layout, options, beacon, stop, say, logs=logs, write_limit_s=limit_s)
     return trainer.train()
-
-
-def print_line(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(text: str) -> None:
-    return None

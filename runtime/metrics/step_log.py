@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import TextIO
 
 from ..atomic_file import write_atomic
+from .pace import Pace
+from .printed import Printed
 from .trackers import Tracker
 
 # Printed beside the number, since houses count differently.
@@ -39,6 +41,7 @@ class StepLog:
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
     or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
     print_every: steps between printed lines; the file has every step. tracker: takes rows too.
+    pace: of the whole run, None where its length is not known.
     A resumed run appends; a line that a crash cut short is removed first. path None: writes nothing
     and prints nothing, as on ranks other than 0.
     """
@@ -49,11 +52,12 @@ class StepLog:
         *,
         flops_per_token: float,
         peak_flops: float | None,
-        stream: TextIO | None = sys.stdout,
+        stream: TextIO | Printed | None = sys.stdout,
         print_every: int = 1,
         tracker: Tracker | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        self.tracker = tracker
+        self.tracker, self.pace = tracker, pace
         self.print_every = max(1, print_every)
         self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
         self._file: TextIO | None = None
@@ -70,10 +74,12 @@ class StepLog:
         lr: float,
         grad_norm: float,
         tokens: int,
+        tokens_seen: int,
         step_ms: float,
         peak_memory_bytes: int | None,
     ) -> dict[str, float | int | None]:
-        """Log one training step: loss of the global batch, tokens of all ranks; returns the row."""
+        """Log one training step: loss of the global batch, tokens of all ranks, and those of all
+        steps up to this one; returns the row."""
         tokens_per_s = tokens / step_ms * 1e3 if step_ms > 0 else None
         row = {
             "step": step,
@@ -81,21 +87,43 @@ class StepLog:
             "lr": lr,
             "grad_norm": grad_norm,
             "tokens": tokens,
+            "tokens_seen": tokens_seen,
             "tokens_per_s": tokens_per_s,
             "step_ms": step_ms,
+            "elapsed_s": None if self.pace is None else round(self.pace.elapsed_s, 3),
             "mfu": self._mfu(tokens_per_s),
             "peak_memory_bytes": peak_memory_bytes,
         }
-        self._write(row, step_text(row) if step % self.print_every == 0 else None)
+        self._write(row, self._step_line(row) if step % self.print_every == 0 else None)
         return row
 
-    def evaluation(self, step: int, *, eval_loss: float, tokens: int) -> dict[str, float | int]:
-        """Log a held-out loss after `step` steps over `tokens` labels; returns the row."""
-        row: dict[str, float | int] = {"step": step, "eval_loss": eval_loss, "tokens": tokens}
-        text = f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels"
-        # A tracker has one series for a name, and the step's tokens are another thing.
-        self._write(row, text, untracked="tokens")
-        return row
+    def _step_line(self, row: dict) -> str:
+        text = step_text(row)
+        return text if self.pace is None else f"{text}  {self.pace.after(row['step'])}"
+
+    def evaluation(
+        self,
+        step: int,
+        *,
+        eval_loss: float,
+        tokens: int,
+        batches: int,
+        batches_held_out: int,
+        data: str,
+    ) -> None:
+        """Log a held-out loss after `step` steps over `tokens` labels, in the first `batches` of
+        all `batches_held_out` global batches of `data`."""
+        row = {
+            "step": step,
+            "eval_loss": eval_loss,
+            "eval_tokens": tokens,
+            "eval_batches": batches,
+            "eval_batches_held_out": batches_held_out,
+            "eval_data": data,
+        }
+        seen = f"{batches} of {batches_held_out} batches"
+        text = f"step {step:6d}  held-out loss {eval_loss:.4f}  {tokens} labels, {seen}"
+        self._write(row, text, tracked={"eval_loss": eval_loss})
 
     def trim(self, step: int) -> None:
         """Drop rows from `step` on: the run goes back to it."""
@@ -127,7 +155,8 @@ class StepLog:
             return None
         return tokens_per_s * self.flops_per_token / self.peak_flops
 
-    def _write(self, row: dict, text: str | None, untracked: str = "") -> None:
+    def _write(self, row: dict, text: str | None, tracked: dict | None = None) -> None:
+        """tracked: the values of the row that a tracker takes, where that is not all of them."""
         if self._file is None:
             return
         # JSON has no NaN: strict readers stop at one. The text line still says nan.
@@ -135,8 +164,8 @@ class StepLog:
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
         if self.tracker is not None:
-            known = {k: v for k, v in finite.items() if v is not None and k != untracked}
-            self.tracker.row(int(known.pop("step")), known)
+            known = {k: v for k, v in (tracked or finite).items() if v is not None and k != "step"}
+            self.tracker.row(row["step"], known)
         if self.stream is not None and text is not None:
             print(text, file=self.stream, flush=True)
 
@@ -182,8 +211,8 @@ def _before(line: str, step: int) -> bool:
         return False
 
 
-def _is_json(value: float | int | None) -> bool:
-    return value is None or math.isfinite(value)
+def _is_json(value: float | int | str | None) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The held-out loss, during a run and at its end."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,7 @@ from ..data import (
     check_vocab,
     eval_batches,
     held_out_corpus,
+    num_eval_batches,
 )
 from ..engine.executor import Executor
 from ..engine.layout import Layout
@@ -19,6 +21,17 @@ from ..metrics.step_log import StepLog
 from ..optimizers.optimizer import Optimizer
 from .feed import Feed
 from .options import RunOptions
+
+
+class Evaluated(NamedTuple):
+    """eval_loss: the mean over `tokens` labels, in the first `batches` of all `batches_held_out`
+    global batches that `data` holds."""
+
+    eval_loss: float
+    tokens: int
+    batches: int
+    batches_held_out: int
+    data: str
 
 
 class Evaluation:
@@ -38,29 +51,31 @@ class Evaluation:
 
     def log(self, step: int, executor: Executor[Optimizer], log: StepLog) -> None:
         """Evaluate after a step."""
-        loss, tokens = self.loss(executor)
-        log.evaluation(step, eval_loss=loss, tokens=tokens)
+        log.evaluation(step, **self.measure(executor)._asdict())
 
     def log_last(self, executor: Executor[Optimizer], log: StepLog) -> str:
         """Evaluate after the last step; return what to say of it."""
         try:
-            loss, tokens = self.loss(executor)
+            found = self.measure(executor)
         except DataError as error:
             return f"no held-out loss: {error}"
-        log.evaluation(self.options.steps - 1, eval_loss=loss, tokens=tokens)
+        log.evaluation(self.options.steps - 1, **found._asdict())
         unit = "nats/byte" if self.feed.reader.vocab == 256 else "nats/token"
-        return f"held-out loss: {loss:.3f} {unit} ({tokens:,} tokens)"
+        parts = f"{found.batches} of {found.batches_held_out} batches"
+        return f"held-out loss: {found.eval_loss:.3f} {unit} ({found.tokens:,} tokens, {parts})"
 
-    def loss(self, executor: Executor[Optimizer]) -> tuple[float, int]:
-        """Return the mean loss over held-out tokens, and how many."""
+    def measure(self, executor: Executor[Optimizer]) -> Evaluated:
+        """Evaluate the weights as they are."""
         corpus = self._corpus()
-        total, count = 0.0, 0
+        total, count, batches = 0.0, 0, 0
         with torch.no_grad(), executor.optimizer.averaged():
             for rows in self._batches(corpus):
                 pairs = self.feed.micro_batches(rows)
                 total += executor.evaluate(pairs, rows.label_count) * rows.label_count
                 count += rows.label_count
-        return total / count, count
+                batches += 1
+        held_out = num_eval_batches(corpus, self.feed.global_batch, self.layout.seq)
+        return Evaluated(total / count, count, batches, held_out, corpus.name)
 
     def _corpus(self) -> Corpus:
         if self._opened is None:

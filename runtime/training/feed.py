@@ -1,8 +1,9 @@
 """This rank's rows of every global batch, as micro-batches on its device."""
 
+import math
 import socket
 
-from ..checkpoint.manifest import any_rank, rank, text_of_rank_0
+from ..checkpoint.manifest import State, any_rank, rank, text_of_rank_0
 from ..data import Batch as Rows
 from ..data import DataError, Prefetcher, Reader, open_reader
 from ..engine import mesh
@@ -14,8 +15,8 @@ from .options import RunOptions
 
 
 class Feed:
-    """The batches of training. skipped: those that rollbacks passed over; step s takes batch
-    s + skipped."""
+    """The batches of training. skipped: those that rollbacks passed over, less those by which a
+    resume with larger batches or other data is behind its steps; step s takes batch s + skipped."""
 
     def __init__(self, options: RunOptions, layout: Layout, beacon: Marks) -> None:
         self.layout, self.skipped = layout, 0
@@ -63,10 +64,16 @@ class Feed:
         """Return where a stream goes on before a step."""
         return self.reader.state(step + self.skipped)
 
-    def restore(self, step: int, skipped: int, position: dict) -> None:
-        """Go on before a step, from a checkpoint."""
-        self.skipped = skipped
-        self._batches.restore(step + skipped, position)
+    def restore(self, state: State) -> None:
+        """Go on from a checkpoint: behind the tokens that were seen, also where batches had another
+        size; with the first batch of other data."""
+        same = state.data_identity == self.reader.identity
+        done = math.ceil(state.samples * state.seq / self.tokens) if same else 0
+        self.skipped = done - state.step
+        if same:
+            self._batches.restore(done, state.data_position)
+        else:
+            self._batches.close()
 
 
 def _check_same(reader: Reader) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..metrics.trackers import TRACKERS
 from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
 from .loss_guard import POLICIES
 from .lr_schedule import SCHEDULES
+from .spans import in_steps, parse_span
 
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 
@@ -26,10 +27,13 @@ def _option(
     high: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
+    span: bool = False,
 ) -> Any:
-    """low, high: the least value, and the greatest. below: all values are less."""
+    """low, high: the least value, and the greatest. below: all values are less. span: tokens, too,
+    are taken, as steps."""
     bounds = {"low": low, "high": high, "below": below}
-    return field(default=default, metadata={"help": text, "choices": choices, **bounds})
+    kinds = {"help": text, "choices": choices, "span": span}
+    return field(default=default, metadata={**kinds, **bounds})
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,15 @@ class RunOptions:
         "fixed:VOCAB[:SEED]",
     )
     eval_data: str = _option("", "held-out data, where it is not the held-out part of --data")
-    steps: int = _option(100, "optimizer steps of the whole run", low=1)
+    steps: int = _option(
+        100, "optimizer steps of the whole run, or its tokens: 2e9tok, 500Mtok", low=1, span=True
+    )
     seed: int = _option(0, "of initial weights and the order of samples", low=0)
     lr: float = _option(1e-3, "peak learning rate", low=0.0)
     schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
-    warmup: int = _option(10, "steps of linear warm-up; by default all of a shorter run", low=0)
+    warmup: int = _option(
+        10, "steps or tokens of linear warm-up; by default all of a shorter run", low=0, span=True
+    )
     floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0, high=1.0)
     optimizer: str = _option(
         "", "update rule; the one the plan counted on if not given", choices=("", *NAMES)
@@ -89,7 +97,12 @@ class RunOptions:
     )
     clip: float = _option(1.0, "global gradient norm to clip to, 0 for none", low=0.0)
     eval_every: int = _option(0, "steps between evaluations, 0 for one at the end", low=0)
-    eval_batches: int = _option(0, "held-out batches of an evaluation, 0 for all", low=0)
+    eval_batches: int = _option(
+        16,
+        "first held-out batches that an evaluation reads, also that at the end: 16 take about as "
+        "long as five steps; 0 for all",
+        low=0,
+    )
     log_every: int = _option(1, "steps between printed lines; metrics.jsonl has every step", low=1)
     track: str = _option("none", "where rows go besides metrics.jsonl", choices=TRACKERS)
     out: str = _option("run", "the run's folder")
@@ -98,7 +111,19 @@ class RunOptions:
     )
     keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
-    resume: str = _option("", 'a checkpoint\'s folder, or "auto" for the newest good one of OUT')
+    resume: str = _option(
+        "",
+        'a checkpoint\'s folder, or "auto" for the newest good one of OUT, from which a run goes '
+        "on anyway where there is one",
+    )
+    fresh: bool = _option(
+        False, "start at step 0 in an OUT that holds a run, which is moved to OUT/earlier-001"
+    )
+    allow_change: bool = _option(
+        False,
+        "resume where other options, another batch or other data make a jump in the learning rate "
+        "or in the order of samples",
+    )
     on_nan: str = _option(
         "stop",
         "a step whose loss is not finite, or spikes: stop, skip its update, or roll back to the "
@@ -139,6 +164,10 @@ class RunOptions:
                 f"--warmup {self.warmup} is longer than the run, --steps {self.steps}: give "
                 f"--warmup {self.steps} or less, or at least --steps {self.warmup}"
             )
+        if self.fresh and self.resume:
+            raise OptionError(
+                f"--fresh starts at step 0, --resume {self.resume} goes on: give one of them"
+            )
         self._check_saves()
         try:
             for text in self.groups:
@@ -161,6 +190,10 @@ class RunOptions:
             )
 
 
+# Fields that take a length in tokens, too.
+SPANS = tuple(item.name for item in fields(RunOptions) if item.metadata["span"])
+
+
 def flag(name: str) -> str:
     """The command-line spelling of a field; one that may be given again is called by one of it."""
     return "--group" if name == "groups" else f"--{name.replace('_', '-')}"
@@ -181,9 +214,9 @@ def _check(name: str, value: Any, metadata: Any) -> None:
         raise OptionError(f"{flag(name)} {value}: give less than {below}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option per field of RunOptions."""
-    for item in fields(RunOptions):
+def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) -> None:
+    """One option per field of RunOptions, those of the fields in `without` left out."""
+    for item in [f for f in fields(RunOptions) if f.name not in without]:
         name, text = flag(item.name), item.metadata["help"]
         if isinstance(item.default, bool):
             parser.add_argument(name, action="store_true", help=text)
@@ -193,15 +226,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         shown = f"{text} (default: {item.default})" if item.default != "" else text
         choices = item.metadata["choices"] or None
-        kind = type(item.default)
-        metavar = None if choices else kind.__name__.upper()
+        kind = parse_span if item.metadata["span"] else type(item.default)
+        metavar = None if choices else type(item.default).__name__.upper()
         parser.add_argument(name, type=kind, choices=choices, help=shown, metavar=metavar)
 
 
-def run_options(values: dict[str, Any]) -> RunOptions:
-    """Return RunOptions of parsed arguments or a job's table, other names left out."""
+def run_options(
+    values: dict[str, Any], tokens_per_step: Callable[[], int] | None = None
+) -> RunOptions:
+    """Return RunOptions of parsed arguments or a job's table, other names left out.
+
+    tokens_per_step: of the program, asked for where a length is given in tokens.
+    """
     known = {f.name for f in fields(RunOptions)}
     given = {k: v for k, v in values.items() if k in known and v is not None}
+    for name in SPANS:
+        if name in given and tokens_per_step is not None:
+            given[name] = in_steps(flag(name), given[name], tokens_per_step)
     given.setdefault("warmup", min(RunOptions.warmup, given.get("steps", RunOptions.steps)))
     return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
 

@@ -34,19 +34,27 @@ class Recovery:
         self._rolled_back_to = -1  # the step that the last rollback went to
 
     def start(self) -> int:
-        """Load what `weights` and `resume` ask for; return the first step to run.
+        """Load what the run starts or goes on from; return the first step to run.
 
-        What an earlier run left in the folder past that step is moved aside.
+        That is the checkpoint of `resume`, else the newest of the folder, else `weights`. What an
+        earlier run left in the folder past that step is moved aside.
         """
+        manifest = self._wanted()
+        if manifest is None:
+            first = 0
+            self._load_weights()
+        else:
+            self.state.check(manifest)
+            first = self._restore(manifest)
+        if self.logs:
+            self._make_way(manifest, first)
+        return first
+
+    def _load_weights(self) -> None:
         if self.options.weights:
             self._check_weights(Path(self.options.weights))
             count = load_weights(self.state.executor, Path(self.options.weights))
             self.say(f"{count} parameters of this rank from {self.options.weights}")
-        manifest = self._wanted()
-        first = 0 if manifest is None else self._restore(manifest)
-        if self.logs:
-            self._make_way(manifest, first)
-        return first
 
     def _check_weights(self, folder: Path) -> None:
         """Raise IdentityError where the folder says that its weights are of another model, or were
@@ -82,24 +90,29 @@ class Recovery:
         feed = self.state.feed
         bad = step + feed.skipped
         back = self._restore(manifest)
-        feed.skipped = bad + 1 - back
+        passed = bad + 1 - (back + feed.skipped)
+        feed.skipped += passed
         self._rolled_back_to = back
         if again and self.logs:
             aside = run_folder.pass_over(self.out, back)
             self.say(f"passed over the checkpoint after {step} steps, which is now in {aside}")
         self.say(
             f"step {step}: {str(error).partition(';')[0]}; rolled back to step {back}, passing "
-            f"over {feed.skipped} batches"
+            f"over {passed} batches"
         )
         return back
 
     def _wanted(self) -> Manifest | None:
         wanted = self.options.resume
-        if wanted != "auto":
-            return _named(Path(wanted)) if wanted else None
+        if self.options.fresh:
+            return None
+        if wanted not in ("", "auto"):
+            return _named(Path(wanted))
         manifest = self._newest()
-        if manifest is None:
+        if manifest is None and wanted:
             self.say(f"no checkpoint in {self.folder}: starting from step 0")
+        if manifest is not None and not wanted:
+            self.say(f"{self.out} holds a run, which goes on; --fresh would start anew")
         return manifest
 
     def _newest(self, before: float = math.inf) -> Manifest | None:
@@ -117,7 +130,8 @@ class Recovery:
 
     def _restore(self, manifest: Manifest) -> int:
         step = self.state.restore(manifest)
-        self.say(f"resumed {manifest.path} after {step} steps")
+        done = f": all of --steps {step} are done" if step == self.options.steps else ""
+        self.say(f"resumed {manifest.path} after {step} steps{done}")
         return step
 
 

@@ -11,7 +11,7 @@ from ..metrics.step_log import keep_before
 from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")
-RUN_FILES = ("metrics.jsonl", "checkpoints", "fidelity.json", *TRACKED)
+RUN_FILES = ("run.json", "log.txt", "metrics.jsonl", "checkpoints", "fidelity.json", *TRACKED)
 JOB_FILES = ("plan.txt", "plan.txt.report.txt", "program", "job.toml")
 
 
@@ -65,12 +65,16 @@ def begin(out: Path) -> Path | None:
     return _set_aside(out, [out / name for name in RUN_FILES])
 
 
-def begin_job(out: Path, resumes: bool) -> Path | None:
-    """Move an earlier job's plan and program aside, for a job about to write its own into `out`.
-
-    Its log and checkpoints go, too, unless the job resumes.
+def begin_job(out: Path, plan: str, fresh: bool) -> Path | None:
+    """Move an earlier job's plan and program aside, for a job about to write its own into `out`;
+    they stay where its plan's text is `plan`. Its log and checkpoints stay where there is a
+    checkpoint to go on from, unless the job is to start anew.
     """
-    return _set_aside(out, [out / name for name in (*JOB_FILES, *(() if resumes else RUN_FILES))])
+    goes_on = not fresh and bool(complete(out / "checkpoints"))
+    known = out / "plan.txt"
+    same = goes_on and known.is_file() and known.read_text(encoding="utf-8") == plan
+    names = (*(() if same else JOB_FILES), *(() if goes_on else RUN_FILES))
+    return _set_aside(out, [out / name for name in names])
 
 
 def go_on(out: Path, step: int) -> Path | None:

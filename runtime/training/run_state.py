@@ -1,15 +1,17 @@
 """What of a run goes into a checkpoint besides tensors, and comes back from one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import CheckpointError, Manifest, State, check_params, load
 from ..engine.executor import Executor
 from ..identity import Identity, check_code, check_model, check_tokenizer
 from ..optimizers.optimizer import Optimizer
+from .changes import Course, changes, jumps, table
 from .feed import Feed
 from .loss_guard import LossGuard
-from .options import RunOptions
+from .options import OptionError, RunOptions, run_options
 
 _OTHER_TOKENS = (
     "give data of that tokenizer; to go on with other tokens, export the checkpoint and start with "
@@ -30,7 +32,8 @@ class RunState:
         say: Callable[[str], None],
     ) -> None:
         self.executor, self.feed, self.guard = executor, feed, guard
-        self.seed, self.accept_graph, self.say = options.seed, options.accept_graph, say
+        self.options = replace(options, optimizer=executor.optimizer.options.name)
+        self.say = say
         self.identity = Identity(program.model, feed.reader.tokenizer)
 
     def after(self, step: int) -> State:
@@ -42,7 +45,7 @@ class RunState:
             skipped=self.feed.skipped,
             samples=self.feed.samples(step),
             seq=self.executor.layout.seq,
-            seed=self.seed,
+            seed=self.options.seed,
             data=reader.name,
             data_identity=reader.identity,
             data_position=self.feed.position(step),
@@ -52,21 +55,33 @@ class RunState:
             losses=list(self.guard.losses),
         )
 
+    def check(self, manifest: Manifest) -> None:
+        """Raise an error for a checkpoint that this run cannot go on from, or only with a jump that
+        the options do not allow; say what a resume changes."""
+        self._check_model(manifest)
+        self._check_optimizer(manifest.state, manifest.path)
+        check_tokenizer(str(manifest.path), manifest.identity, self.identity, _OTHER_TOKENS)
+        self._check_steps(manifest)
+        then, now = self._courses(manifest)
+        jump = "; ".join(jumps(manifest.state.step, then, now))
+        if jump and not self.options.allow_change:
+            raise CheckpointError(
+                f"{manifest.path}: {jump}; give all of it as it was, or --allow-change to go on so"
+            )
+        if found := changes(then, now):
+            self.say(table(found))
+
     def restore(self, manifest: Manifest) -> int:
         """Load a checkpoint of the same run; return the step that comes next."""
-        state = manifest.state
-        self._check_model(manifest)
-        self._check(state, manifest.path)
-        self._check_data(manifest)
-        self.feed.restore(state.step, state.skipped, state.data_position)
+        self.feed.restore(manifest.state)
         fresh = load(self.executor, manifest)
         if fresh:
             self.say(
                 f"{len(fresh)} parameters were frozen in {manifest.path} ({fresh[0]} first): "
                 "their optimizer state starts from zero"
             )
-        self.guard.go_on(state.losses)
-        return state.step
+        self.guard.go_on(manifest.state.losses)
+        return manifest.state.step
 
     def _check_model(self, manifest: Manifest) -> None:
         """Raise an error where the checkpoint is of another model: its config, then its parameters,
@@ -74,38 +89,33 @@ class RunState:
         where, theirs = str(manifest.path), manifest.identity
         check_model(where, theirs, self.identity, "resume with a program of that model")
         check_params(manifest, {p.name: p.shape for p in self.executor.layout.params})
-        if not self.accept_graph:
+        if not self.options.accept_graph:
             check_code(where, theirs, self.identity)
 
-    def _check(self, state: State, path: Path) -> None:
-        """Raise CheckpointError where the rows, seed or optimizer are not this run's."""
-        self._check_samples(state, path)
-        if state.seed != self.seed:
+    def _check_steps(self, manifest: Manifest) -> None:
+        done, steps = manifest.state.step, self.options.steps
+        if steps < done:
             raise CheckpointError(
-                f"{path} was made with seed {state.seed}, this run has {self.seed}"
-            )
-        self._check_optimizer(state, path)
-
-    def _check_data(self, manifest: Manifest) -> None:
-        """Raise an error for other data. Its name may differ, as data moves; the tokens may not."""
-        state, path, reader = manifest.state, manifest.path, self.feed.reader
-        check_tokenizer(str(path), manifest.identity, self.identity, _OTHER_TOKENS)
-        if state.data_identity != reader.identity:
-            raise CheckpointError(
-                f"{path} was made with data {state.data} ({state.data_identity[:12]}), this run "
-                f"has {reader.name} ({reader.identity[:12]}): give the same data, or start a run "
-                "of its own without --resume"
+                f"{manifest.path} has {done} steps behind it, --steps {steps} counts those of the "
+                f"whole run: give more than {done}, or an older checkpoint"
             )
 
-    def _check_samples(self, state: State, path: Path) -> None:
-        batch, seq = self.feed.global_batch, self.executor.layout.seq
-        samples = (state.step + state.skipped) * batch
-        if (state.samples, state.seq) != (samples, seq):
-            raise CheckpointError(
-                f"{path} has seen {state.samples} rows of {state.seq} tokens in {state.step} "
-                f"steps; this plan's global batch of {batch} rows would make it "
-                f"{samples} of {seq}: plan with the same --global-batch and --seq"
-            )
+    def _courses(self, manifest: Manifest) -> tuple[Course, Course]:
+        """The course of the checkpoint's run, and of this one at the same place."""
+        state, reader, seq = manifest.state, self.feed.reader, self.executor.layout.seq
+        batches = state.step + state.skipped
+        then = Course(
+            _options_of(manifest),
+            state.samples,
+            batches,
+            state.seq,
+            state.seed,
+            state.data,
+            state.data_identity,
+        )
+        samples, seed = batches * self.feed.global_batch, self.options.seed
+        now = Course(self.options, samples, batches, seq, seed, reader.name, reader.identity)
+        return then, now
 
     def _check_optimizer(self, state: State, path: Path) -> None:
         name = self.executor.optimizer.options.name
@@ -115,3 +125,15 @@ class RunState:
                 f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights "
                 "(one of a preset or a TOML file goes through meshwright import in between)"
             )
+
+
+def _options_of(manifest: Manifest) -> RunOptions | None:
+    """Return the options of a checkpoint's run, None where it holds none."""
+    if manifest.options is None:
+        return None
+    try:
+        return run_options(manifest.options)
+    except (OptionError, TypeError) as error:
+        raise CheckpointError(
+            f"{manifest.path}/manifest.json: malformed: options: {error}"
+        ) from None

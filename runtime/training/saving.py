@@ -1,6 +1,7 @@
 """When a run writes checkpoints, and what happens when a write fails."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from ..checkpoint import Checkpointer
@@ -27,6 +28,7 @@ class Saver:
             prepare=bool(options.save_every),
             write_limit_s=write_limit_s,
             identity=state.identity,
+            options=asdict(state.options),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,12 +11,15 @@ from typing import IO, Protocol
 
 import torch
 
+from ..checkpoint.manifest import texts_of_all
 from ..engine import mesh
 from ..engine.compiling import compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
 from ..engine.layout import Layout
 from ..identity import read_identity
 from ..metrics.devices import peak_flops, peak_memory_bytes
+from ..metrics.pace import Pace
+from ..metrics.printed import Printed
 from ..metrics.step_log import MFU_FORMULA, StepLog
 from ..metrics.trackers import check_tracker, open_tracker
 from ..optimizers.bad_step import BadStepError
@@ -26,6 +30,7 @@ from .feed import Feed
 from .loss_guard import LossGuard
 from .options import STOPPED, RunOptions
 from .program import build_executor
+from .record import RunRecord
 from .recovery import Recovery
 from .rule_options import optimizer_options, rate_of
 from .run_state import RunState
@@ -58,7 +63,7 @@ class Trainer:
         options: RunOptions,
         beacon: Beacon,
         stop: Stop,
-        say: Callable[[str], None],
+        say: Printed,
         *,
         logs: bool,
         write_limit_s: float,
@@ -118,6 +123,23 @@ class Trainer:
         self.lock: IO[str] | None = run_folder.hold(self.out) if self.logs else None
         self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
         first = self.recovery.start()
+        hosts = sorted(set(texts_of_all(socket.gethostname())))
+        return self._recorded(first, hosts) if self.logs else self._run(first)
+
+    def _recorded(self, first: int, hosts: list[str]) -> int:
+        """Run with a record of how it began and how it ended."""
+        self.say.open(self.out)
+        record = RunRecord(self.out)
+        record.begin(self.folder, self.state.options, self.state.identity, hosts, first)
+        try:
+            code = self._run(first)
+        except (ValueError, OSError) as error:
+            record.end("failed", str(error))
+            raise
+        record.end("stopped" if code == STOPPED else "finished")
+        return code
+
+    def _run(self, first: int) -> int:
         with self._log(first) as log:
             self.beacon.first_step = first
             if not self._steps(first, log):
@@ -141,7 +163,10 @@ class Trainer:
             self.saver.after(step)
             if self.executor.agreement.stop.anywhere:
                 self.saver.wait()
-                self.say(f"stopped by a signal after step {step}, saved; go on with --resume auto")
+                self.say(
+                    f"stopped by a signal after step {step}, saved; the same command goes on, or "
+                    f"meshwright resume {self.out}"
+                )
                 return False
             step += 1
         return True
@@ -164,6 +189,7 @@ class Trainer:
             lr=lr,
             grad_norm=norm,
             tokens=self.feed.tokens,
+            tokens_seen=self.feed.samples(step + 1) * self.layout.seq,
             step_ms=self.step_ms[-1],
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
@@ -196,6 +222,8 @@ class Trainer:
             self.out / "metrics.jsonl" if self.logs else None,
             flops_per_token=self.layout.flops_per_token,
             peak_flops=peak and peak * mesh.world(),
+            stream=self.say,
+            pace=Pace(self.options.steps),
             print_every=self.options.log_every,
             tracker=open_tracker(track, self.out, asdict(self.options), first),
         )

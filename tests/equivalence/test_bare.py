@@ -42,7 +42,7 @@ def test_runs_a_step_and_resumes_in_a_bare_environment(court: Court, tmp_path: P
     _succeeds(command, tmp_path)
     (row, *_) = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert row["loss"] > 0 and row["grad_norm"] > 0
-    _succeeds([*command, "--steps", "2", "--resume", "auto"], tmp_path)
+    _succeeds([*command, "--steps", "2", "--resume", "auto", "--allow-change"], tmp_path)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [0, 1]
 

@@ -169,7 +169,7 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     data = bytearray(newest.read_bytes())
     data[-3] ^= 0xFF
     newest.write_bytes(data)
-    run = ["run", str(folder / "one"), *RUN, "--steps", "3", "--resume", "auto"]
+    run = ["run", str(folder / "one"), *RUN, "--steps", "4", "--resume", "auto"]
     assert main([*run, "--out", str(tmp_path / "run")]) == 0
     said = capfd.readouterr().out
     assert "passed over a checkpoint" in said and "SHA-256" in said
@@ -194,7 +194,7 @@ def test_auto_refuses_where_none_of_the_checkpoints_reads(
     assert error.startswith(f"error: none of the 2 checkpoints in {out / 'checkpoints'} can be")
     assert f"{new}: no readable manifest.json" in error and "rank 1" not in error
     assert f"{old / 'rank_00001.safetensors'}: 0 bytes, the manifest says " in error
-    assert "another --out" in error and "without --resume" in error
+    assert "another --out" in error and "by --fresh" in error
     after = sorted(p.relative_to(out) for p in out.rglob("*") if "beats" not in p.parts)
     assert after == before, "nothing was moved"
 

@@ -8,7 +8,14 @@ import pytest
 
 from meshwright.runtime.metrics.step_log import StepLog, flops_per_token
 
-STEP = {"loss": 2.5, "lr": 1e-3, "grad_norm": 0.5, "tokens": 1024, "step_ms": 512.0}
+STEP = {
+    "loss": 2.5,
+    "lr": 1e-3,
+    "grad_norm": 0.5,
+    "tokens": 1024,
+    "tokens_seen": 4096,
+    "step_ms": 512.0,
+}
 
 
 def open_log(path: Path, peak_flops: float | None = 1e9, stream: io.StringIO | None = None):
@@ -30,6 +37,8 @@ def test_a_step_writes_every_field_and_one_line_of_text(tmp_path: Path) -> None:
         "lr": 1e-3,
         "grad_norm": 0.5,
         "tokens": 1024,
+        "tokens_seen": 4096,
+        "elapsed_s": None,
         "tokens_per_s": 2000.0,
         "step_ms": 512.0,
         "mfu": pytest.approx(0.2),
@@ -52,8 +61,17 @@ def test_mfu_is_null_where_the_peak_is_unknown(tmp_path: Path) -> None:
 
 def test_an_evaluation_row_carries_the_held_out_loss(tmp_path: Path) -> None:
     with open_log(tmp_path / "m.jsonl") as log:
-        log.evaluation(7, eval_loss=1.25, tokens=99)
-    assert rows(tmp_path / "m.jsonl") == [{"step": 7, "eval_loss": 1.25, "tokens": 99}]
+        log.evaluation(7, eval_loss=1.25, tokens=99, batches=2, batches_held_out=5, data="demo")
+    assert rows(tmp_path / "m.jsonl") == [
+        {
+            "step": 7,
+            "eval_loss": 1.25,
+            "eval_tokens": 99,
+            "eval_batches": 2,
+            "eval_batches_held_out": 5,
+            "eval_data": "demo",
+        }
+    ]
 
 
 def test_a_loss_that_is_no_number_stays_valid_json_and_is_seen_in_text(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_run_takes_the_plans_optimizer_and_says_so_when_it_takes_another(
     assert main([*run, str(program / "sgd"), "--optimizer", "sgd"]) == 0
     assert "optimizer sgd; the plan counted on lion" in capfd.readouterr().out
     start = str(program / "sgd" / "checkpoints" / "step_00000001")
-    again = ["--steps", "2", "--resume", start, "--out", str(program / "other")]
+    again = ["--steps", "2", "--allow-change", "--resume", start, "--out", str(program / "other")]
     assert main(["run", str(program / "program"), *RUN, *again]) == 2
     error = capfd.readouterr().err
     assert "holds the state of sgd, this run has lion" in error and "--optimizer sgd" in error

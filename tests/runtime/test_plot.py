@@ -19,7 +19,7 @@ def run_in(folder: Path, steps: int) -> Path:
         {"step": n, "loss": 5.0 / (n + 1), "tokens_per_s": 100.0, "peak_memory_bytes": 2**30}
         for n in range(steps)
     ]
-    rows.append({"step": steps - 1, "eval_loss": 1.0, "tokens": 5})
+    rows.append({"step": steps - 1, "eval_loss": 1.0, "eval_tokens": 5})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     row = {"predicted": 2.0, "measured": 1.0, "error": 1.0}
     (folder / "fidelity.json").write_text(json.dumps({"step_us": row}))
@@ -63,10 +63,10 @@ def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
         tmp_path / "m.jsonl", flops_per_token=1.0, peak_flops=None, stream=None, tracker=kept
     ) as log:
         log.step(
-            3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, step_ms=2.0,
+            3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, tokens_seen=16, step_ms=2.0,
             peak_memory_bytes=7,
         )  # fmt: skip
-        log.evaluation(3, eval_loss=0.5, tokens=2)
+        log.evaluation(3, eval_loss=0.5, tokens=2, batches=1, batches_held_out=9, data="demo")
     (step, row), evaluation = kept.rows
     assert step == 3 and row["lr"] == 0.1 and "loss" not in row and "mfu" not in row
     assert evaluation == (3, {"eval_loss": 0.5}) and kept.closed

@@ -1,5 +1,6 @@
 """Runs that start again, by themselves or in a folder where an earlier one wrote."""
 
+import json
 import os
 import signal
 import subprocess
@@ -78,7 +79,7 @@ def test_a_new_run_keeps_what_an_earlier_one_left(program: Path, tmp_path: Path)
     command = ["run", str(program), *RUN, "--steps", "4", "--save-every", "2", "--out", str(run)]
     assert main(command) == 0
     first = losses(run)
-    assert main([*command, "--seed", "1", "--keep", "1"]) == 0
+    assert main([*command, "--seed", "1", "--keep", "1", "--fresh"]) == 0
     earlier = run / "earlier-001"
     assert losses(earlier) == first and losses(run) != first
     assert len(list((earlier / "checkpoints").glob("step_*"))) == 2
@@ -139,3 +140,30 @@ def test_a_file_for_a_folder_is_refused(
     assert main(["run", str(program), *RUN, "--out", str(tmp_path / "taken")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --out") and "is a file" in error
+
+
+def test_a_resume_goes_on_behind_the_same_tokens_where_the_batch_grows(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*RUN, "--warmup", "0", "--save-every", "2", "--out"]
+    assert main(["run", str(program), "--steps", "2", *words, str(tmp_path / "small")]) == 0
+    plan, larger = str(tmp_path / "plan.txt"), str(tmp_path / "larger")
+    sizes = ["--seq", "32", "--global-batch", "8", "--cluster", "cpu:1", "--no-search"]
+    assert main(["plan", "tiny", *sizes, "-o", plan]) == 0
+    assert main(["compile", plan, "-o", larger]) == 0
+    start = str(tmp_path / "small" / "checkpoints" / "step_00000002")
+    resume = ["run", larger, "--resume", start, *words, str(tmp_path / "large")]
+    capfd.readouterr()
+    assert main([*resume, "--steps", "1"]) == 2
+    error = capfd.readouterr().err
+    assert "has 2 steps behind it, --steps 1 counts" in error and error.count("\n") == 1
+    assert main([*resume, "--steps", "4"]) == 2
+    assert "--allow-change to go on so" in capfd.readouterr().err
+    assert main([*resume, "--steps", "4", "--allow-change", "--weight-decay", "0"]) == 0
+    said = capfd.readouterr().out
+    assert "global batch    4     8" in said and "--weight-decay  0.1   0.0" in said
+    assert sorted(losses(tmp_path / "large")) == [2, 3]
+    manifest = tmp_path / "large" / "checkpoints" / "step_00000004" / "manifest.json"
+    state = json.loads(manifest.read_text())["state"]
+    # 8 rows, then two batches of 8: as three batches of this size, one fewer than there were steps.
+    assert (state["samples"], state["skipped"]) == (24, -1)

@@ -12,6 +12,7 @@ from meshwright.runtime.data import (
     DataError,
     builtin,
     eval_batches,
+    num_eval_batches,
     open_corpus,
     permute,
     shuffled_reader,
@@ -147,6 +148,7 @@ def test_evaluation_by_rows_carries_the_count_of_the_whole_batch() -> None:
 def test_evaluation_stops_at_the_limit() -> None:
     corpus = open_corpus("random:11", "held-out")
     assert len(list(eval_batches(corpus, global_batch=2, seq=8, limit=3))) == 3
+    assert len(list(eval_batches(corpus, global_batch=2, seq=8))) == num_eval_batches(corpus, 2, 8)
 
 
 @pytest.mark.parametrize(

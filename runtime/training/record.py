@@ -1,0 +1,136 @@
+"""`run.json`, what a run says of itself: whatever decides it, where it runs, and how it ended."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..atomic_file import write_atomic
+from ..data import absolute
+from ..identity import Identity
+from .options import RunOptions
+from .past_run import COMMAND, FILE, FOLDER, VERSION, RunError, program_hash, read_run
+
+_GIT_LIMIT_S = 10.0
+
+
+class RunRecord:
+    """The run.json of a run's folder, kept by one rank."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.said: dict[str, Any] = {}
+
+    def begin(
+        self,
+        program: Path,
+        options: RunOptions,
+        identity: Identity,
+        hosts: Sequence[str],
+        step: int,
+    ) -> None:
+        """Write what is known at the start, before `step`; earlier starts of the run are kept."""
+        start = {"time": _now(), "step": step, "command": _command(), "hosts": list(hosts)}
+        self.said = {
+            "version": VERSION,
+            "state": "running",
+            "starts": [*_starts(self.out), start],
+            "ended": None,
+            "why": "",
+            "options": _placed(options),
+            "program": {"folder": str(program.resolve()), "sha256": program_hash(program)},
+            "plan": _plan(program),
+            "identity": identity.to_json(),
+            "versions": versions(),
+            "folder": _folder(),
+            "git": git_state(_folder()),
+        }
+        self._write()
+
+    def end(self, state: str, why: str = "") -> None:
+        """Write how the run ended: "finished", "stopped" or "failed". A rank that is killed, or one
+        that another ends, writes nothing."""
+        self.said |= {"state": state, "ended": _now(), "why": why}
+        self._write()
+
+    def _write(self) -> None:
+        write_atomic(self.out / FILE, json.dumps(self.said, indent=1) + "\n")
+
+
+def _placed(options: RunOptions) -> dict[str, Any]:
+    """Options by field name, with paths that hold in any folder."""
+    data, held_out = absolute(options.data), absolute(options.eval_data)
+    placed = {"out": str(Path(options.out).resolve()), "data": data, "eval_data": held_out}
+    return asdict(options) | placed
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _starts(out: Path) -> list[dict[str, Any]]:
+    """Return the earlier starts of a run that goes on; of none that can be read there are none."""
+    try:
+        return list(read_run(out).said["starts"])
+    except (RunError, KeyError):
+        return []
+
+
+def _command() -> str:
+    return os.environ.get(COMMAND) or shlex.join([sys.executable, *sys.argv])
+
+
+def _folder() -> str:
+    return os.environ.get(FOLDER) or os.getcwd()
+
+
+def _plan(program: Path) -> dict[str, str]:
+    """Return the plan's hash, as `layout.py` names it, and its text; "" where a file is gone."""
+    report, text = program / "report.json", program / "plan.txt"
+    known = json.loads(report.read_text()) if report.is_file() else {}
+    return {"hash": known.get("plan", ""), "text": text.read_text() if text.is_file() else ""}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions by name; None where a thing is not there."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "meshwright": _installed("meshwright"),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(folder: str) -> dict[str, Any] | None:
+    """Return the commit of a folder's repository, and whether it has changes; None outside of one,
+    or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain")
+    return None if commit is None else {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(folder: str, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *words], capture_output=True, text=True, timeout=_GIT_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
