@@ -38,5 +38,8 @@ def _row(top: Path, said: dict[str, Any]) -> tuple[str, ...]:
     name = said["name"] if folder == top else str(folder.relative_to(top))
     steps = f"{said['done_steps']} of {said['steps']}"
     losses = ("" if said[key] is None else f"{said[key]:.4f}" for key in ("loss", "eval_loss"))
-    when = said["when"].removesuffix("+00:00").replace("T", " ")
-    return (name, said["model"], steps, *losses, said["state"], when)
+    return (name, said["model"], steps, *losses, said["state"], _when(said["when"]))
+
+
+def _when(text: str) -> str:
+    return text.removesuffix("+00:00").replace("T", " ")

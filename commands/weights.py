@@ -82,8 +82,7 @@ def _write_identity(identity: "Identity", out: Path) -> list[str]:
 def _run_export(arguments: argparse.Namespace) -> None:
     from meshwright.runtime.checkpoint import read_manifest
 
-    out = Path(arguments.output)
-    manifest = read_manifest(Path(arguments.checkpoint), shows=True)
+    out, manifest = Path(arguments.output), read_manifest(Path(arguments.checkpoint), shows=True)
     source = model_of(manifest, arguments.model, arguments.accept_graph)
     _print_written(out, export_checkpoint(manifest, source, out), arguments)
 

@@ -109,8 +109,7 @@ class CandidateCosts:
         return self.memo.table("LP bounds", problem.read_by_bounds, *spent)
 
     def sharding(self, mesh: Mesh) -> ShardedModel:
-        """Placements on a compute mesh, at one row a micro-batch; they never split rows of the
-        batch."""
+        """Placements on a compute mesh, at one row a micro-batch; no row is split."""
         if mesh not in self._sharded:
             with self.memo.clock.layer("placements"):
                 self._sharded[mesh] = self._placements(mesh)
@@ -245,8 +244,7 @@ class CandidateCosts:
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:
-        """Return what some stage stores at least: the mean of parameters and their
-        states."""
+        """Return what some stage stores at least: the mean of parameters and their states."""
         share = frozen_share(c.mesh, c.zero, self.precision(c))
         buckets = self.layout(c).buckets
         held = sum(bucket_bytes(b) * (1 if b.trainable else share) for b in buckets) / c.pp

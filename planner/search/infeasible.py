@@ -143,18 +143,16 @@ class Refusal:
     def fits_without_masters(self) -> bool:
         """Return whether something fits with weights, moments and sums in the plan's dtype."""
         problem = self.costs.problem
-        if resolve_precision(problem.traced.dtype, problem.pins) == "pure":
-            return False
-        pins = replace(problem.pins, precision="pure", rounding="stochastic")
-        other = self.costs.under(pins=pins)
-        return bool(Refusal(other, self.limit_bytes).fitting(other))
+        masters = resolve_precision(problem.traced.dtype, problem.pins) == "master"
+        return masters and self._fits_with(precision="pure", rounding="stochastic")
 
     def fits_offloading(self) -> bool:
         """Return whether something fits with activations in the host's memory."""
-        if self.costs.problem.offloads:
-            return False
-        pins = replace(self.costs.problem.pins, offload="on")
-        other = self.costs.under(pins=pins)
+        return not self.costs.problem.offloads and self._fits_with(offload="on")
+
+    def _fits_with(self, **pins: str) -> bool:
+        """Whether something fits with pins changed to these."""
+        other = self.costs.under(pins=replace(self.costs.problem.pins, **pins))
         return bool(Refusal(other, self.limit_bytes).fitting(other))
 
     def without(self, names: tuple[str, ...] | list[str]) -> CandidateCosts:
