@@ -144,15 +144,17 @@ class Refusal:
         """Return whether something fits with weights, moments and sums in the plan's dtype."""
         problem = self.costs.problem
         masters = resolve_precision(problem.traced.dtype, problem.pins) == "master"
-        return masters and self._fits_with(precision="pure", rounding="stochastic")
+        return masters and self._fits_under(
+            replace(problem.pins, precision="pure", rounding="stochastic")
+        )
 
     def fits_offloading(self) -> bool:
         """Return whether something fits with activations in the host's memory."""
-        return not self.costs.problem.offloads and self._fits_with(offload="on")
+        problem = self.costs.problem
+        return not problem.offloads and self._fits_under(replace(problem.pins, offload="on"))
 
-    def _fits_with(self, **pins: str) -> bool:
-        """Whether something fits with pins changed to these."""
-        other = self.costs.under(pins=replace(self.costs.problem.pins, **pins))
+    def _fits_under(self, pins: Pins) -> bool:
+        other = self.costs.under(pins=pins)
         return bool(Refusal(other, self.limit_bytes).fitting(other))
 
     def without(self, names: tuple[str, ...] | list[str]) -> CandidateCosts:

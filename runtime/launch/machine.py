@@ -30,7 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """Holds what was found. cuda, driver: the CUDA version that torch is built for, and that of the
+    """The machine as it was found. cuda, driver: the CUDA version that torch is built for, and that of the
     NVIDIA driver, "" without one. Bytes that are not known are infinite."""
 
     gpus: tuple[Gpu, ...]

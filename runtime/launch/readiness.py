@@ -26,7 +26,7 @@ class MachineError(ValueError):
 
 @dataclass(frozen=True)
 class Needs:
-    """Holds what a program's needs.json says; sizes are in bytes.
+    """Needs of a program, as its needs.json says them; sizes are in bytes.
 
     device_type: as torch names it. ranks: on all nodes. rank_bytes: the predicted peak of a rank.
     offloaded_bytes: what one keeps in the host's memory at most. trained_bytes: of all trained
@@ -46,7 +46,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Demand:
-    """Holds what a run asks of one machine.
+    """Demand of a run on one machine.
 
     ranks: that start on it. checkpoint_bytes: what those write of a checkpoint, 0 where the run
     saves none.
