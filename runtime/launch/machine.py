@@ -30,8 +30,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine as it was found. cuda, driver: the CUDA version that torch is built for, and that of the
-    NVIDIA driver, "" without one. Bytes that are not known are infinite."""
+    """The machine as it was found; bytes that are not known are infinite.
+
+    cuda, driver: the CUDA version that torch is built for, and that of the NVIDIA driver, ""
+    without one.
+    """
 
     gpus: tuple[Gpu, ...]
     torch: str
