@@ -19,6 +19,8 @@ BASE ?=
 REPLAY_ARGS ?=
 # No target pays for an import of the GPU toolkit where there is none, and two cores stay two.
 export OMP_NUM_THREADS ?= 1
+# Each process that a test starts finds our modules compiled.
+export PYTHONDONTWRITEBYTECODE =
 
 BIN := .venv/bin
 STAMP := .venv/.dev-stamp
