@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identity import model_of
+from .identity import checkpoint_in, model_of
 from .output import print_result
 from .parsers import add_command
 from .weights import export_checkpoint
@@ -81,7 +81,7 @@ def _weights(arguments: argparse.Namespace, exported: Path) -> tuple[Path, "Iden
     from meshwright.runtime.checkpoint import read_manifest
     from meshwright.runtime.identity import read_identity
 
-    folder = Path(arguments.weights)
+    folder = checkpoint_in(Path(arguments.weights))
     if not (folder / "manifest.json").exists():
         return folder, read_identity(folder)
     manifest = read_manifest(folder)

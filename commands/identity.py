@@ -20,6 +20,22 @@ def identity_of(source: "ModelSource", traced: "Traced | None" = None) -> "Ident
     return Identity(ModelIdentity(source.kind, source.name, dtype, source.config_fields, graph))
 
 
+def checkpoint_in(path: Path) -> Path:
+    """Return the newest good checkpoint of a run's folder; a path of another kind as it is.
+
+    Raises ValueError for a run that saved none.
+    """
+    from meshwright.runtime.checkpoint import newest_good
+
+    folder = path / "checkpoints"
+    if not folder.is_dir():
+        return path
+    newest, _ = newest_good(folder)
+    if newest is None:
+        raise ValueError(f"{path} is a run that saved no checkpoint; run it with --save-every")
+    return newest.path
+
+
 def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False) -> "ModelSource":
     """Return the model of a checkpoint, as it says itself; or `model`, a spec, compared with it.
 

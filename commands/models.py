@@ -52,7 +52,7 @@ def _facts(config: "DecoderConfig") -> dict[str, Any]:
 
 def _count(parameters: int) -> str:
     """A number of parameters in the words of the field: 6.7B, 124M, 830K."""
-    for unit, size in (("B", 1e9), ("M", 1e6)):
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if parameters >= size:
             return f"{parameters / size:.3g}{unit}"
     return f"{parameters / 1e3:.3g}K"

@@ -16,6 +16,7 @@ from .identity import identity_of
 from .proving import proven
 
 Say = Callable[[str], None]
+_MOST_ROWS = 1_000_000  # of a step; schedules of more micro-batches are not searched in time
 
 
 def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Plan", str]:
@@ -91,6 +92,11 @@ def _check_sizes(options: argparse.Namespace) -> None:
     for name in ("seq", "global_batch"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
+    if options.global_batch > _MOST_ROWS:
+        raise ValueError(
+            f"--global-batch {options.global_batch}: at most {_MOST_ROWS} rows of --seq tokens; "
+            "is it a number of tokens"
+        )
 
 
 def _check_positions(source: "ModelSource", seq: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identity import identity_of, model_of
+from .identity import checkpoint_in, identity_of, model_of
 from .output import print_result, write_text
 from .parsers import add_command
 
@@ -82,7 +82,10 @@ def _write_identity(identity: "Identity", out: Path) -> list[str]:
 def _run_export(arguments: argparse.Namespace) -> None:
     from meshwright.runtime.checkpoint import read_manifest
 
-    out, manifest = Path(arguments.output), read_manifest(Path(arguments.checkpoint), shows=True)
+    out, manifest = (
+        Path(arguments.output),
+        read_manifest(checkpoint_in(Path(arguments.checkpoint)), shows=True),
+    )
     source = model_of(manifest, arguments.model, arguments.accept_graph)
     _print_written(out, export_checkpoint(manifest, source, out), arguments)
 

@@ -143,7 +143,7 @@ def capture(
         return read(Logits(module, arguments), tuple(roles))
     except _NoHeadError as tail:
         found = read(LossParts(module, arguments), (*roles, "labels"))
-        said = f"the loss holds every logit, in float32: it ends in {tail}"
+        said = f"the loss holds every logit, in float32 at least: it ends in {tail}"
         return replace(found, warnings=(*found.warnings, said))
 
 

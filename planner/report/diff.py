@@ -250,7 +250,7 @@ DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
     ("recompute", _recompute_words, _recompute),
     ("offload", _offload_words, _offload),
     ("ZeRO", lambda p: str(p.zero), _zero),
-    ("precision", lambda p: p.precision, _precision),
+    ("precision", lambda p: f"{p.precision} {p.rounding}".strip(), _precision),
     ("reduce dtype", lambda p: p.reduce_dtype, _reduce_dtype),
     ("optimizer", lambda p: p.optimizer, _optimizer),
     ("schedule", _schedule_words, _schedule),

@@ -32,6 +32,13 @@ def peaks(plan: Plan) -> tuple[Peak, ...]:
     return plan_peaks(plan, step_model(plan, CPU))
 
 
+def _precision_words(plan: Plan) -> str:
+    if plan.precision == "master":
+        return f"weights and compute in {plan.dtype}, masters and moments in float32"
+    rounded = f", updates rounded {plan.rounding}" if plan.rounding else ""
+    return f"weights, moments and compute in {plan.dtype}{rounded}"
+
+
 def summary(plan: Plan, costs: Costs | None = None) -> str:
     """Return the decision in a few lines. costs: shown in place of the plan's own."""
     mesh = plan.mesh
@@ -44,7 +51,7 @@ def summary(plan: Plan, costs: Costs | None = None) -> str:
         f"{mesh.count(*BATCH)} data ranks",
         f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
         f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
-        f"  {plan.dtype} {plan.precision}: gradients summed in {plan.grad_dtype}, reduced in "
+        f"  {_precision_words(plan)}: gradients summed in {plan.grad_dtype}, reduced in "
         f"{plan.reduce_dtype}; optimizer {plan.optimizer}",
         f"  peak memory of the fullest rank: {gib(memory)}",
     ]
