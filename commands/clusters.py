@@ -55,14 +55,11 @@ def add(commands: Any) -> None:
 
 def _list(arguments: argparse.Namespace) -> None:
     from meshwright.planner.hardware.catalogue import CATALOGUE
+    from meshwright.runtime.training.changes import columns
 
     rows = [_row(cluster) for cluster in CATALOGUE.values()]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    text = "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    print_result(arguments, {"clusters": [_facts(c) for c in CATALOGUE.values()]}, text)
+    facts = [_facts(cluster) for cluster in CATALOGUE.values()]
+    print_result(arguments, {"clusters": facts}, "\n".join(columns(rows)))
 
 
 def _row(cluster: "Cluster") -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def inline_regions(module: GraphModule) -> None:
         inner = getattr(module, called.target)
         inline_regions(inner)
         if not enabled:
-            _refuse_outerwrites(inner.graph)
+            _refuse_outer_writes(inner.graph)
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         with graph.inserting_before(node):
             made = graph.graph_copy(inner.graph, dict(zip(places, given, strict=True)))
@@ -122,7 +122,7 @@ def inline_regions(module: GraphModule) -> None:
         graph.erase_node(node)
 
 
-def _refuse_outerwrites(graph: Graph) -> None:
+def _refuse_outer_writes(graph: Graph) -> None:
     """A write under no_grad into a tensor from outside is one that autograd does not see."""
     places = {n for n in graph.nodes if n.op == "placeholder"}
     of = {n: n for n in places}

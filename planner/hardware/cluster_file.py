@@ -191,7 +191,7 @@ def parse_cluster(spec: str) -> Cluster:
     `h200:8,gpu_memory=100GiB,host_memory=1TiB`. Raises ClusterError: an unknown name with the
     nearest known one, a count that does not fit a node, a file that cannot be read, no size.
     """
-    named, *memories = spec.split(",")
+    named, *memories = re.split(r",(?=\w+=)", spec)
     cluster = _named(named)
     for given in memories:
         cluster = _with_memory(cluster, given)

@@ -135,10 +135,10 @@ class CandidateCosts:
 
         There is one where a rule is given and nothing may be offloaded.
         """
-        split = c.schedule in SPLIT
+        split, wide = c.schedule in SPLIT, self._wide(c)
         found = {}
         for name in self.sharding(c.compute).lowered:
-            key = (c.compute, c.micro_batch, self._wide(c), name, c.recompute, split)
+            key = (c.compute, c.micro_batch, wide, name, c.recompute, split)
             if key not in self._options:
                 with self.memo.clock.layer("memory frontier"):
                     self._options[key] = self._priced(c, name, split)

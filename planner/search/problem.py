@@ -6,7 +6,7 @@ from functools import cached_property
 
 from meshwright.ir.inputs import StepInput, step_inputs
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.plan import grad_dtype
+from meshwright.ir.plan import MOST_SUMMED, grad_dtype
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
@@ -68,7 +68,15 @@ class Problem:
         return self.precision_at(1)
 
     def precision_at(self, num_microbatches: int) -> Precision:
-        """Return bytes of an element under the pins, in a step of so many micro-batches."""
+        """Return the bytes of an element for a step of `num_microbatches` micro-batches."""
+        return self._precisions[num_microbatches > MOST_SUMMED]
+
+    @cached_property
+    def _precisions(self) -> tuple[Precision, Precision]:
+        """Precision for few micro-batches and for many."""
+        return self._precision(1), self._precision(MOST_SUMMED + 1)
+
+    def _precision(self, num_microbatches: int) -> Precision:
         dtype, pins = self.traced.dtype, self.pins
         precision = resolve_precision(dtype, pins)
         summed = grad_dtype(dtype, precision, num_microbatches)
