@@ -24,6 +24,7 @@ from meshwright.commands import (
     train,
     weights,
 )
+from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
 COMMANDS = (
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if arguments.debug:
             raise
-        print(f"error: {_one_message(error)}", file=sys.stderr)
+        print(painted("error:", "error", sys.stderr), _one_message(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
         print("interrupted; nothing was left half-written", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`meshwright resume`: a run goes on from its newest checkpoint."""
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,5 +81,5 @@ def _program(run: "PastRun", given: str | None) -> Path:
             "and give its folder by --program"
         )
     if program_hash(found) != known["sha256"]:
-        print(f"{found} is not the program that the run began with", flush=True)
+        print(f"{found} is not the program that the run began with", file=sys.stderr)
     return found

@@ -1,12 +1,12 @@
 """`meshwright run`: a program's ranks on this machine."""
 
 import argparse
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .output import print_run
 from .parsers import add_command
 
 if TYPE_CHECKING:
@@ -38,11 +38,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) -> int:
-    """Run a program on this machine; under --json print the last rows of its log."""
+    """Run a program on this machine and print what it came to."""
     from meshwright.runtime.launch.launcher import start_program
-    from meshwright.runtime.metrics.step_log import last_rows
 
-    code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
-    if arguments.json and code == 0:
-        print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))
+    code = start_program(folder, asdict(options), arguments.port)
+    if code == 0:
+        print_run(arguments, Path(options.out))
     return code

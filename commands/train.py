@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .compile import write_program
-from .output import print_result, say_to, write_text
+from .output import print_run, say_to, write_text
 from .parsers import add_command
 from .planning import make_plan_of
 
@@ -41,21 +42,16 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.launch.launcher import start_with_restarts
-    from meshwright.runtime.metrics.step_log import last_rows
 
     job = _load_checked(arguments)
     out = Path(job.run.get("out", "run"))
     say = say_to(arguments)
     _write_job(job, out, arguments)
-    where = f"plan: {out / 'plan.txt'}; program: {out / 'program'}"
-    say(where)
+    say(f"plan: {out / 'plan.txt'}; program: {out / 'program'}")
     run = {**job.run, "out": str(out), "fresh": _is_fresh(job, arguments)}
-    code = start_with_restarts(
-        out / "program", run, job.restarts, say=say, port=0, quiet=arguments.json
-    )
+    code = start_with_restarts(out / "program", run, job.restarts, say=say)
     if code == 0:
-        result = {"run": str(out), **last_rows(out / "metrics.jsonl")}
-        print_result(arguments, result, f"{where}; log: {out / 'metrics.jsonl'}")
+        print_run(arguments, out)
     return code
 
 
@@ -85,18 +81,17 @@ def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     _write_plan(plan, report, out)
     write_program(plan, out / "program")
     write_text(out / "job.toml", job.text)
-    if not arguments.json:
-        _print_summary(plan)
+    _say_summary(plan)
 
 
 def _is_fresh(job: "Job", arguments: argparse.Namespace) -> bool:
     return arguments.fresh or bool(job.run.get("fresh"))
 
 
-def _print_summary(plan: "Plan") -> None:
+def _say_summary(plan: "Plan") -> None:
     from meshwright.planner.report.explain import summary
 
-    print(summary(plan))
+    print(summary(plan), file=sys.stderr)
 
 
 def _write_plan(plan: "Plan", report: str, out: Path) -> None:

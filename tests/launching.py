@@ -27,6 +27,13 @@ def after_step(run: Path, step: int) -> None:
         time.sleep(0.02)
 
 
+def complaint(launcher: subprocess.Popen) -> str:
+    """What a run said from its error on; progress comes before it."""
+    assert launcher.stderr is not None
+    said = launcher.stderr.read()
+    return said[said.find("error: ") :]
+
+
 def children(launcher: subprocess.Popen) -> list[str]:
     return Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
 

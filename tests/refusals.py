@@ -1,8 +1,12 @@
 """What a command says when it refuses its input."""
 
+import re
+
 import pytest
 
 from meshwright.cli import main
+
+_PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -15,7 +19,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def one_line(errors: str) -> str:
-    lines = errors.splitlines()
+    """The only line of standard error besides progress."""
+    lines = [line for line in errors.splitlines() if not _PROGRESS.match(line)]
     assert "Traceback" not in errors
     assert len(lines) == 1 and lines[0].startswith("error: "), errors
     return lines[0]

@@ -3,11 +3,14 @@
 import os
 import shutil
 import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
+
+from ..metrics.progress import Progress
 
 
 def missing_toolchain(device: torch.device) -> str | None:
@@ -29,38 +32,71 @@ def importable(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def compiler(say: Callable[[str], None] | None = None) -> Callable[[Callable], Callable]:
-    """Each emitted function compiled whole, for the shapes it was emitted for.
+class Compiler:
+    """torch.compile for emitted functions: each whole, for the shapes it was emitted for.
 
     say: is told which function torch cannot compile; that one runs as it stands. Without it torch's
-    error is raised.
+    error is raised. stream: where the progress of compiling is drawn, None for nowhere. seconds:
+    what the first calls of functions took so far, which compile them.
     """
 
-    def compiled(function: Callable) -> Callable:
-        fast = torch.compile(function, fullgraph=True, dynamic=False)
-        return fast if say is None else _or_itself(fast, function, say)
+    def __init__(
+        self, say: Callable[[str], None] | None = None, stream: TextIO | None = None
+    ) -> None:
+        self.say, self.stream = say, stream
+        self.wrapped, self.compiled, self.seconds = 0, 0, 0.0
+        self._bar: Progress | None = None
 
-    return compiled
+    def __call__(self, function: Callable) -> Callable:
+        """Return the function compiled when it is first called."""
+        self.wrapped += 1
+        chosen: Callable | None = None
 
+        def call(*arguments: Any) -> Any:
+            nonlocal chosen
+            if chosen is not None:
+                return chosen(*arguments)
+            chosen, values = self._first(function, arguments)
+            return values
 
-def _or_itself(fast: Callable, function: Callable, say: Callable[[str], None]) -> Callable:
-    """Call `fast`, from a failure of its compilation on `function`; neither ran before it."""
-    chosen = fast
+        return call
 
-    def call(*arguments: Any) -> Any:
-        nonlocal chosen
+    def end(self) -> str:
+        """Clear the progress; return what to say of the functions compiled since the last call, ""
+        for none."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._bar, count, seconds = None, self.compiled, self.seconds
+        self.wrapped, self.compiled, self.seconds = self.wrapped - count, 0, 0.0
+        return f"compiled {count} functions in {seconds:.1f} s" if count else ""
+
+    def _first(self, function: Callable, arguments: tuple) -> tuple[Callable, Any]:
+        """Call a function for the first time; return what is called from now on, and its values."""
+        self._draw(getattr(function, "__name__", "a function"))
+        started = time.perf_counter()
+        chosen = torch.compile(function, fullgraph=True, dynamic=False)
         try:
-            return chosen(*arguments)
+            values = chosen(*arguments)
         except Exception as error:
-            if chosen is function or not _is_of_compilation(error):
+            if self.say is None or not _is_of_compilation(error):
                 raise
-            reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
-            name = getattr(function, "__name__", "a function")
-            say(f"torch.compile fails on {name}: {reason}; it runs uncompiled, which is slower")
-            chosen = function
-            return function(*arguments)
+            self.say(_why_not(function, error))
+            chosen, values = function, function(*arguments)
+        self.compiled += 1
+        self.seconds += time.perf_counter() - started
+        return chosen, values
 
-    return call
+    def _draw(self, name: str) -> None:
+        if self._bar is None and self.stream is not None:
+            self._bar = Progress("compile", self.wrapped, stream=self.stream)
+        if self._bar is not None:
+            self._bar.at(self.compiled, name)
+
+
+def _why_not(function: Callable, error: Exception) -> str:
+    reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+    name = getattr(function, "__name__", "a function")
+    return f"torch.compile fails on {name}: {reason}; it runs uncompiled, which is slower"
 
 
 def _is_of_compilation(error: Exception) -> bool:

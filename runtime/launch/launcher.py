@@ -33,6 +33,8 @@ STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # After the first rank died the others have so long to say what they know of it.
 _GRACE_S = 2.0
 _LOOK_EVERY_S = 1.0
+# Our own standard error by number: what ranks print is progress, its file is what they fail of.
+_STDERR = 2
 # What a signal that nobody sent on purpose means most often.
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory?)",
@@ -61,7 +63,6 @@ def start_with_restarts(
     *,
     say: Callable[[str], None],
     port: int = 0,
-    quiet: bool = False,
 ) -> int:
     """Start a program, and again from its newest good checkpoint when a rank died or hung.
 
@@ -71,7 +72,7 @@ def start_with_restarts(
     out = _out(options)
     before = _saved(out)
     for attempt in range(restarts + 1):
-        code, stopped = _start_once(folder, options, port, quiet)
+        code, stopped = _start_once(folder, options, port)
         if code not in (1, HUNG) or stopped or attempt == restarts:
             break
         found = "from the newest good checkpoint"
@@ -92,23 +93,20 @@ def _saved(out: Path) -> set[tuple[str, int]]:
     return {(p.name, p.stat().st_mtime_ns) for p in complete(out / "checkpoints")}
 
 
-def start_program(
-    folder: Path, options: dict[str, object], port: int = 0, quiet: bool = False
-) -> int:
+def start_program(folder: Path, options: dict[str, object], port: int = 0) -> int:
     """Run `main.py` in `folder` once a rank; returns the exit code.
 
     0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
     SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks. options: RunOptions by field name.
-    port: of the rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
+    port: of the rendezvous, 0 takes a free one. What ranks print
+    goes to standard error.
     Raises ProgramError for a folder without a program, a checkpoint that is not there, or a port
     that cannot be had.
     """
-    return _start_once(folder, options, port, quiet)[0]
+    return _start_once(folder, options, port)[0]
 
 
-def _start_once(
-    folder: Path, options: dict[str, object], port: int, quiet: bool
-) -> tuple[int, bool]:
+def _start_once(folder: Path, options: dict[str, object], port: int) -> tuple[int, bool]:
     """The exit code, and whether a signal asked for a stop."""
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
@@ -125,10 +123,9 @@ def _start_once(
     shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
     sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
     with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
-        out = subprocess.DEVNULL if quiet else None
         for n in range(count):
             environment = _environment(n, count, port)
-            forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
+            forwarding.ranks.append(_start(folder, words, environment, Path(errors) / str(n)))
         forwarding.listen()
         silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = _wait(forwarding.ranks, silent)
@@ -142,7 +139,7 @@ def _check_machine(folder: Path, options: dict[str, object], ranks: int) -> None
     """Raise MachineError before any rank is started. By --anyway the ranks say what is amiss."""
     needs, given = read_needs(folder), run_options(options)
     if needs is not None and not given.anyway:
-        check_machine(needs, given, ranks, print)
+        check_machine(needs, given, ranks, _say)
 
 
 def _hang_after_s(options: dict[str, object]) -> float:
@@ -170,11 +167,9 @@ def check_resume(path: str) -> None:
     )
 
 
-def _start(
-    folder: Path, words: list[str], environment: dict[str, str], out: int | None, errors: Path
-) -> _Rank:
+def _start(folder: Path, words: list[str], environment: dict[str, str], errors: Path) -> _Rank:
     stderr = open(errors, "w+", encoding="utf-8", errors="replace")
-    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=stderr)
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=_STDERR, stderr=stderr)
     return _Rank(int(environment["RANK"]), process, stderr)
 
 
@@ -217,7 +212,10 @@ class _Forwarding:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            print("stopping after this step, saving; Ctrl-C again ends the run at once", flush=True)
+            print(
+                "stopping after this step, saving; Ctrl-C again ends the run at once",
+                file=sys.stderr,
+            )
             number = signal.SIGTERM
         for rank in self.ranks:
             if rank.process.poll() is None:
@@ -278,8 +276,12 @@ def _silent_rank(sightings: Sightings, since_s: float, limit_s: float, ranks: li
     return ""
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _say_hung(message: str) -> int:
-    print(message, file=sys.stderr)
+    _say(message)
     return HUNG
 
 

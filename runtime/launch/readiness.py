@@ -75,7 +75,7 @@ def check_machine(
     needs: Needs, options: RunOptions, ranks: int, say: Callable[[str], None]
 ) -> None:
     """Refuse a run whose `ranks` this machine cannot hold, by MachineError; say it by --anyway."""
-    share = ranks / needs.ranks if options.save_every else 0
+    share = ranks / needs.ranks if options.saves else 0
     stored = STORED[options.optimizer or needs.optimizer] * needs.trained_bytes
     demand = Demand(needs, ranks, round(share * (stored + needs.frozen_bytes)))
     judge(mismatches(demand, read_machine(Path(options.out))), options.anyway, say)
@@ -188,7 +188,8 @@ def _disk(demand: Demand, machine: Machine) -> Iterator[str]:
     if machine.disk_free_bytes < demand.checkpoint_bytes:
         yield (
             f"a checkpoint takes {_size(demand.checkpoint_bytes)} on the disk of --out, "
-            f"{_size(machine.disk_free_bytes)} are free; free space, or give another --out"
+            f"{_size(machine.disk_free_bytes)} are free; free space, give "
+            "another --out, or --save-minutes 0 for no checkpoints"
         )
 
 

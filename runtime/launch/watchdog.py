@@ -42,8 +42,10 @@ def start_limit_s(limit_s: float) -> float:
 
 
 def stands_still(limit_s: float, rank: int, beat: Beat | None, host: str) -> str:
-    """The message that ends a run. beat: of the rank that holds it up; host: where it has none."""
-    where = f"{beat.host} holds it up, at {beat}" if beat else f"{host} has not come to its start"
+    """The message that ends a run. beat: of the straggler; host: where it has none."""
+    where = (
+        f"{beat.host} is the straggler, at {beat}" if beat else f"{host} has not come to its start"
+    )
     hint = "raise --hang-after if a step may take longer"
     return f"error: no progress for {limit_s:g} s: rank {rank} on {where}; {hint}"
 

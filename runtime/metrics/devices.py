@@ -21,6 +21,11 @@ def peak_flops(device: torch.device) -> float | None:
     return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
+def device_text(device: torch.device) -> str:
+    """Return the device by the name that its driver gives; a CPU by its kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU rank"
+
+
 def peak_of(name: str) -> float | None:
     """Return the peak of a card by the name that the driver gives."""
     return next((peak for key, peak in PEAKS.items() if key in name), None)

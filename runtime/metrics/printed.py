@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TextIO
 
+from .colour import painted
+
 FILE = "log.txt"
 
 
@@ -17,9 +19,16 @@ class Printed:
         self._early: list[str] = []
         self._file: TextIO | None = None
 
-    def __call__(self, text: str) -> None:
-        """Print a text of one or more lines."""
-        print(text, file=self, flush=True)
+    def __call__(self, text: str, kind: str = "") -> None:
+        """Print a text of one or more lines. kind: of its colour; the file has none."""
+        if self.stream is not None:
+            self.stream.write(painted(text, kind, self.stream) + "\n")
+            self._keep(text + "\n")
+            self._flush()
+
+    def warn(self, text: str) -> None:
+        """Print what the user may want to act on."""
+        self(text, "warning")
 
     def open(self, out: Path) -> None:
         """Keep in the run's folder `out` what is printed; appends to what is there."""
@@ -28,15 +37,12 @@ class Printed:
             self._file.writelines(self._early)
         self._early.clear()
 
-    def write(self, text: str) -> int:
-        if self.stream is not None:
-            self.stream.write(text)
-            if self._file is None:
-                self._early.append(text)
-            else:
-                self._file.write(text)
-        return len(text)
+    def _keep(self, text: str) -> None:
+        if self._file is None:
+            self._early.append(text)
+        else:
+            self._file.write(text)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         for stream in filter(None, (self.stream, self._file)):
             stream.flush()

@@ -3,14 +3,13 @@
 import json
 import math
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
 from ..atomic_file import write_atomic
 from .pace import Pace
-from .printed import Printed
 from .trackers import Tracker
 
 # Printed beside the number, since houses count differently.
@@ -39,7 +38,7 @@ class StepLog:
     """Appends rows to a metrics.jsonl and prints them; each row is on disk when the call returns.
 
     flops_per_token: of the model. peak_flops: flops a second of all devices of the run together,
-    or None where unknown: mfu is then null. stream: where the text goes, None for nowhere.
+    or None where unknown: mfu is then null. say: takes the lines of text, None for no text.
     print_every: steps between printed lines; the file has every step. tracker: takes rows too.
     pace: of the whole run, None where its length is not known.
     A resumed run appends; a line that a crash cut short is removed first. path None: writes nothing
@@ -52,14 +51,14 @@ class StepLog:
         *,
         flops_per_token: float,
         peak_flops: float | None,
-        stream: TextIO | Printed | None = sys.stdout,
+        say: Callable[[str], None] | None = print,
         print_every: int = 1,
         tracker: Tracker | None = None,
         pace: Pace | None = None,
     ) -> None:
         self.tracker, self.pace = tracker, pace
         self.print_every = max(1, print_every)
-        self.flops_per_token, self.peak_flops, self.stream = flops_per_token, peak_flops, stream
+        self.flops_per_token, self.peak_flops, self.say = flops_per_token, peak_flops, say
         self._file: TextIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -166,8 +165,8 @@ class StepLog:
         if self.tracker is not None:
             known = {k: v for k, v in (tracked or finite).items() if v is not None and k != "step"}
             self.tracker.row(row["step"], known)
-        if self.stream is not None and text is not None:
-            print(text, file=self.stream, flush=True)
+        if self.say is not None and text is not None:
+            self.say(text)
 
 
 def step_text(row: dict) -> str:

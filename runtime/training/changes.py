@@ -11,8 +11,9 @@ from .rule_options import rate_of
 # Options that say where files lie, what is shown and kept, and what a resume may do: none of them
 # changes a step. Data is compared by its tokens.
 _AROUND = frozenset(
-    "data eval_data eval_every eval_batches log_every track out save_every keep keep_every resume "
-    "fresh anyway allow_change weights accept_tokenizer accept_graph hang_after no_compile".split()
+    "data eval_data eval_every eval_batches log_every track out save_every save_minutes keep "
+    "keep_every resume fresh anyway allow_change weights accept_tokenizer accept_graph hang_after "
+    "no_compile".split()
 )
 _OF_RATE = ("steps", "lr", "schedule", "warmup", "floor")
 

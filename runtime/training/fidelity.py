@@ -22,8 +22,6 @@ def compare(
     step_ms: of this rank's steps in order; their median after WARMUP_STEPS counts. peak_bytes: most
     memory of this rank; the largest rank counts, and on CUDA only, as the CPU's is of the process.
     """
-    path = folder / "report.json"
-    predicted = json.loads(path.read_text())["predicted"] if path.exists() else {}
     if device.type == "cuda" and mesh.world() > 1:
         largest = torch.tensor([peak_bytes], dtype=torch.int64, device=device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -33,13 +31,19 @@ def compare(
         measured["step_us"] = 1e3 * statistics.median(step_ms[WARMUP_STEPS:])
     if device.type == "cuda":
         measured["peak_bytes"] = float(peak_bytes)
-    found = {}
+    found, numbers = {}, predicted(folder)
     for name, value in measured.items():
-        wanted = predicted.get(f"predicted_{name}")
+        wanted = numbers.get(f"predicted_{name}")
         if wanted:
             error = wanted / value - 1
             found[name] = {"predicted": wanted, "measured": value, "error": error}
     return found
+
+
+def predicted(program: Path) -> dict[str, float]:
+    """Return the plan's predicted numbers by name; none where the program holds no report."""
+    path = program / "report.json"
+    return json.loads(path.read_text())["predicted"] if path.exists() else {}
 
 
 def lines(found: dict[str, dict[str, float]]) -> list[str]:

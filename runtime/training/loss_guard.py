@@ -9,13 +9,15 @@ from ..optimizers.bad_step import BadStepError
 POLICIES = ("stop", "skip", "rollback")
 # A spike is told from the losses of so many steps before it, once half of them are known.
 WINDOW = 32
+MARGIN = 1.0  # nats a token: small losses vary by large factors
 MAX_ROLLBACKS = 10
 
 
 class LossGuard:
     """Losses seen so far, and the level from which one counts as a spike.
 
-    factor: a loss above so many times the median of the last WINDOW losses is a spike; 0: none is.
+    factor: a loss above so many times the median of the last WINDOW losses, and MARGIN above it, is
+    a spike; 0: none is.
     Every rank sees the same losses, so all decide alike.
     """
 
@@ -29,7 +31,8 @@ class LossGuard:
         """The highest loss of the next step that is no spike."""
         if self.factor == 0.0 or len(self.losses) < WINDOW // 2:
             return float("inf")
-        return self.factor * statistics.median(self.losses)
+        usual = statistics.median(self.losses)
+        return max(self.factor * usual, usual + MARGIN)
 
     def saw(self, loss: float) -> None:
         """Note the loss of a step that was done or skipped; a NaN would make the median one."""

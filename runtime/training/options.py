@@ -4,14 +4,19 @@ import argparse
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ..metrics.trackers import TRACKERS
 from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
 from .loss_guard import POLICIES
 from .lr_schedule import SCHEDULES
+from .past_run import kept_option
 from .spans import in_steps, parse_span
 
+# Peak learning rates of AdamW on new weights of small models, and on trained ones.
+FROM_START, FROM_WEIGHTS = 1e-3, 2e-5
+WARMUP_SHARE, LEAST_WARMUP, MOST_WARMUP = 0.03, 10, 2000
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 
 
@@ -28,11 +33,12 @@ def _option(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     span: bool = False,
+    shown: str = "",
 ) -> Any:
     """low, high: the least value, and the greatest. below: all values are less. span: tokens, too,
-    are taken, as steps."""
+    are taken, as steps. shown: the default in words, where it follows from other options."""
     bounds = {"low": low, "high": high, "below": below}
-    kinds = {"help": text, "choices": choices, "span": span}
+    kinds = {"help": text, "choices": choices, "span": span, "shown": shown}
     return field(default=default, metadata={**kinds, **bounds})
 
 
@@ -55,10 +61,19 @@ class RunOptions:
         100, "optimizer steps of the whole run, or its tokens: 2e9tok, 500Mtok", low=1, span=True
     )
     seed: int = _option(0, "of initial weights and the order of samples", low=0)
-    lr: float = _option(1e-3, "peak learning rate", low=0.0)
+    lr: float = _option(
+        1e-3,
+        "peak learning rate: trained weights are lost at that of new ones",
+        low=0.0,
+        shown=f"{FROM_START:g}; {FROM_WEIGHTS:g} with --weights",
+    )
     schedule: str = _option("cosine", "of the learning rate after warm-up", choices=SCHEDULES)
     warmup: int = _option(
-        10, "steps or tokens of linear warm-up; by default all of a shorter run", low=0, span=True
+        10,
+        "steps or tokens of linear warm-up, until moments are known; kept by a run that goes on",
+        low=0,
+        span=True,
+        shown="0.03 of --steps, at least 10 steps or a tenth, at most 2000",
     )
     floor: float = _option(0.1, "last learning rate as a share of the peak", low=0.0, high=1.0)
     optimizer: str = _option(
@@ -107,9 +122,19 @@ class RunOptions:
     track: str = _option("none", "where rows go besides metrics.jsonl", choices=TRACKERS)
     out: str = _option("run", "the run's folder")
     save_every: int = _option(
-        0, "steps between checkpoints in OUT/checkpoints, and one at the end; 0 for none", low=0
+        0,
+        "steps between checkpoints in OUT/checkpoints, and one at the end; 0 for --save-minutes",
+        low=0,
     )
-    keep: int = _option(0, "newest checkpoints kept, 0 for all", low=0)
+    save_minutes: float = _option(
+        30.0,
+        "minutes between checkpoints without --save-every, and one at the end: what a failure "
+        "costs at most; 0 for none",
+        low=0.0,
+    )
+    keep: int = _option(
+        3, "newest checkpoints kept, as one may be damaged and disks fill up; 0 for all", low=0
+    )
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
     resume: str = _option(
         "",
@@ -131,9 +156,9 @@ class RunOptions:
         choices=POLICIES,
     )
     spike: float = _option(
-        0.0,
-        "a loss above so many times the median of the last 32 counts as a spike: at least 1, or 0 "
-        "for none",
+        3.0,
+        "a loss above so many times the median of the last 32, and at least 1 above it, counts as "
+        "a spike, after which weights are seldom worth keeping; at least 1, or 0 for none",
         low=0.0,
     )
     hang_after: float = _option(
@@ -175,13 +200,17 @@ class RunOptions:
         except GroupError as error:
             raise OptionError(str(error)) from None
 
+    @property
+    def saves(self) -> bool:
+        """Tell whether the run writes checkpoints of its own accord."""
+        return self.save_every > 0 or self.save_minutes > 0
+
     def _check_saves(self) -> None:
         """What is said of checkpoints is of a run that has some."""
-        kept = [name for name in ("keep", "keep_every") if getattr(self, name)]
-        if kept and not self.save_every:
+        if self.keep_every and not self.saves:
             raise OptionError(
-                f"{flag(kept[0])} {getattr(self, kept[0])}: without --save-every no checkpoint is "
-                f"written that could be kept; give --save-every, or leave {flag(kept[0])} out"
+                f"--keep-every {self.keep_every}: by --save-minutes 0 and without --save-every no "
+                "checkpoint is written that could be kept; give one of them, or leave it out"
             )
         if self.on_nan == "rollback" and not (self.save_every or self.resume):
             raise OptionError(
@@ -224,7 +253,8 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
         if isinstance(item.default, tuple):
             parser.add_argument(name, dest=item.name, action="append", metavar="RULE", help=text)
             continue
-        shown = f"{text} (default: {item.default})" if item.default != "" else text
+        default = item.metadata["shown"] or item.default
+        shown = f"{text} (default: {default})" if default != "" else text
         choices = item.metadata["choices"] or None
         kind = parse_span if item.metadata["span"] else type(item.default)
         metavar = None if choices else type(item.default).__name__.upper()
@@ -243,8 +273,19 @@ def run_options(
     for name in SPANS:
         if name in given and tokens_per_step is not None:
             given[name] = in_steps(flag(name), given[name], tokens_per_step)
-    given.setdefault("warmup", min(RunOptions.warmup, given.get("steps", RunOptions.steps)))
+    given.setdefault("lr", FROM_WEIGHTS if given.get("weights") else FROM_START)
+    given.setdefault("warmup", _warmup(given))
     return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
+
+
+def _warmup(given: dict[str, Any]) -> int:
+    """Return the steps of warm-up of a run that is not told them: those of the run that goes on in
+    its folder, else a share of its steps."""
+    steps = given.get("steps", RunOptions.steps)
+    known = None if given.get("fresh") else kept_option(Path(given.get("out", "run")), "warmup")
+    least = min(LEAST_WARMUP, math.ceil(steps / 10))
+    share = min(max(math.ceil(WARMUP_SHARE * steps), least), MOST_WARMUP)
+    return min(share if known is None else known, steps)
 
 
 def group_texts(given: Iterable[object]) -> tuple[str, ...]:

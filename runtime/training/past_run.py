@@ -108,6 +108,16 @@ def read_run(folder: Path) -> PastRun:
     return PastRun(folder, said)
 
 
+def kept_option(folder: Path, name: str) -> Any:
+    """Return an option of the run in a folder that has a checkpoint to go on from; None without."""
+    if not any(path.suffix != ".part" for path in folder.glob("checkpoints/step_*")):
+        return None
+    try:
+        return read_run(folder).options.get(name)
+    except RunError:
+        return None
+
+
 def find_runs(folder: Path) -> list[PastRun]:
     """Return the runs in a folder and below, by path; what one set aside is not looked into.
 

@@ -1,5 +1,7 @@
 """When a run writes checkpoints, and what happens when a write fails."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +22,14 @@ class Saver:
         write_limit_s: float,
     ) -> None:
         self.options, self.state, self.say = options, state, say
+        self._every_s = 60.0 * options.save_minutes or math.inf
+        self._saved_s = time.monotonic()
         self._checkpointer = Checkpointer(
             Path(options.out) / "checkpoints",
             state.executor,
             options.keep,
             options.keep_every,
-            prepare=bool(options.save_every),
+            prepare=options.save_every > 0,
             write_limit_s=write_limit_s,
             identity=state.identity,
             options=asdict(state.options),
@@ -36,6 +40,12 @@ class Saver:
         """Tell whether this rank's last write failed."""
         return self._checkpointer.failed
 
+    @property
+    def is_time(self) -> bool:
+        """Tell whether the last save of a run that saves by time is long enough ago."""
+        since_s = time.monotonic() - self._saved_s
+        return not self.options.save_every and since_s > self._every_s
+
     def check(self) -> None:
         """End the run on all ranks, in the step after one of them could not write."""
         if self.state.executor.agreement.write_failed.anywhere:
@@ -43,12 +53,19 @@ class Saver:
 
     def after(self, step: int) -> None:
         """Save after a step where one is due, or a signal asks all ranks to stop."""
-        every, done, executor = self.options.save_every, step + 1, self.state.executor
-        due = bool(every) and (done % every == 0 or done == self.options.steps)
-        if due or executor.agreement.stop.anywhere:
+        done, executor = step + 1, self.state.executor
+        if self._is_due(done) or executor.agreement.stop.anywhere:
             executor.beacon.mark("SAVE")
             stall_s = self._checkpointer.save(self.state.after(done))
+            self._saved_s = time.monotonic()
             self.say(f"checkpoint after {done} steps: the step waited {stall_s * 1e3:.1f} ms")
+
+    def _is_due(self, done: int) -> bool:
+        """Tell it after `done` steps, alike on all ranks."""
+        every, last = self.options.save_every, done == self.options.steps
+        if every:
+            return last or done % every == 0
+        return self.options.saves and (last or self.state.executor.agreement.save.anywhere)
 
     def wait(self) -> None:
         """Wait until the last save of every rank is on disk. To be called on all ranks."""

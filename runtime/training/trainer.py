@@ -1,10 +1,8 @@
 """One training run of one rank: steps, with evaluations and checkpoints between them."""
 
 import json
-import math
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Protocol
@@ -13,7 +11,7 @@ import torch
 
 from ..checkpoint.manifest import texts_of_all
 from ..engine import mesh
-from ..engine.compiling import compiler, missing_toolchain
+from ..engine.compiling import Compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
 from ..engine.layout import Layout
 from ..identity import read_identity
@@ -28,6 +26,7 @@ from . import fidelity, run_folder
 from .evaluation import Evaluation
 from .feed import Feed
 from .loss_guard import LossGuard
+from .opening import opening
 from .options import STOPPED, RunOptions
 from .program import build_executor
 from .record import RunRecord
@@ -90,31 +89,27 @@ class Trainer:
             self.say(f"rounding {options.rounding}; the plan says {self.layout.rounding}")
         if options.optimizer and options.optimizer != planned:
             self.say(f"optimizer {options.optimizer}; the plan counted on {planned}")
-        started = time.perf_counter()
+        self.compiler = self._compiler()
         executor = build_executor(
             self.folder,
             self.layout,
             optimizer_options(options, self.layout),
             seed=options.seed,
-            compiler=self._compiler(),
-        )
-        whole = sum(math.prod(p.shape) for p in self.layout.params)
-        own = sum(math.prod(e.shape) for b in executor.buckets.values() for e in b.bucket.entries)
-        self.say(
-            f"{self.layout.model}: {whole:,} parameters, {own:,} of them on this rank, "
-            f"made in {time.perf_counter() - started:.1f} s"
+            compiler=self.compiler,
         )
         executor.beacon = self.beacon
         return executor
 
-    def _compiler(self) -> Callable[[Callable], Callable] | None:
+    def _compiler(self) -> Compiler | None:
         if self.options.no_compile:
             return None
         missing = missing_toolchain(self.device)
         if missing is not None:
-            self.say(f"not compiling: this machine lacks {missing}; the same text runs eagerly")
+            self.say.warn(
+                f"not compiling: this machine lacks {missing}; the same text runs eagerly"
+            )
             return None
-        return compiler(self.say)
+        return Compiler(self.say.warn, self.say.stream)
 
     def train(self) -> int:
         """Run all steps; return the exit code, 0 or STOPPED."""
@@ -124,6 +119,7 @@ class Trainer:
         self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
         first = self.recovery.start()
         hosts = sorted(set(texts_of_all(socket.gethostname())))
+        self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
         return self._recorded(first, hosts) if self.logs else self._run(first)
 
     def _recorded(self, first: int, hosts: list[str]) -> int:
@@ -145,7 +141,7 @@ class Trainer:
             if not self._steps(first, log):
                 return STOPPED
             self.saver.wait()
-            self.say(self.evaluation.log_last(self.executor, log))
+            self.say(self.evaluation.log_last(self.executor, log), "strong")
         self._compare()
         return 0
 
@@ -180,6 +176,7 @@ class Trainer:
         lr = rate_of(step, self.options)
         loss, norm = self.executor.train_step(self.feed.micro_batches(rows), rows.label_count, lr)
         self.guard.saw(loss)
+        self._say_compiled()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.step_ms.append((time.perf_counter() - started) * 1e3)
@@ -194,11 +191,17 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
 
+    def _say_compiled(self) -> None:
+        """Say how long the functions took that this step compiled."""
+        if self.compiler is not None and (said := self.compiler.end()):
+            self.say(said)
+
     def _cast_flags(self) -> None:
         """Tell the step what the other ranks are to learn of this one."""
         agreement = self.executor.agreement
         agreement.stop.here = self.stop.wanted
         agreement.write_failed.here = self.saver.failed
+        agreement.save.here = self.saver.is_time
         self.executor.optimizer.loss_limit = self.guard.limit
 
     def _roll_back(self, step: int, log: StepLog, error: BadStepError) -> int:
@@ -222,7 +225,7 @@ class Trainer:
             self.out / "metrics.jsonl" if self.logs else None,
             flops_per_token=self.layout.flops_per_token,
             peak_flops=peak and peak * mesh.world(),
-            stream=self.say,
+            say=self.say,
             pace=Pace(self.options.steps),
             print_every=self.options.log_every,
             tracker=open_tracker(track, self.out, asdict(self.options), first),

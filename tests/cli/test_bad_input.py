@@ -322,8 +322,11 @@ OPTIONS = {
     "spike": (("--spike", "0.5"), ("--spike 0.5", "at least 1", "0 for none")),
     "floor": (("--floor", "2"), ("--floor 2.0", "at most 1")),
     "keep": (("--keep", "-1"), ("--keep -1", "at least 0")),
-    "keep of nothing": (("--keep", "2"), ("--keep 2", "without --save-every", "leave --keep out")),
-    "keep every of nothing": (("--keep-every", "9"), ("--keep-every 9", "give --save-every")),
+    "keep every of nothing": (
+        ("--keep-every", "9", "--save-minutes", "0"),
+        ("--keep-every 9", "--save-minutes 0", "without --save-every", "leave it out"),
+    ),
+    "minutes": (("--save-minutes", "-1"), ("--save-minutes -1", "at least 0")),
     "rollback to nothing": (("--on-nan", "rollback"), ("--on-nan rollback", "give --save-every")),
     "evaluation": (("--eval-batches", "-1"), ("--eval-batches -1", "at least 0")),
     "log": (("--log-every", "0"), ("--log-every 0", "at least 1")),

@@ -179,7 +179,7 @@ def _options(module: Any, values: dict[str, Any]) -> Any:
 
 
 def _compiler(job: Job) -> Callable | None:
-    return importlib.import_module("runtime.engine.compiling").compiler() if job.compiled else None
+    return importlib.import_module("runtime.engine.compiling").Compiler() if job.compiled else None
 
 
 def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:

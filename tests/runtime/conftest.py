@@ -29,13 +29,26 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "program"
 
 
+QUIET = ("--log-every", "100")
+
+
 @pytest.fixture
 def started(program: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts `meshwright run` into tmp_path/run in the background; none outlives the test."""
     processes = []
 
+    # The pipe holds 64 KiB, and nobody reads it until the run ends.
     def begin(*options: str) -> subprocess.Popen:
-        command = [*CLI, "run", str(program), *RUN, *options, "--out", str(tmp_path / "run")]
+        command = [
+            *CLI,
+            "run",
+            str(program),
+            *RUN,
+            *QUIET,
+            *options,
+            "--out",
+            str(tmp_path / "run"),
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         processes.append(process)
         return process

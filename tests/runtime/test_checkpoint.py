@@ -141,7 +141,7 @@ def test_a_full_run_goes_on_from_a_frozen_one(
     words = ["--optimizer", optimizer]
     name = f"frozen_then_full_{optimizer}"
     first, second = _went_on(frozen, "frozen_zero3", "tp2", words, name)
-    assert "parameters were frozen in" in capfd.readouterr().out
+    assert "parameters were frozen in" in capfd.readouterr().err
     assert _kinds(first, 2, "embed.weight") == {"param"}
     assert _kinds(second, 4, "embed.weight") > {"param"}
     assert sorted(_losses(second)) == [2, 3]
@@ -171,7 +171,7 @@ def test_auto_passes_over_a_damaged_newest_checkpoint(
     newest.write_bytes(data)
     run = ["run", str(folder / "one"), *RUN, "--steps", "4", "--resume", "auto"]
     assert main([*run, "--out", str(tmp_path / "run")]) == 0
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     assert "passed over a checkpoint" in said and "SHA-256" in said
     assert "step_00000002 after 2 steps" in said
 

@@ -25,7 +25,7 @@ def broken_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_runs_uncompiled_and_says_so_once(broken_backend: None) -> None:
     said: list[str] = []
-    call = compiling.compiler(said.append)(doubled)
+    call = compiling.Compiler(said.append)(doubled)
     assert call(torch.ones(2)).tolist() == call(torch.ones(2)).tolist() == [2.0, 2.0]
     (line,) = said
     assert line.startswith("torch.compile fails on doubled: ")
@@ -34,7 +34,7 @@ def test_it_runs_uncompiled_and_says_so_once(broken_backend: None) -> None:
 
 def test_without_a_listener_the_error_is_raised(broken_backend: None) -> None:
     with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="no such instruction"):
-        compiling.compiler()(doubled)(torch.ones(2))
+        compiling.Compiler()(doubled)(torch.ones(2))
 
 
 def test_an_error_of_the_function_itself_is_raised() -> None:
@@ -43,5 +43,5 @@ def test_an_error_of_the_function_itself_is_raised() -> None:
 
     said: list[str] = []
     with pytest.raises(RuntimeError):
-        fast = compiling.compiler(said.append)(fails)
+        fast = compiling.Compiler(said.append)(fails)
         fast(torch.ones(2))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import RUN, TIMEOUT_S, after_step, children, losses, rank_pids
+from launching import RUN, TIMEOUT_S, after_step, children, complaint, losses, rank_pids
 from sampling import mostly_long
 
 from meshwright.runtime.data.tokenize import Settings, tokenize
@@ -24,17 +24,17 @@ def test_a_killed_rank_ends_the_run_at_once_and_the_next_goes_on(
     started: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = started("--steps", "2000", "--save-every", "5")
+    process = started("--steps", "2000", "--save-every", "5", "--warmup", "0")
     after_step(run, 12)
     os.kill(rank_pids(process)[1], signal.SIGKILL)
     killed = time.monotonic()
     assert process.wait(10) == 1
     assert time.monotonic() - killed < 10
-    message = process.stderr.read().splitlines()[-1]
+    message = complaint(process)
     assert message.startswith("error: rank 1 on ") and "killed by SIGKILL" in message
     assert "stage 0, action" in message
     before = losses(run)
-    again = started("--steps", "16", "--resume", "auto")
+    again = started("--steps", "16", "--resume", "auto", "--warmup", "0")
     assert again.wait(TIMEOUT_S) == 0
     after = losses(run)
     assert sorted(after) == list(range(16)), "each step once"
@@ -55,7 +55,7 @@ def test_a_write_that_fails_on_one_rank_ends_the_run_before_the_next_save(
     after_step(run, 3)
     resource.prlimit(rank_pids(process)[1], resource.RLIMIT_FSIZE, (16, 16))
     assert process.wait(TIMEOUT_S) == 2
-    message = process.stderr.read()
+    message = complaint(process)
     assert message.startswith(f"error: the checkpoint in {run}/checkpoints could not be written by")
     assert "by rank 1 on " in message and "File too large" in message and "rank 0" not in message
     assert 50 <= max(losses(run)) < 90, "the next save is after step 99"
@@ -121,7 +121,7 @@ def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
     after_step(tmp_path / "run", 1)
     os.truncate(shards / "shard_00001.bin", 5000)
     assert process.wait(TIMEOUT_S) == 2
-    message = process.stderr.read()
+    message = complaint(process)
     assert message.startswith("error: ") and message.count("\n") == 1
     assert f"{shards}/shard_00001.bin has 5000 bytes, it had 99001 when the run began" in message
 
@@ -145,7 +145,7 @@ def test_a_stopped_rank_is_named_within_the_bound(
     stopped = time.monotonic()
     assert process.wait(20) == 3
     assert time.monotonic() - stopped < 15
-    message = process.stderr.read()
+    message = complaint(process)
     assert message.startswith("error: no progress for 3 s: rank 1 on ") and "action" in message
 
 
@@ -162,7 +162,7 @@ def test_a_rank_that_stops_while_it_starts_is_named_within_the_bound(
     stopped = time.monotonic()
     assert process.wait(20) == 3
     assert 7 < time.monotonic() - stopped < 15
-    message = process.stderr.read()
+    message = complaint(process)
     assert message.startswith("error: no progress for 8 s: rank 1 on ")
     assert "has not come to its start" in message or "action LAUNCH" in message
 
@@ -231,7 +231,11 @@ def test_ranks_without_our_launcher_see_who_does_not_start(
     ("where", "code", "said"),
     [
         ("heartbeat.Beacon._open = hang", 3, "rank {} on {} has not come to its start"),
-        ("sys.meta_path.insert(0, Finder(hang))", 3, "holds it up, at step 0, stage 0, action LAU"),
+        (
+            "sys.meta_path.insert(0, Finder(hang))",
+            3,
+            "the straggler, at step 0, stage 0, action LAU",
+        ),
         ("sys.meta_path.insert(0, Finder(blocks))", 1, "in find_spec"),
     ],
 )

@@ -31,6 +31,6 @@ def test_a_run_ends_with_the_comparison(tmp_path: Path, capfd: pytest.CaptureFix
     assert main(["compile", plan, "-o", program]) == 0
     options = ["--no-compile", "--steps", "5", "--eval-batches", "1", "--out", run]
     assert main(["run", program, *options]) == 0
-    assert "step: predicted " in capfd.readouterr().out
+    assert "step: predicted " in capfd.readouterr().err
     row = json.loads((tmp_path / "run" / "fidelity.json").read_text())["step_us"]
     assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)

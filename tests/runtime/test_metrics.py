@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ STEP = {
 
 
 def open_log(path: Path, peak_flops: float | None = 1e9, stream: io.StringIO | None = None):
-    return StepLog(path, flops_per_token=1e5, peak_flops=peak_flops, stream=stream)
+    say = partial(print, file=stream) if stream else None
+    return StepLog(path, flops_per_token=1e5, peak_flops=peak_flops, say=say)
 
 
 def rows(path: Path) -> list[dict]:

@@ -99,9 +99,9 @@ def test_a_run_takes_the_plans_optimizer_and_says_so_when_it_takes_another(
 ) -> None:
     run = ["run", str(program / "program"), *RUN, "--save-every", "1", "--out"]
     assert main([*run, str(program / "lion")]) == 0
-    assert "counted on" not in capfd.readouterr().out
+    assert "counted on" not in capfd.readouterr().err
     assert main([*run, str(program / "sgd"), "--optimizer", "sgd"]) == 0
-    assert "optimizer sgd; the plan counted on lion" in capfd.readouterr().out
+    assert "optimizer sgd; the plan counted on lion" in capfd.readouterr().err
     start = str(program / "sgd" / "checkpoints" / "step_00000001")
     again = ["--steps", "2", "--allow-change", "--resume", start, "--out", str(program / "other")]
     assert main(["run", str(program / "program"), *RUN, *again]) == 2

@@ -60,7 +60,7 @@ class Kept:
 def test_a_tracker_takes_every_row_without_its_nulls(tmp_path: Path) -> None:
     kept = Kept()
     with StepLog(
-        tmp_path / "m.jsonl", flops_per_token=1.0, peak_flops=None, stream=None, tracker=kept
+        tmp_path / "m.jsonl", flops_per_token=1.0, peak_flops=None, say=None, tracker=kept
     ) as log:
         log.step(
             3, loss=float("nan"), lr=0.1, grad_norm=1.0, tokens=4, tokens_seen=16, step_ms=2.0,

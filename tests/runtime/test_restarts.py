@@ -11,6 +11,7 @@ from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids
 
 from meshwright.cli import main
 from meshwright.runtime.launch import launcher
+from meshwright.runtime.training.options import run_options
 
 
 @pytest.mark.long
@@ -25,7 +26,7 @@ def test_train_restarts_by_itself(tmp_path: Path) -> None:
     try:
         after_step(run, 8)
         os.kill(rank_pids(process)[0], signal.SIGKILL)
-        said, _ = process.communicate(timeout=TIMEOUT_S)
+        _, said = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
     assert process.returncode == 0
@@ -39,7 +40,7 @@ class Attempts:
     def __init__(self, out: Path, *ends: tuple[int, list[int]]) -> None:
         self.out, self.ends, self.resumed = out, list(ends), []
 
-    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> tuple[int, bool]:
+    def __call__(self, folder: Path, options: dict, port: int) -> tuple[int, bool]:
         self.resumed.append(options.get("resume"))
         code, saved = self.ends.pop(0)
         for step in saved:
@@ -133,6 +134,21 @@ def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
     assert not (run / "plan.txt.report.txt").exists(), "of the plan before"
 
 
+def test_a_run_without_save_every_saves_by_time_and_at_its_end(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks agree on the time, and what a longer run was told of warm-up stays."""
+    monkeypatch.chdir(tmp_path)
+    words = ["run", str(program), *RUN, "--log-every", "100"]
+    assert main([*words, "--steps", "40", "--save-minutes", "1e-4"]) == 0
+    steps = [int(path.name[-8:]) for path in sorted(Path("run/checkpoints").iterdir())]
+    assert len(steps) == 3 and steps[-1] == 40 and steps[0] > 2, "keeps the newest"
+    assert main([*words, "--steps", "4", "--out", "none", "--save-minutes", "0"]) == 0
+    assert not Path("none/checkpoints").exists()
+    assert run_options({"steps": 4000, "out": "run"}).warmup == 4
+    assert run_options({"steps": 4000, "out": "none"}).warmup == 120
+
+
 def test_a_file_for_a_folder_is_refused(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,11 +172,11 @@ def test_a_resume_goes_on_behind_the_same_tokens_where_the_batch_grows(
     capfd.readouterr()
     assert main([*resume, "--steps", "1"]) == 2
     error = capfd.readouterr().err
-    assert "has 2 steps behind it, --steps 1 counts" in error and error.count("\n") == 1
+    assert "has 2 steps behind it, --steps 1 counts" in error.splitlines()[-1]
     assert main([*resume, "--steps", "4"]) == 2
     assert "--allow-change to go on so" in capfd.readouterr().err
     assert main([*resume, "--steps", "4", "--allow-change", "--weight-decay", "0"]) == 0
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     assert "global batch    4     8" in said and "--weight-decay  0.1   0.0" in said
     assert sorted(losses(tmp_path / "large")) == [2, 3]
     manifest = tmp_path / "large" / "checkpoints" / "step_00000004" / "manifest.json"

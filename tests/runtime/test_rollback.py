@@ -48,7 +48,7 @@ def test_a_spike_is_rolled_back_and_its_batch_passed_over(
 ) -> None:
     out = tmp_path / "run"
     assert run(program, out, "--on-nan", "rollback") == 0
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     assert said.count("rolled back to step") == 1 and "a spike, above" in said
     found = rows(out)
     assert [row["step"] for row in found] == list(range(STEPS))
@@ -110,7 +110,7 @@ def test_a_checkpoint_whose_weights_are_no_numbers_is_passed_over(
         poisoned(folder / f"step_{step:08d}")
     capfd.readouterr()
     assert run(program, out, *words, "--steps", "18", "--resume", "auto") == 0
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     for step in (15, 10):
         assert said.count(f"passed over the checkpoint after {step} steps") == 1
     assert said.count("rolled back to step 5,") == 1 and said.count("rolled back to") == 3
@@ -144,6 +144,13 @@ def test_a_spike_is_told_from_the_median_of_what_came_before() -> None:
         guard.saw(loss)
     assert guard.limit == 2.0
     assert LossGuard(0.0).limit == float("inf")
+
+
+def test_small_losses_may_vary_by_large_factors() -> None:
+    guard = LossGuard(3.0)
+    for loss in [0.01] * 20:
+        guard.saw(loss)
+    assert guard.limit == 1.01
 
 
 def test_a_loss_that_is_no_number_leaves_the_median_whole() -> None:

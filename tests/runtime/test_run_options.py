@@ -38,8 +38,17 @@ def test_the_same_warmup_gives_the_same_rates_in_a_longer_run() -> None:
     assert [rate_of(s, short) for s in range(8)] == [rate_of(s, long) for s in range(8)]
 
 
-def test_the_default_warmup_fits_a_shorter_run() -> None:
-    assert _parsed("--steps", "4").warmup == 4 and _parsed().warmup == RunOptions.warmup
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(4, 1), (50, 5), (100, 10), (1000, 30), (10**6, 2000)]
+)
+def test_the_default_warmup_is_a_share_of_the_run(steps: int, warmup: int) -> None:
+    assert _parsed("--steps", str(steps)).warmup == warmup
+
+
+def test_the_default_peak_is_lower_for_trained_weights() -> None:
+    assert (_parsed().lr, _parsed("--weights", "hf").lr) == (1e-3, 2e-5)
+    assert _parsed("--weights", "hf", "--lr", "1e-4").lr == 1e-4
+    assert _parsed() == RunOptions()
 
 
 @pytest.mark.parametrize(

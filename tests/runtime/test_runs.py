@@ -25,7 +25,12 @@ def test_a_run_describes_itself_and_goes_on_by_its_folder_alone(
     run, command = Path("runs/one"), ["run", str(program), *WORDS, "--steps", "2"]
     capfd.readouterr()
     assert main([*command, "--out", str(run)]) == 0
-    assert capfd.readouterr().out == (run / "log.txt").read_text()
+    shown = capfd.readouterr()
+    assert shown.err == (run / "log.txt").read_text()
+    assert shown.out.startswith(f"{run}: 2 steps, loss ")
+    subjects = [line.partition(" ")[0] for line in shown.err.splitlines()[:9]]
+    assert subjects == ["model", "device", "plan", "step", "run", "rate", "data", "saves", "out"]
+    assert "predicted 0:00:0" in shown.err and "checkpoint every 2 steps" in shown.err
     said = read_run(run).said
     assert said["program"] == {"folder": str(program), "sha256": program_hash(program)}
     assert said["plan"]["text"] == (program / "plan.txt").read_text()
@@ -53,7 +58,7 @@ def test_the_same_command_again_goes_on_and_fresh_starts_anew(
     first = losses(run)
     capfd.readouterr()
     assert main([*command[:-1], "6", "--out", str(run)]) == 0
-    assert "holds a run, which goes on; --fresh would start anew" in capfd.readouterr().out
+    assert "holds a run, which goes on; --fresh would start anew" in capfd.readouterr().err
     assert losses(run).items() > first.items() and len(losses(run)) == 6
     assert main([*command, "--lr", "0.5", "--fresh", "--out", str(run)]) == 0
     assert len(losses(run)) == 2 and len(losses(run / "earlier-001")) == 6
