@@ -1,10 +1,9 @@
-"""What commands print and write."""
+"""What commands print."""
 
 import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 
 def say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -22,11 +21,3 @@ def say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
 def print_result(arguments: argparse.Namespace, result: dict, text: str) -> None:
     """Print the result as one JSON object under --json, else the text."""
     print(json.dumps(result) if arguments.json else text)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)

@@ -2,15 +2,12 @@
 
 import argparse
 import json
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .parsers import add_command
+from .parsers import add_command, given_options
 
 if TYPE_CHECKING:
-    from meshwright.runtime.training.options import RunOptions
+    from meshwright.api.results import RunResult
 
 
 def add(commands: Any) -> None:
@@ -29,20 +26,15 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.runtime.training.options import run_options
-    from meshwright.runtime.training.spans import program_tokens_per_step
+    from meshwright.api.runs import run
 
-    program = Path(arguments.program)
-    options = run_options(vars(arguments), partial(program_tokens_per_step, program))
-    return start(program, options, arguments)
+    options = given_options(arguments)
+    result = run(arguments.program, port=arguments.port, quiet=arguments.json, **options)
+    return print_last(result, arguments)
 
 
-def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) -> int:
-    """Run a program on this machine; under --json print the last rows of its log."""
-    from meshwright.runtime.launch.launcher import start_program
-    from meshwright.runtime.metrics.step_log import last_rows
-
-    code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
-    if arguments.json and code == 0:
-        print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))
-    return code
+def print_last(result: "RunResult", arguments: argparse.Namespace) -> int:
+    """Print the last rows of a run's log under --json; return its exit code."""
+    if arguments.json and result.exit_code == 0:
+        print(json.dumps({"run": str(result.folder), **result.last}))
+    return result.exit_code

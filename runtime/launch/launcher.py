@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from ..checkpoint.manifest import complete
 from ..data import absolute
@@ -54,6 +54,16 @@ class _Rank:
         return self.stderr.read().splitlines()
 
 
+class Ended(NamedTuple):
+    """The end of a program. code: 0 done, 2 refused input, HUNG no progress, STOPPED saved after a
+    signal, 1 a rank died. asked: whether a signal asked for a stop. said: what ranks, and the
+    launcher, said of what went wrong."""
+
+    code: int
+    asked: bool = False
+    said: str = ""
+
+
 def start_with_restarts(
     folder: Path,
     options: dict[str, object],
@@ -62,25 +72,31 @@ def start_with_restarts(
     say: Callable[[str], None],
     port: int = 0,
     quiet: bool = False,
-) -> int:
-    """Start a program, and again from its newest good checkpoint when a rank died or hung.
+) -> Ended:
+    """Run `main.py` in `folder` once a rank, and again when a rank died or hung.
 
-    At most `restarts` times; a refusal or a stop asked for by a signal is final. A run that saved
-    nothing yet starts as it did before: from the checkpoint or the weights that `options` name.
+    That is from its newest good checkpoint, at most `restarts` times; a refusal or a stop asked for
+    by a signal is final. A run that saved nothing yet starts as it did before: from the checkpoint
+    or the weights that `options` name. SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks.
+
+    options: RunOptions by field name. port: of the rendezvous, 0 takes a free one. quiet: without
+    the ranks' standard output. Raises ProgramError for a folder without a program, a checkpoint
+    that is not there, or a port that cannot be had.
     """
     out = _out(options)
     before = _saved(out)
     for attempt in range(restarts + 1):
-        code, stopped = _start_once(folder, options, port, quiet)
-        if code not in (1, HUNG) or stopped or attempt == restarts:
+        ended = _start_once(folder, options, port, quiet)
+        if ended.code not in (1, HUNG) or ended.asked or attempt == restarts:
             break
+        print(ended.said, file=sys.stderr)
         found = "from the newest good checkpoint"
         if _saved(out) - before:
             options = {**options, "resume": "auto", "fresh": False}
         elif options.get("resume") != "auto":
             found = "as it began: nothing was saved since"
         say(f"restart {attempt + 1} of {restarts}, {found}")
-    return code
+    return ended
 
 
 def _out(options: dict[str, object]) -> Path:
@@ -92,24 +108,7 @@ def _saved(out: Path) -> set[tuple[str, int]]:
     return {(p.name, p.stat().st_mtime_ns) for p in complete(out / "checkpoints")}
 
 
-def start_program(
-    folder: Path, options: dict[str, object], port: int = 0, quiet: bool = False
-) -> int:
-    """Run `main.py` in `folder` once a rank; returns the exit code.
-
-    0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
-    SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks. options: RunOptions by field name.
-    port: of the rendezvous, 0 takes a free one. quiet: without the ranks' standard output.
-    Raises ProgramError for a folder without a program, a checkpoint that is not there, or a port
-    that cannot be had.
-    """
-    return _start_once(folder, options, port, quiet)[0]
-
-
-def _start_once(
-    folder: Path, options: dict[str, object], port: int, quiet: bool
-) -> tuple[int, bool]:
-    """The exit code, and whether a signal asked for a stop."""
+def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool) -> Ended:
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
@@ -132,10 +131,10 @@ def _start_once(
         forwarding.listen()
         silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = _wait(forwarding.ranks, silent)
-        code = _say_hung(hung) if hung else _report(failed, forwarding.ranks, beats)
+        code, said = (HUNG, hung) if hung else _report(failed, forwarding.ranks, beats)
     if code == 2 and new:
         _leave_nothing(out_folder)
-    return code, forwarding.asked
+    return Ended(code, forwarding.asked, said)
 
 
 def _check_machine(folder: Path, options: dict[str, object], ranks: int) -> None:
@@ -278,28 +277,22 @@ def _silent_rank(sightings: Sightings, since_s: float, limit_s: float, ranks: li
     return ""
 
 
-def _say_hung(message: str) -> int:
-    print(message, file=sys.stderr)
-    return HUNG
-
-
-def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
-    """A refusal's own message alone; of a death the rank, where it stood, and what it said."""
+def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> tuple[int, str]:
+    """The exit code, and what to say: a refusal's own message alone; of a death the rank, where it
+    stood, and what it said."""
     if not failed:
-        return max(rank.process.returncode for rank in ranks)
+        return max(rank.process.returncode for rank in ranks), ""
     for rank in sorted(failed, key=lambda r: r.number):
         message = _message(rank.said())
         if message and rank.process.returncode in (2, HUNG):
-            print(message, file=sys.stderr)
-            return rank.process.returncode
+            return rank.process.returncode, message
     # A rank that was killed is the cause; one that raised may only have lost its peer.
     rank = min(failed, key=lambda r: r.process.returncode >= 0)
-    print("\n".join(rank.said()), file=sys.stderr)
     beat = read_beat(beats, rank.number)
     where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
     death = _death(rank, bool(_saved(beats.parent)))
-    print(f"error: rank {rank.number} on {where}: {death}", file=sys.stderr)
-    return 1
+    said = [*rank.said(), f"error: rank {rank.number} on {where}: {death}"]
+    return 1, "\n".join(said)
 
 
 def _message(said: list[str]) -> str:

@@ -1,6 +1,7 @@
 """What a run is given besides its program: command-line options, and keys of a job file's [run]."""
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -229,6 +230,21 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
         kind = parse_span if item.metadata["span"] else type(item.default)
         metavar = None if choices else type(item.default).__name__.upper()
         parser.add_argument(name, type=kind, choices=choices, help=shown, metavar=metavar)
+
+
+def option_names() -> list[str]:
+    """Return the names of all options."""
+    return [item.name for item in fields(RunOptions)]
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raise OptionError for a name that no option has."""
+    known = option_names()
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}" if near else ""
+            raise OptionError(f"unknown option {name!r}{hint}; options: {', '.join(known)}")
 
 
 def run_options(
