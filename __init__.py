@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .ir.errors import MeshwrightError as MeshwrightError
     from .ir.traced import Traced as Traced
     from .models.source import ModelSource as ModelSource
+    from .runtime.training.callbacks import Event as Event
     from .runtime.training.options import RunOptions as RunOptions
 
 __version__ = "0.1.0"

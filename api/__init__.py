@@ -24,5 +24,6 @@ EXPORTS = {
     "train": "api.jobs",
     "Trainer": "api.runs",
     "RunResult": "api.results",
+    "Event": "runtime.training.callbacks",
     "EvaluationResult": "api.results",
 }

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from meshwright.ir.errors import MeshwrightError
-
-PREFIX = "py:"
+from meshwright.runtime.own_code import PREFIX
 
 
 def spec_of(given: object) -> str:

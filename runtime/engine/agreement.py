@@ -18,20 +18,22 @@ class Flag:
 class Agreement:
     """Flags whose `anywhere` is the same on every rank from one step to the next.
 
-    stop: a signal asks for a stop. write_failed: a checkpoint could not be written.
+    stop: a signal asks for a stop. write_failed: a checkpoint could not be written. save, end: a
+    callback asks for a checkpoint, or for the end of the run.
     """
 
     def __init__(self) -> None:
-        self.stop, self.write_failed = Flag(), Flag()
+        self.stop, self.write_failed, self.save, self.end = (Flag() for _ in range(4))
 
     def sum(self, *values: Tensor) -> list[float]:
         """Return the sums over all ranks of 0-dim tensors; the flags travel with them."""
-        flags = (self.stop, self.write_failed)
+        flags = (self.stop, self.write_failed, self.save, self.end)
         device = values[0].device
         own = [torch.full((), f.here, dtype=torch.float64, device=device) for f in flags]
         totals = torch.stack([*(value.double() for value in values), *own])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(totals)
-        *sums, stops, failures = totals.tolist()
-        self.stop.anywhere, self.write_failed.anywhere = stops > 0, failures > 0
-        return sums
+        found = totals.tolist()
+        for flag, count in zip(flags, found[len(values) :], strict=True):
+            flag.anywhere = count > 0
+        return found[: len(values)]

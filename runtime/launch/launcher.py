@@ -20,9 +20,10 @@ from typing import IO, NamedTuple
 from ..checkpoint.manifest import complete
 from ..data import absolute
 from ..metrics.trackers import check_tracker
+from ..own_code import IMPORT_PATH
 from ..training.options import STOPPED, RunOptions, flag, run_options
 from ..training.past_run import COMMAND, FOLDER
-from ..training.program import IMPORT_PATH, ProgramError
+from ..training.program import ProgramError
 from ..training.run_folder import check_free
 from .heartbeat import read_beat
 from .readiness import check_machine, read_needs
@@ -180,7 +181,8 @@ def _start(
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    searched = (environment.pop("PYTHONPATH", ""), os.getcwd())
+    # The first entry is the folder of the script that runs, or what stands in its place.
+    searched = (environment.pop("PYTHONPATH", ""), os.getcwd(), *sys.path[:1])
     environment[IMPORT_PATH] = os.pathsep.join(filter(None, searched))
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

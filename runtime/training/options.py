@@ -9,6 +9,7 @@ from typing import Any
 
 from ..metrics.trackers import TRACKERS
 from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
+from ..own_code import is_named
 from .loss_guard import POLICIES
 from .lr_schedule import SCHEDULES
 from .spans import in_steps, parse_span
@@ -150,6 +151,11 @@ class RunOptions:
     accept_graph: bool = _option(
         False, "go on with a py: model whose code is not that of the checkpoint or the --weights"
     )
+    callbacks: tuple = _option(
+        (),
+        "py:module:name of a class or function of your own that is called as the run goes on; may "
+        "be given again",
+    )
     anyway: bool = _option(
         False, "run on a machine that lacks what the program was planned for, on what it has"
     )
@@ -170,6 +176,9 @@ class RunOptions:
                 f"--fresh starts at step 0, --resume {self.resume} goes on: give one of them"
             )
         self._check_saves()
+        for spec in self.callbacks:
+            if not is_named(spec):
+                raise OptionError(f"--callback {spec}: write py:module:name")
         try:
             for text in self.groups:
                 parse_group(text)
@@ -195,9 +204,14 @@ class RunOptions:
 SPANS = tuple(item.name for item in fields(RunOptions) if item.metadata["span"])
 
 
+# Fields that hold several, by the word for one.
+_ONE_OF = {"groups": "group", "callbacks": "callback"}
+_METAVARS = {"groups": "RULE", "callbacks": "NAME"}
+
+
 def flag(name: str) -> str:
     """The command-line spelling of a field; one that may be given again is called by one of it."""
-    return "--group" if name == "groups" else f"--{name.replace('_', '-')}"
+    return f"--{_ONE_OF.get(name, name).replace('_', '-')}"
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:
@@ -223,7 +237,9 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
             parser.add_argument(name, action="store_true", help=text)
             continue
         if isinstance(item.default, tuple):
-            parser.add_argument(name, dest=item.name, action="append", metavar="RULE", help=text)
+            parser.add_argument(
+                name, dest=item.name, action="append", metavar=_METAVARS[item.name], help=text
+            )
             continue
         shown = f"{text} (default: {item.default})" if item.default != "" else text
         choices = item.metadata["choices"] or None
@@ -260,7 +276,8 @@ def run_options(
         if name in given and tokens_per_step is not None:
             given[name] = in_steps(flag(name), given[name], tokens_per_step)
     given.setdefault("warmup", min(RunOptions.warmup, given.get("steps", RunOptions.steps)))
-    return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
+    given |= {"groups": group_texts(given.get("groups", ()))}
+    return RunOptions(**given | {"callbacks": tuple(map(str, given.get("callbacks", ())))})
 
 
 def group_texts(given: Iterable[object]) -> tuple[str, ...]:
