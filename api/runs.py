@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .demands import Say, silent
 from .errors import RunFailedError, one_class
-from .objects import specs_of
+from .objects import spec_of, specs_of
 from .programs import Program
 from .results import RunResult, result_of
 
@@ -25,8 +25,8 @@ class Trainer:
     """Training runs of a program on this machine.
 
     options: fields of RunOptions by name, of which `out` is the run's folder; lengths may be
-    tokens, such as steps="2e9tok". callbacks: classes or functions that the ranks import (see
-    docs/api.md), or their names. restarts: times that a run starts again by itself when a rank
+    tokens, such as steps="2e9tok", and `data` a class or function of yours. callbacks: classes or
+    functions that the ranks import (see docs/api.md), or their names. restarts: times that a run starts again by itself when a rank
     died or hung. port: of the ranks' rendezvous, 0 takes a free one. quiet: print nothing of what
     rank 0 prints. say: takes what is to be told of restarts.
 
@@ -46,6 +46,8 @@ class Trainer:
         **options: Any,
     ) -> None:
         self.program = program.folder if isinstance(program, Program) else Path(program)
+        if "data" in options:
+            options["data"] = spec_of(options["data"])
         if callbacks:
             options["callbacks"] = specs_of(callbacks)
         self.options = _options(self.program, options)

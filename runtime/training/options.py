@@ -49,8 +49,8 @@ class RunOptions:
     data: str = _option(
         "demo",
         "demo, shards:DIR (see data tokenize), mix:FILE.toml (weighted [[source]] tables), "
-        "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), random:VOCAB[:SEED] or "
-        "fixed:VOCAB[:SEED]",
+        "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), py:module:name (code of "
+        "your own), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]",
     )
     eval_data: str = _option("", "held-out data, where it is not the held-out part of --data")
     steps: int = _option(
