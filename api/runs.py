@@ -26,9 +26,9 @@ class Trainer:
 
     options: fields of RunOptions by name, of which `out` is the run's folder; lengths may be
     tokens, such as steps="2e9tok", and `data` a class or function of yours. callbacks: classes or
-    functions that the ranks import (see docs/api.md), or their names. restarts: times that a run starts again by itself when a rank
-    died or hung. port: of the ranks' rendezvous, 0 takes a free one. quiet: print nothing of what
-    rank 0 prints. say: takes what is to be told of restarts.
+    functions that the ranks import (see docs/api.md), or their names. restarts: times that a run
+    starts again by itself when a rank died or hung. port: of the ranks' rendezvous, 0 takes a free
+    one. quiet: print nothing of what rank 0 prints. say: takes what is to be told of restarts.
 
     Raises MeshwrightError for an option that is none, or is outside of its bounds.
     """
