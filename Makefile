@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE =
 BIN := .venv/bin
 STAMP := .venv/.dev-stamp
 LINKS := build/dev/meshwright
-ROOMS := ir planner codegen runtime models proof commands
+ROOMS := ir planner codegen runtime models proof api commands
 LINKED := $(wildcard $(ROOMS) cli.py __init__.py py.typed)
 
 .PHONY: help dev links check test long golden replay demo clean

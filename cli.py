@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshwright import __version__
+from meshwright.api.errors import RunFailedError
 from meshwright.commands import (
     clusters,
     compile,
@@ -43,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
+    except RunFailedError as error:
+        print(error.said, file=sys.stderr)
+        return error.code
     except BrokenPipeError:  # who read the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import print_result, write_text
+from meshwright.api.files import write_text
+
+from .output import print_result
 from .parsers import add_command
 
 if TYPE_CHECKING:

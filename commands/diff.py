@@ -4,9 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api.plans import read_plan
+
 from .output import print_result
 from .parsers import add_cluster, add_command
-from .plan_file import cluster_of, read_plan
+from .plan_file import cluster_of
 
 if TYPE_CHECKING:
     from meshwright.runtime.training.past_run import PastRun

@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api.plans import read_plan
+from meshwright.api.proving import TRUSTED
 from meshwright.ir.dtypes import HALVES
 
 from .output import print_result, say_to
 from .parsers import add_cluster, add_command
-from .plan_file import cluster_of, read_plan
-from .planning import make_plan_of
-from .proving import TRUSTED
+from .plan_file import cluster_of
+from .planning import plan_of
 
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
@@ -129,7 +130,7 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
-    other, _ = make_plan_of(arguments.model or plan.model, options, say_to(arguments))
+    other = plan_of(arguments.model or plan.model, options, say_to(arguments)).decisions
     pins = " ".join(arguments.why_not)
     return f"the best plan with {pins} against this one:\n" + diff(
         plan, other, cluster_of(plan, arguments)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identity import checkpoint_in, model_of
+from meshwright.api.identity import checkpoint_in, model_of
+
 from .output import print_result
 from .parsers import add_command
 from .weights import export_checkpoint

@@ -1,11 +1,14 @@
-"""What commands print and write."""
+"""What commands print."""
 
 import argparse
 import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.api.results import RunResult
 
 
 def say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -24,29 +27,19 @@ def print_result(arguments: argparse.Namespace, result: dict, text: str) -> None
     print(json.dumps(result) if arguments.json else text)
 
 
-def print_run(arguments: argparse.Namespace, out: Path) -> None:
-    """Print what a run came to: its last row, and where its checkpoint and its log are."""
-    from meshwright.runtime.checkpoint.manifest import complete
-    from meshwright.runtime.metrics.step_log import last_rows
-
-    row, saved = last_rows(out / "metrics.jsonl"), complete(out / "checkpoints")
-    done = int(row["step"] or 0) + 1
-    checkpoint = str(saved[-1]) if saved else None
-    shown = [f"{out}: {done} steps", f"loss {_shown(row.get('loss'))}"]
-    if "eval_loss" in row:
-        shown.append(f"held-out loss {_shown(row['eval_loss'])}")
-    places = f"log {out / 'metrics.jsonl'}" + (f", checkpoint {checkpoint}" if checkpoint else "")
-    result = {"run": str(out), "checkpoint": checkpoint, **row}
-    print_result(arguments, result, f"{', '.join(shown)}; {places}")
+def print_run(arguments: argparse.Namespace, result: "RunResult") -> int:
+    """Print what a run came to, its last row and where its files are; return its exit code."""
+    if result.exit_code == 0:
+        checkpoint = str(result.checkpoints[-1]) if result.checkpoints else None
+        data = {"run": str(result.folder), "checkpoint": checkpoint, **result.last}
+        print_result(arguments, data, _run_text(result, checkpoint))
+    return result.exit_code
 
 
-def _shown(loss: float | None) -> str:
-    return "nan" if loss is None else f"{loss:.4f}"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+def _run_text(result: "RunResult", checkpoint: str | None) -> str:
+    done = int(result.last["step"]) + 1
+    parts = [f"{result.folder}: {done} steps", f"loss {result.loss:.4f}"]
+    if result.evaluation is not None:
+        parts.append(f"held-out loss {result.evaluation.loss:.4f}")
+    places = f"log {result.log}" + (f", checkpoint {checkpoint}" if checkpoint else "")
+    return f"{', '.join(parts)}; {places}"

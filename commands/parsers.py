@@ -16,6 +16,14 @@ def add_command(commands: Any, name: str, run: Run, text: str) -> argparse.Argum
     return parser
 
 
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a run that were given, by name; flags are always there."""
+    from meshwright.runtime.training.options import option_names
+
+    given = {name: getattr(arguments, name, None) for name in option_names()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add --cluster of a command that reads a plan."""
     parser.add_argument(

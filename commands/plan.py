@@ -2,14 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .output import print_result, say_to, write_text
+from .output import print_result, say_to
 from .parsers import add_command
-from .planning import make_plan_of
-
-if TYPE_CHECKING:
-    from meshwright.ir.plan import Plan
+from .planning import plan_of
 
 # Where a plan goes that is told no file.
 DEFAULT = "plan.txt"
@@ -113,16 +110,9 @@ def _run(arguments: argparse.Namespace) -> None:
     output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), output, arguments)
-
-
-def _write(plan: "Plan", report: str, output: str, arguments: argparse.Namespace) -> None:
-    from meshwright.ir.text.plan_text import format_plan, plan_hash
-    from meshwright.planner.report.explain import summary
-
-    write_text(Path(output), format_plan(plan))
-    if report:
-        write_text(Path(f"{output}.report.txt"), report)
-    why = f"; why: {output}.report.txt" if report else ""
-    result = {"plan": output, "hash": plan_hash(plan), **dict(plan.costs)}
-    print_result(arguments, result, f"{report or summary(plan)}\nplan written to {output}{why}")
+    plan = plan_of(arguments.model, arguments, say_to(arguments))
+    plan.save(output)
+    why = f"; why: {output}.report.txt" if plan.report else ""
+    result = {"plan": output, "hash": plan.hash, **plan.costs}
+    said = plan.report or plan.summary
+    print_result(arguments, result, f"{said}\nplan written to {output}{why}")

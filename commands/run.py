@@ -1,16 +1,10 @@
 """`meshwright run`: a program's ranks on this machine."""
 
 import argparse
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .output import print_run
-from .parsers import add_command
-
-if TYPE_CHECKING:
-    from meshwright.runtime.training.options import RunOptions
+from .parsers import add_command, given_options
 
 
 def add(commands: Any) -> None:
@@ -29,19 +23,8 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.runtime.training.options import run_options
-    from meshwright.runtime.training.spans import program_tokens_per_step
+    from meshwright.api.runs import run
 
-    program = Path(arguments.program)
-    options = run_options(vars(arguments), partial(program_tokens_per_step, program))
-    return start(program, options, arguments)
-
-
-def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) -> int:
-    """Run a program on this machine and print what it came to."""
-    from meshwright.runtime.launch.launcher import start_program
-
-    code = start_program(folder, asdict(options), arguments.port)
-    if code == 0:
-        print_run(arguments, Path(options.out))
-    return code
+    options = given_options(arguments)
+    result = run(arguments.program, port=arguments.port, **options)
+    return print_run(arguments, result)

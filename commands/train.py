@@ -1,19 +1,12 @@
 """`meshwright train`: plan, compile and run from one job file."""
 
 import argparse
-import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from .compile import write_program
-from .output import print_run, say_to, write_text
+from .output import print_run, say_to
 from .parsers import add_command
-from .planning import make_plan_of
-
-if TYPE_CHECKING:
-    from meshwright.ir.plan import Plan
-    from meshwright.runtime.launch.job import Job
 
 
 def add(commands: Any) -> None:
@@ -41,62 +34,14 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.runtime.launch.launcher import start_with_restarts
+    from meshwright.api.jobs import train
 
-    job = _load_checked(arguments)
-    out = Path(job.run.get("out", "run"))
-    say = say_to(arguments)
-    _write_job(job, out, arguments)
-    say(f"plan: {out / 'plan.txt'}; program: {out / 'program'}")
-    run = {**job.run, "out": str(out), "fresh": _is_fresh(job, arguments)}
-    code = start_with_restarts(out / "program", run, job.restarts, say=say)
-    if code == 0:
-        print_run(arguments, out)
-    return code
-
-
-def _load_checked(arguments: argparse.Namespace) -> "Job":
-    """Return the job; what every rank would refuse is refused before anything is planned."""
-    from meshwright.runtime.launch.job import load_job
-    from meshwright.runtime.launch.launcher import check_resume
-    from meshwright.runtime.metrics.trackers import check_tracker
-
-    given = [f"run.out={json.dumps(arguments.out)}"] if arguments.out else []
-    job = load_job(Path(arguments.job), [*arguments.set, *given])
-    check_resume(str(job.run.get("resume", "")))
-    check_tracker(job.run.get("track", "none"))
-    return job
-
-
-def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
-    """Write plan, report, program and the resolved job file into the run's folder."""
-    from meshwright.ir.text.plan_text import format_plan
-    from meshwright.runtime.training.run_folder import begin_job, check_free
-
-    check_free(out)
-    plan, report = make_plan_of(job.model, argparse.Namespace(**job.plan), say_to(arguments))
-    aside = begin_job(out, format_plan(plan), _is_fresh(job, arguments))
-    if aside is not None:
-        say_to(arguments)(f"what an earlier job left in {out} is now in {aside}")
-    _write_plan(plan, report, out)
-    write_program(plan, out / "program")
-    write_text(out / "job.toml", job.text)
-    _say_summary(plan)
-
-
-def _is_fresh(job: "Job", arguments: argparse.Namespace) -> bool:
-    return arguments.fresh or bool(job.run.get("fresh"))
-
-
-def _say_summary(plan: "Plan") -> None:
-    from meshwright.planner.report.explain import summary
-
-    print(summary(plan), file=sys.stderr)
-
-
-def _write_plan(plan: "Plan", report: str, out: Path) -> None:
-    from meshwright.ir.text.plan_text import format_plan
-
-    write_text(out / "plan.txt", format_plan(plan))
-    if report:
-        write_text(out / "plan.txt.report.txt", report)
+    result = train(
+        arguments.job,
+        overrides=arguments.set,
+        out=arguments.out,
+        fresh=arguments.fresh,
+        say=say_to(arguments),
+        planned=partial(print, file=sys.stderr),
+    )
+    return print_run(arguments, result)

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identity import checkpoint_in, identity_of, model_of
-from .output import print_result, write_text
+from meshwright.api.files import write_text
+from meshwright.api.identity import checkpoint_in, identity_of, model_of
+
+from .output import print_result
 from .parsers import add_command
 
 if TYPE_CHECKING:

@@ -30,6 +30,13 @@ class Samples(Protocol):
         ...
 
 
+def places(samples: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return the place of each sample among `count`: each once an epoch, in an order of (seed,
+    epoch)."""
+    epochs, within = np.divmod(samples.astype(np.uint64), np.uint64(count))
+    return permute(within, count, hash_of(epochs, seed))
+
+
 class Shuffled:
     """Every window of a corpus once an epoch, in an order of (seed, epoch).
 
@@ -45,9 +52,8 @@ class Shuffled:
         self.num_windows = corpus.length // width
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        epochs, places = np.divmod(samples.astype(np.uint64), np.uint64(self.num_windows))
-        keys = hash_of(epochs, self.seed)
-        return _rows(self.corpus, permute(places, self.num_windows, keys).tolist(), self.width)
+        windows = places(samples, self.num_windows, self.seed)
+        return _rows(self.corpus, windows.tolist(), self.width)
 
 
 class Fixed:

@@ -8,10 +8,14 @@ from .corpus import Corpus, JoinedCorpus
 from .errors import DataError
 from .manifest import read_manifest
 from .mixture import Mixture, read_mixture, shares_of
+from .own_rows import open_own_rows
 from .shards import open_shards
 from .stream import StreamReader, open_stream, stream_file
 
-KINDS = "demo, file:PATH, shards:DIR, mix:FILE.toml, hf-stream:NAME, random:VOCAB or fixed:VOCAB"
+KINDS = (
+    "demo, file:PATH, shards:DIR, mix:FILE.toml, hf-stream:NAME, py:module:name, random:VOCAB or "
+    "fixed:VOCAB"
+)
 
 
 def open_corpus(name: str, split: str) -> Corpus:
@@ -19,6 +23,7 @@ def open_corpus(name: str, split: str) -> Corpus:
 
     demo                    the Python standard library's source, by file; a NUL ends each file
     shards:DIR              what `meshwright data tokenize` wrote; held out is the folder it names
+    py:module:name          rows of your own code, see own_rows.py; it has no held-out part
     mix:FILE.toml           held out only: the held-out parts of its sources, one behind the other
     file:PATH               raw bytes of one file; the last twentieth is held out
     random:VOCAB[:SEED]     uniform tokens without end
@@ -42,7 +47,7 @@ def open_corpus(name: str, split: str) -> Corpus:
         return file_bytes(name, Path(rest), held_out)
     if kind in ("random", "fixed") and rest:
         return synthetic(name, held_out)
-    if kind == "hf-stream" and held_out:
+    if kind in ("hf-stream", "py") and held_out:
         raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
     raise DataError(f"unknown corpus {name!r}; give {KINDS}")
 
@@ -79,6 +84,9 @@ def open_reader(
         return BatchReader(mixture, **sizes, vocab=vocab)
     if kind == "hf-stream" and rest:
         return StreamReader(open_stream(rest), **sizes, vocab=vocab)
+    if kind == "py" and rest:
+        rows = open_own_rows(name, width=seq + 1, seed=seed, vocab=vocab)
+        return BatchReader(rows, **sizes, vocab=vocab)
     return shuffled_reader(open_corpus(name, "train"), **sizes, seed=seed, vocab=vocab)
 
 

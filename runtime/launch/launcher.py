@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from ..checkpoint.manifest import complete
 from ..data import absolute
 from ..metrics.trackers import check_tracker
+from ..own_code import IMPORT_PATH
 from ..training.options import STOPPED, RunOptions, flag, run_options
 from ..training.past_run import COMMAND, FOLDER
-from ..training.program import IMPORT_PATH, ProgramError
+from ..training.program import ProgramError
 from ..training.run_folder import check_free
 from .heartbeat import read_beat
 from .readiness import check_machine, read_needs
@@ -56,6 +57,16 @@ class _Rank:
         return self.stderr.read().splitlines()
 
 
+class Ended(NamedTuple):
+    """The end of a program. code: 0 done, 2 refused input, HUNG no progress, STOPPED saved after a
+    signal, 1 a rank died. asked: whether a signal asked for a stop. said: what ranks, and the
+    launcher, said of what went wrong."""
+
+    code: int
+    asked: bool = False
+    said: str = ""
+
+
 def start_with_restarts(
     folder: Path,
     options: dict[str, object],
@@ -63,25 +74,32 @@ def start_with_restarts(
     *,
     say: Callable[[str], None],
     port: int = 0,
-) -> int:
-    """Start a program, and again from its newest good checkpoint when a rank died or hung.
+    quiet: bool = False,
+) -> Ended:
+    """Run `main.py` in `folder` once a rank, and again when a rank died or hung.
 
-    At most `restarts` times; a refusal or a stop asked for by a signal is final. A run that saved
-    nothing yet starts as it did before: from the checkpoint or the weights that `options` name.
+    That is from its newest good checkpoint, at most `restarts` times; a refusal or a stop asked for
+    by a signal is final. A run that saved nothing yet starts as it did before: from the checkpoint
+    or the weights that `options` name. SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks.
+
+    options: RunOptions by field name. port: of the rendezvous, 0 takes a free one. quiet: without
+    what ranks print, which goes to standard error. Raises ProgramError for a folder without a
+    program, a checkpoint that is not there, or a port that cannot be had.
     """
     out = _out(options)
     before = _saved(out)
     for attempt in range(restarts + 1):
-        code, stopped = _start_once(folder, options, port)
-        if code not in (1, HUNG) or stopped or attempt == restarts:
+        ended = _start_once(folder, options, port, quiet)
+        if ended.code not in (1, HUNG) or ended.asked or attempt == restarts:
             break
+        _say(ended.said)
         found = "from the newest good checkpoint"
         if _saved(out) - before:
             options = {**options, "resume": "auto", "fresh": False}
         elif options.get("resume") != "auto":
             found = "as it began: nothing was saved since"
         say(f"restart {attempt + 1} of {restarts}, {found}")
-    return code
+    return ended
 
 
 def _out(options: dict[str, object]) -> Path:
@@ -93,21 +111,7 @@ def _saved(out: Path) -> set[tuple[str, int]]:
     return {(p.name, p.stat().st_mtime_ns) for p in complete(out / "checkpoints")}
 
 
-def start_program(folder: Path, options: dict[str, object], port: int = 0) -> int:
-    """Run `main.py` in `folder` once a rank; returns the exit code.
-
-    0 done, 2 refused input, HUNG no progress, STOPPED saved after a signal, 1 a rank died.
-    SIGTERM, SIGUSR1 and the first Ctrl-C go on to the ranks. options: RunOptions by field name.
-    port: of the rendezvous, 0 takes a free one. What ranks print
-    goes to standard error.
-    Raises ProgramError for a folder without a program, a checkpoint that is not there, or a port
-    that cannot be had.
-    """
-    return _start_once(folder, options, port)[0]
-
-
-def _start_once(folder: Path, options: dict[str, object], port: int) -> tuple[int, bool]:
-    """The exit code, and whether a signal asked for a stop."""
+def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool) -> Ended:
     layout = folder / "layout.py"
     if not (folder / "main.py").is_file() or not layout.is_file():
         raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
@@ -123,16 +127,17 @@ def _start_once(folder: Path, options: dict[str, object], port: int) -> tuple[in
     shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
     sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
     with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
+        out = subprocess.DEVNULL if quiet else _STDERR
         for n in range(count):
             environment = _environment(n, count, port)
-            forwarding.ranks.append(_start(folder, words, environment, Path(errors) / str(n)))
+            forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
         forwarding.listen()
         silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = _wait(forwarding.ranks, silent)
-        code = _say_hung(hung) if hung else _report(failed, forwarding.ranks, beats)
+        code, said = (HUNG, hung) if hung else _report(failed, forwarding.ranks, beats)
     if code == 2 and new:
         _leave_nothing(out_folder)
-    return code, forwarding.asked
+    return Ended(code, forwarding.asked, said)
 
 
 def _check_machine(folder: Path, options: dict[str, object], ranks: int) -> None:
@@ -167,16 +172,19 @@ def check_resume(path: str) -> None:
     )
 
 
-def _start(folder: Path, words: list[str], environment: dict[str, str], errors: Path) -> _Rank:
+def _start(
+    folder: Path, words: list[str], environment: dict[str, str], out: int, errors: Path
+) -> _Rank:
     stderr = open(errors, "w+", encoding="utf-8", errors="replace")
-    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=_STDERR, stderr=stderr)
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=stderr)
     return _Rank(int(environment["RANK"]), process, stderr)
 
 
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    searched = (environment.pop("PYTHONPATH", ""), os.getcwd())
+    # The first entry is the folder of the script that runs, or what stands in its place.
+    searched = (environment.pop("PYTHONPATH", ""), os.getcwd(), *sys.path[:1])
     environment[IMPORT_PATH] = os.pathsep.join(filter(None, searched))
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -213,7 +221,7 @@ class _Forwarding:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
             print(
-                "stopping after this step, saving; Ctrl-C again ends the run at once",
+                "stopping within two steps, saving; Ctrl-C again ends the run at once",
                 file=sys.stderr,
             )
             number = signal.SIGTERM
@@ -280,28 +288,22 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _say_hung(message: str) -> int:
-    _say(message)
-    return HUNG
-
-
-def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> int:
-    """A refusal's own message alone; of a death the rank, where it stood, and what it said."""
+def _report(failed: list[_Rank], ranks: list[_Rank], beats: Path) -> tuple[int, str]:
+    """The exit code, and what to say: a refusal's own message alone; of a death the rank, where it
+    stood, and what it said."""
     if not failed:
-        return max(rank.process.returncode for rank in ranks)
+        return max(rank.process.returncode for rank in ranks), ""
     for rank in sorted(failed, key=lambda r: r.number):
         message = _message(rank.said())
         if message and rank.process.returncode in (2, HUNG):
-            print(message, file=sys.stderr)
-            return rank.process.returncode
+            return rank.process.returncode, message
     # A rank that was killed is the cause; one that raised may only have lost its peer.
     rank = min(failed, key=lambda r: r.process.returncode >= 0)
-    print("\n".join(rank.said()), file=sys.stderr)
     beat = read_beat(beats, rank.number)
     where = f"{beat.host}, at {beat}" if beat else socket.gethostname()
     death = _death(rank, bool(_saved(beats.parent)))
-    print(f"error: rank {rank.number} on {where}: {death}", file=sys.stderr)
-    return 1
+    said = [*rank.said(), f"error: rank {rank.number} on {where}: {death}"]
+    return 1, "\n".join(said)
 
 
 def _message(said: list[str]) -> str:

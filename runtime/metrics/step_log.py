@@ -187,14 +187,6 @@ def step_text(row: dict) -> str:
     return "  ".join(parts)
 
 
-def last_rows(path: Path) -> dict[str, float | int | None]:
-    """The last training row of a metrics.jsonl and the last held-out loss, in one dict."""
-    found: dict[str, float | int | None] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        found.update(json.loads(line))
-    return found
-
-
 def keep_before(path: Path, step: int) -> None:
     """Keep the rows of steps before `step`; a row that a crash cut short goes too."""
     if not path.exists():

@@ -41,6 +41,7 @@ class Evaluation:
     def __init__(self, options: RunOptions, layout: Layout, feed: Feed) -> None:
         self.options, self.layout, self.feed = options, layout, feed
         self._opened: Corpus | None = None
+        self.last_loss: float | None = None
         if options.eval_every or options.eval_data:
             self._corpus()
 
@@ -75,7 +76,8 @@ class Evaluation:
                 count += rows.label_count
                 batches += 1
         held_out = num_eval_batches(corpus, self.feed.global_batch, self.layout.seq)
-        return Evaluated(total / count, count, batches, held_out, corpus.name)
+        self.last_loss = total / count
+        return Evaluated(self.last_loss, count, batches, held_out, corpus.name)
 
     def _corpus(self) -> Corpus:
         if self._opened is None:

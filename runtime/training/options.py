@@ -1,6 +1,7 @@
 """What a run is given besides its program: command-line options, and keys of a job file's [run]."""
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -9,6 +10,7 @@ from typing import Any
 
 from ..metrics.trackers import TRACKERS
 from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
+from ..own_code import is_named
 from .loss_guard import POLICIES
 from .lr_schedule import SCHEDULES
 from .past_run import kept_option
@@ -53,8 +55,8 @@ class RunOptions:
     data: str = _option(
         "demo",
         "demo, shards:DIR (see data tokenize), mix:FILE.toml (weighted [[source]] tables), "
-        "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), random:VOCAB[:SEED] or "
-        "fixed:VOCAB[:SEED]",
+        "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), py:module:name (code of "
+        "your own), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]",
     )
     eval_data: str = _option("", "held-out data, where it is not the held-out part of --data")
     steps: int = _option(
@@ -174,6 +176,11 @@ class RunOptions:
     accept_graph: bool = _option(
         False, "go on with a py: model whose code is not that of the checkpoint or the --weights"
     )
+    callbacks: tuple = _option(
+        (),
+        "py:module:name of a class or function of your own that is called as the run goes on; may "
+        "be given again",
+    )
     anyway: bool = _option(
         False, "run on a machine that lacks what the program was planned for, on what it has"
     )
@@ -194,6 +201,9 @@ class RunOptions:
                 f"--fresh starts at step 0, --resume {self.resume} goes on: give one of them"
             )
         self._check_saves()
+        for spec in self.callbacks:
+            if not is_named(spec):
+                raise OptionError(f"--callback {spec}: write py:module:name")
         try:
             for text in self.groups:
                 parse_group(text)
@@ -223,9 +233,14 @@ class RunOptions:
 SPANS = tuple(item.name for item in fields(RunOptions) if item.metadata["span"])
 
 
+# Fields that hold several, by the word for one.
+_ONE_OF = {"groups": "group", "callbacks": "callback"}
+_METAVARS = {"groups": "RULE", "callbacks": "NAME"}
+
+
 def flag(name: str) -> str:
     """The command-line spelling of a field; one that may be given again is called by one of it."""
-    return "--group" if name == "groups" else f"--{name.replace('_', '-')}"
+    return f"--{_ONE_OF.get(name, name).replace('_', '-')}"
 
 
 def _check(name: str, value: Any, metadata: Any) -> None:
@@ -251,7 +266,9 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
             parser.add_argument(name, action="store_true", help=text)
             continue
         if isinstance(item.default, tuple):
-            parser.add_argument(name, dest=item.name, action="append", metavar="RULE", help=text)
+            parser.add_argument(
+                name, dest=item.name, action="append", metavar=_METAVARS[item.name], help=text
+            )
             continue
         default = item.metadata["shown"] or item.default
         shown = f"{text} (default: {default})" if default != "" else text
@@ -259,6 +276,21 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
         kind = parse_span if item.metadata["span"] else type(item.default)
         metavar = None if choices else type(item.default).__name__.upper()
         parser.add_argument(name, type=kind, choices=choices, help=shown, metavar=metavar)
+
+
+def option_names() -> list[str]:
+    """Return the names of all options."""
+    return [item.name for item in fields(RunOptions)]
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raise OptionError for a name that no option has."""
+    known = option_names()
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}" if near else ""
+            raise OptionError(f"unknown option {name!r}{hint}; options: {', '.join(known)}")
 
 
 def run_options(
@@ -275,7 +307,8 @@ def run_options(
             given[name] = in_steps(flag(name), given[name], tokens_per_step)
     given.setdefault("lr", FROM_WEIGHTS if given.get("weights") else FROM_START)
     given.setdefault("warmup", _warmup(given))
-    return RunOptions(**given | {"groups": group_texts(given.get("groups", ()))})
+    given |= {"groups": group_texts(given.get("groups", ()))}
+    return RunOptions(**given | {"callbacks": tuple(map(str, given.get("callbacks", ())))})
 
 
 def _warmup(given: dict[str, Any]) -> int:

@@ -30,9 +30,14 @@ class PastRun:
     said: dict[str, Any]
 
     @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of its log, of steps and evaluations, in order."""
+        return list(_rows(self.folder / LOG))
+
+    @property
     def last(self) -> dict[str, Any]:
         """Values of the last rows of its log by name: step, loss, eval_loss and more."""
-        return {name: value for row in _rows(self.folder / LOG) for name, value in row.items()}
+        return {name: value for row in self.rows for name, value in row.items()}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 import base64
 import importlib.util
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +17,7 @@ from ..engine.layout import Layout
 from ..engine.stage import Stage
 from ..optimizers.optimizer import Optimizer
 from ..optimizers.options import OptimizerOptions
-
-# Folders where modules that register custom ops are looked for last, as planning did.
-IMPORT_PATH = "MESHWRIGHT_IMPORT_PATH"
+from ..own_code import look_where_told
 
 
 class ProgramError(ValueError):
@@ -35,8 +31,7 @@ def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    given = os.environ.get(IMPORT_PATH, "").split(os.pathsep)
-    sys.path += [folder for folder in given if folder and folder not in sys.path]
+    look_where_told()  # for modules that register custom ops
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..checkpoint import Checkpointer
+from ..checkpoint.manifest import folder_of
 from .options import RunOptions
 from .run_state import RunState
 
@@ -24,6 +25,7 @@ class Saver:
         self.options, self.state, self.say = options, state, say
         self._every_s = 60.0 * options.save_minutes or math.inf
         self._saved_s = time.monotonic()
+        self._begun: list[Path] = []
         self._checkpointer = Checkpointer(
             Path(options.out) / "checkpoints",
             state.executor,
@@ -52,20 +54,26 @@ class Saver:
             self._checkpointer.fail_together()
 
     def after(self, step: int) -> None:
-        """Save after a step where one is due, or a signal asks all ranks to stop."""
+        """Save after a step where one is due, or a signal or a callback asks all ranks for it."""
         done, executor = step + 1, self.state.executor
-        if self._is_due(done) or executor.agreement.stop.anywhere:
+        asked = executor.agreement
+        if self._is_due(done) or asked.stop.anywhere or asked.save.anywhere or asked.end.anywhere:
             executor.beacon.mark("SAVE")
             stall_s = self._checkpointer.save(self.state.after(done))
             self._saved_s = time.monotonic()
+            self._begun.append(folder_of(Path(self.options.out) / "checkpoints", done))
             self.say(f"checkpoint after {done} steps: the step waited {stall_s * 1e3:.1f} ms")
 
     def _is_due(self, done: int) -> bool:
-        """Tell it after `done` steps, alike on all ranks."""
+        """Tell whether options ask for a save after `done` steps, alike on all ranks."""
         every, last = self.options.save_every, done == self.options.steps
-        if every:
-            return last or done % every == 0
-        return self.options.saves and (last or self.state.executor.agreement.save.anywhere)
+        return self.options.saves and (last or (every > 0 and done % every == 0))
+
+    def newly_written(self) -> list[Path]:
+        """Return the checkpoints that are whole on disk and were not returned before."""
+        whole = [path for path in self._begun if path.is_dir()]
+        self._begun = [path for path in self._begun if path not in whole]
+        return whole
 
     def wait(self) -> None:
         """Wait until the last save of every rank is on disk. To be called on all ranks."""

@@ -9,7 +9,7 @@ from typing import IO, Protocol
 
 import torch
 
-from ..checkpoint.manifest import texts_of_all
+from ..checkpoint.manifest import rank, texts_of_all
 from ..engine import mesh
 from ..engine.compiling import Compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
@@ -23,6 +23,7 @@ from ..metrics.trackers import check_tracker, open_tracker
 from ..optimizers.bad_step import BadStepError
 from ..optimizers.optimizer import Optimizer
 from . import fidelity, run_folder
+from .callbacks import Callbacks, Event
 from .evaluation import Evaluation
 from .feed import Feed
 from .loss_guard import LossGuard
@@ -73,6 +74,8 @@ class Trainer:
         self.step_ms: list[float] = []
         if logs:
             check_tracker(options.track)  # before an earlier run is moved aside
+        begun = Event("on_start", 0, options.steps, rank(), self.out)
+        self.callbacks = Callbacks(options.callbacks, begun)
         self.guard = LossGuard(options.spike)
         self.feed = Feed(options, layout, beacon)
         self.evaluation = Evaluation(options, layout, self.feed)
@@ -132,42 +135,68 @@ class Trainer:
         except (ValueError, OSError) as error:
             record.end("failed", str(error))
             raise
-        record.end("stopped" if code == STOPPED else "finished")
+        asked = code == STOPPED or self.executor.agreement.end.anywhere
+        record.end("stopped" if asked else "finished")
         return code
 
     def _run(self, first: int) -> int:
         with self._log(first) as log:
             self.beacon.first_step = first
-            if not self._steps(first, log):
-                return STOPPED
+            self.callbacks.call("on_start", step=first)
+            code = 0 if self._steps(first, log) else STOPPED
             self.saver.wait()
-            self.say(self.evaluation.log_last(self.executor, log), "strong")
-        self._compare()
-        return 0
+            self._tell_of_checkpoints()
+            if code == 0:
+                self.say(self.evaluation.log_last(self.executor, log), "strong")
+                self._tell_of_evaluation()
+        if code == 0:
+            self._compare()
+        self.callbacks.call("on_stop")
+        return code
 
     def _steps(self, step: int, log: StepLog) -> bool:
-        """Run from a step to the last; return False where a signal ended it."""
+        """Run from a step to the last, or to where a callback ends it; return False where a signal
+        did."""
         while step < self.options.steps:
             try:
-                self._step(step, log)
+                row = self._step(step, log)
             except BadStepError as error:
                 step = self._roll_back(step, log, error)
                 continue
             self.saver.check()
+            self.callbacks.step_end(row)
             if self.evaluation.due_after(step):
                 self.evaluation.log(step, self.executor, log)
+                self._tell_of_evaluation()
             self.saver.after(step)
-            if self.executor.agreement.stop.anywhere:
-                self.saver.wait()
-                self.say(
-                    f"stopped by a signal after step {step}, saved; the same command goes on, or "
-                    f"meshwright resume {self.out}"
-                )
-                return False
+            self._tell_of_checkpoints()
+            asked = self.executor.agreement
+            if asked.stop.anywhere or asked.end.anywhere:
+                self._say_stopped(step)
+                return not asked.stop.anywhere
+            if asked.save.anywhere:
+                self.callbacks.requests.save = False
             step += 1
         return True
 
-    def _step(self, step: int, log: StepLog) -> None:
+    def _say_stopped(self, step: int) -> None:
+        who = "signal" if self.executor.agreement.stop.anywhere else "callback"
+        self.saver.wait()
+        self.say(
+            f"stopped by a {who} after step {step}, saved; the same command goes on, or "
+            f"meshwright resume {self.out}"
+        )
+
+    def _tell_of_evaluation(self) -> None:
+        if self.evaluation.last_loss is not None:
+            self.callbacks.call("on_evaluation", eval_loss=self.evaluation.last_loss)
+
+    def _tell_of_checkpoints(self) -> None:
+        for path in self.saver.newly_written():
+            self.callbacks.call("on_save", checkpoint=path)
+
+    def _step(self, step: int, log: StepLog) -> dict[str, float | int | None]:
+        """Run one step; return its row of the log."""
         started = time.perf_counter()
         self.beacon.step = step
         self.beacon.mark("DATA")
@@ -180,7 +209,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.step_ms.append((time.perf_counter() - started) * 1e3)
-        log.step(
+        return log.step(
             step,
             loss=loss,
             lr=lr,
@@ -201,7 +230,8 @@ class Trainer:
         agreement = self.executor.agreement
         agreement.stop.here = self.stop.wanted
         agreement.write_failed.here = self.saver.failed
-        agreement.save.here = self.saver.is_time
+        agreement.save.here = self.saver.is_time or self.callbacks.requests.save
+        agreement.end.here = self.callbacks.requests.stop
         self.executor.optimizer.loss_limit = self.guard.limit
 
     def _roll_back(self, step: int, log: StepLog, error: BadStepError) -> int:

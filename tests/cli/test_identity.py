@@ -13,9 +13,9 @@ from refusals import refused
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from meshwright.api.identity import identity_of
 from meshwright.cli import main
 from meshwright.codegen.program import emit
-from meshwright.commands.identity import identity_of
 from meshwright.ir.capture.export import trace
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.models import load_model

@@ -27,7 +27,7 @@ from equivalence.worker import Job, RankResult, run_rank
 from torch import Tensor, nn
 
 import meshwright
-from meshwright.commands.compile import write_program
+from meshwright.api.programs import write_program
 from meshwright.ir import mesh as ir_mesh
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan

@@ -26,7 +26,7 @@ from equivalence.pool import Pool
 from equivalence.worker import Job, RankResult
 from torch import Tensor
 
-from meshwright.commands.compile import write_program
+from meshwright.api.programs import write_program
 from meshwright.ir.capture.export import trace
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.plan import Plan

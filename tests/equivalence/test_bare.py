@@ -9,7 +9,7 @@ from pathlib import Path
 from equivalence.cases import Case, ModelDraw
 from equivalence.law import Court
 
-from meshwright.commands.compile import write_program
+from meshwright.api.programs import write_program
 
 # Runs argv[1] as a script. Of all that is installed it finds what the README promises, and what
 # torch itself needs for an optimizer; that the runtime asks for no sympy is tests/house's matter.

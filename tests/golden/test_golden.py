@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.codegen.program import emit
-from meshwright.commands.identity import identity_of
+from meshwright.api.identity import identity_of
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.traced import Traced

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("ir", "planner", "codegen", "runtime", "models", "proof", "commands")
+ROOMS = ("ir", "planner", "codegen", "runtime", "models", "proof", "api", "commands")
 # Folders of code that is no room: tests and benchmarks use the doors, nothing imports them.
 AROUND = ("tests", "benchmarks", "examples")
 

@@ -2,11 +2,15 @@
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house.rooms import ROOMS, ROOT, imports, name_of, room_files
+
+import meshwright
+from meshwright.api import EXPORTS
 
 # room -> the other rooms it may import, and the libraries beside the standard library.
 LAW: dict[str, tuple[set[str], set[str]]] = {
@@ -16,7 +20,8 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (set(), {"torch", "numpy", "safetensors", "triton"}),
     "models": (set(), {"torch", "transformers"}),
     "proof": ({"ir", "codegen", "runtime"}, {"torch"}),
-    "commands": ({"ir", "planner", "codegen", "runtime", "models", "proof"}, set()),
+    "api": ({"ir", "planner", "codegen", "runtime", "models", "proof"}, {"torch"}),
+    "commands": ({"ir", "planner", "codegen", "runtime", "models", "proof", "api"}, set()),
 }
 # Files that may import more, each for a reason of its own.
 MORE = {
@@ -134,10 +139,19 @@ def test_a_library_with_one_adaptor_stands_in_no_other_file(library: str) -> Non
     assert all(re.fullmatch(allowed, name) for name in where), sorted(where)
 
 
-def test_the_root_imports_nothing() -> None:
-    """The root `__init__.py` runs before every room: it holds the version and no side effect."""
-    root = [path for path in room_files() if name_of(path) == "__init__.py"]
-    assert [name for path in root for _, name in imports(path)] == []
+def test_the_root_imports_no_room_and_offers_what_the_api_exports() -> None:
+    """The root `__init__.py` runs before every room: its imports of rooms are for checkers alone,
+    and say the same as those that run when a name is asked for."""
+    root = ROOT / "__init__.py"
+    shown = {name for _, name in imports(root) if name.startswith("meshwright.")}
+    assert shown == {f"meshwright.{module}.{name}" for name, module in EXPORTS.items()}
+    others = {name for _, name in imports(root)} - shown
+    assert others == {"importlib.import_module", "typing.TYPE_CHECKING", "typing.Any"}
+    said = "import sys, meshwright; sys.exit(len([m for m in sys.modules if 'meshwright.' in m]))"
+    assert subprocess.run([sys.executable, "-c", said], timeout=60).returncode == 0
+    assert all(getattr(meshwright, name) for name in EXPORTS) and set(EXPORTS) < set(
+        dir(meshwright)
+    )
 
 
 # Where axes have names: the mesh's own definition, its copy for programs, and the pins.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.training.program import IMPORT_PATH, ProgramError, load_module
+from meshwright.runtime.own_code import IMPORT_PATH
+from meshwright.runtime.training.program import ProgramError, load_module
 
 
 def test_a_module_that_is_not_found_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ class Attempts:
     def __init__(self, out: Path, *ends: tuple[int, list[int]]) -> None:
         self.out, self.ends, self.resumed = out, list(ends), []
 
-    def __call__(self, folder: Path, options: dict, port: int) -> tuple[int, bool]:
+    def __call__(self, folder: Path, options: dict, port: int, quiet: bool) -> launcher.Ended:
         self.resumed.append(options.get("resume"))
         code, saved = self.ends.pop(0)
         for step in saved:
             (self.out / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
-        return code, False
+        return launcher.Ended(code)
 
 
 def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
@@ -58,7 +58,7 @@ def test_a_restart_goes_on_from_what_the_run_saved_else_as_it_began(
     attempts = Attempts(out, (1, []), (3, [104]), (1, []), (0, [108]))
     monkeypatch.setattr(launcher, "_start_once", attempts)
     said: list[str] = []
-    assert launcher.start_with_restarts(tmp_path, given, 5, say=said.append) == 0
+    assert launcher.start_with_restarts(tmp_path, given, 5, say=said.append).code == 0
     assert attempts.resumed == [given["resume"]] * 2 + ["auto"] * 2
     assert "as it began" in said[0] and all("newest good" in text for text in said[1:])
 
@@ -70,7 +70,8 @@ def test_a_restart_that_is_refused_is_the_last(
     out = tmp_path / "run"
     attempts = Attempts(out, (1, [4]), (2, []))
     monkeypatch.setattr(launcher, "_start_once", attempts)
-    assert launcher.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None) == 2
+    ended = launcher.start_with_restarts(tmp_path, {"out": str(out)}, 5, say=lambda _: None)
+    assert ended.code == 2
     assert attempts.resumed == [None, "auto"]
 
 

@@ -1,0 +1,29 @@
+"""What Meshwright does, for Python: the functions that the command line calls, too.
+
+`import meshwright` gives the names of `EXPORTS` when they are asked for; torch is imported by the
+first that needs it. Bad input raises MeshwrightError, in one line.
+"""
+
+# Name of the package's root -> the module that holds it.
+EXPORTS = {
+    "Cluster": "api.demands",
+    "Job": "api.demands",
+    "MeshwrightError": "ir.errors",
+    "RunFailedError": "api.errors",
+    "load_model": "api.modules",
+    "ModelSource": "models.source",
+    "trace": "api.planning",
+    "Traced": "ir.traced",
+    "plan": "api.planning",
+    "Plan": "api.plans",
+    "compile": "api.programs",
+    "Program": "api.programs",
+    "RunOptions": "runtime.training.options",
+    "run": "api.runs",
+    "resume": "api.runs",
+    "train": "api.jobs",
+    "Trainer": "api.runs",
+    "RunResult": "api.results",
+    "Event": "runtime.training.callbacks",
+    "EvaluationResult": "api.results",
+}

@@ -1,0 +1,64 @@
+"""What a plan is asked for: a cluster, and a job on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices to plan for.
+
+    name: of the catalogue with counts (`h200:8`, `h100:8x16`, `cpu:2`), or a TOML file.
+    gpu_memory, host_memory: of each device, and of a host for offloaded values, where they are not
+    the part's own, such as "24GiB".
+    """
+
+    name: str = "cpu:4"
+    gpu_memory: str = ""
+    host_memory: str = ""
+
+    @property
+    def spec(self) -> str:
+        """Return the name with the memories that are given."""
+        sizes = {"gpu_memory": self.gpu_memory, "host_memory": self.host_memory}
+        return ",".join([self.name, *(f"{key}={size}" for key, size in sizes.items() if size)])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to plan, and what of the plan is fixed.
+
+    seq: tokens of a row. global_batch: rows of an optimizer step. dtype: of parameters and compute,
+    f32, bf16 or f64; "": bf16 on GPUs, f32 on CPU ranks. pins: decisions that are fixed, a mapping
+    as {"tp": 2} or texts as "tp=2". freeze: parameters that are not trained, names or wildcards
+    with commas between them. search: False takes defaults for what is not pinned. prove_full: prove
+    the capture on the whole module whatever its size. trust_capture: do not prove it.
+    """
+
+    seq: int
+    global_batch: int
+    dtype: str = ""
+    pins: Mapping[str, object] | Sequence[str] = ()
+    freeze: str = ""
+    search: bool = True
+    prove_full: bool = False
+    trust_capture: bool = False
+
+    @property
+    def pin_texts(self) -> list[str]:
+        """Return the pins as KEY=VALUE."""
+        if isinstance(self.pins, Mapping):
+            return [f"{key}={value}" for key, value in self.pins.items()]
+        return list(self.pins)
+
+
+Say = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Say nothing of the progress."""
+
+
+def cluster_of(given: "Cluster | str") -> Cluster:
+    """Return a cluster that is given, or named."""
+    return given if isinstance(given, Cluster) else Cluster(given)

@@ -1,0 +1,88 @@
+"""Plan, compile and run from one job file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .demands import Cluster, Job, Say, silent
+from .errors import one_class
+from .files import write_text
+from .planning import plan
+from .plans import Plan
+from .programs import compile
+from .results import RunResult
+from .runs import Trainer
+
+if TYPE_CHECKING:
+    from meshwright.runtime.launch.job import Job as JobFile
+
+
+@one_class
+def train(
+    job: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    fresh: bool = False,
+    quiet: bool = False,
+    say: Say = silent,
+    planned: Say = silent,
+) -> RunResult:
+    """Plan, compile and run what a job file (TOML) says; all of it goes into the run's folder.
+
+    overrides: values of the file as "a.b=c". out: the run's folder, over the file's. fresh: start
+    at step 0 where the folder holds a run, which is moved aside. quiet: print nothing of what rank
+    0 prints. say: takes each line of progress; planned: the plan's summary.
+
+    Raises MeshwrightError for what the file holds, before anything is planned, and RunFailedError
+    as Trainer does.
+    """
+    given = [f"run.out={json.dumps(str(out))}"] if out else []
+    file = _load_checked(Path(job), [*overrides, *given])
+    folder = Path(file.run.get("out", "run"))
+    fresh = fresh or bool(file.run.get("fresh"))
+    planned(_write_job(file, folder, fresh, say).summary)
+    say(f"plan: {folder / 'plan.txt'}; program: {folder / 'program'}")
+    options = {**file.run, "out": str(folder), "fresh": fresh}
+    trainer = Trainer(folder / "program", restarts=file.restarts, quiet=quiet, say=say, **options)
+    return trainer.train()
+
+
+def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
+    """Return the job; what every rank would refuse is refused before anything is planned."""
+    from meshwright.runtime.launch.job import load_job
+    from meshwright.runtime.launch.launcher import check_resume
+    from meshwright.runtime.metrics.trackers import check_tracker
+
+    job = load_job(path, overrides)
+    check_resume(str(job.run.get("resume", "")))
+    check_tracker(job.run.get("track", "none"))
+    return job
+
+
+def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> Plan:
+    """Write plan, report, program and the resolved job file into the run's folder."""
+    from meshwright.runtime.training.run_folder import begin_job, check_free
+
+    check_free(out)
+    made = plan(file.model, cluster=_cluster(file), job=_job(file), say=say)
+    aside = begin_job(out, made.text, fresh)
+    if aside is not None:
+        say(f"what an earlier job left in {out} is now in {aside}")
+    made.save(out / "plan.txt")
+    compile(made, out / "program")
+    write_text(out / "job.toml", file.text)
+    return made
+
+
+def _cluster(file: "JobFile") -> Cluster:
+    said = file.plan
+    return Cluster(said["cluster"], said["gpu_memory"], said["host_memory"])
+
+
+def _job(file: "JobFile") -> Job:
+    """Return what [plan] says besides the cluster."""
+    around = ("cluster", "gpu_memory", "host_memory", "pin")
+    fields = {name: value for name, value in file.plan.items() if name not in around}
+    return Job(**fields, pins=tuple(file.plan["pin"]))

@@ -1,0 +1,134 @@
+"""From a model to its capture, and to a plan."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .demands import Cluster, Job, Say, cluster_of, silent
+from .errors import one_class
+from .identity import identity_of
+from .modules import Model, load_model
+from .plans import Plan
+from .proving import proven
+
+if TYPE_CHECKING:
+    from meshwright.ir.traced import Traced
+    from meshwright.models import ModelSource
+    from meshwright.planner.hardware.cluster import Cluster as Hardware
+    from meshwright.planner.search.pins import Pins
+
+_MOST_ROWS = 1_000_000  # of a step; schedules of more micro-batches are not searched in time
+
+
+@one_class
+def trace(model: Model, *, dtype: str = "f32", freeze: str = "", say: Say = silent) -> "Traced":
+    """Capture a model: its graph, segments, and forward with backward of each unique one.
+
+    dtype: of parameters and compute, f32, bf16 or f64. freeze: as Job has it. Neither weights nor a
+    GPU are needed. Raises MeshwrightError for a model that cannot be captured as it stands.
+    """
+    from meshwright.ir.capture import export
+    from meshwright.ir.capture.freezing import parse_freeze
+
+    source = load_model(model)
+    say(f"tracing {source.name}")
+    traced = export.trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
+    say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
+    return traced
+
+
+@one_class
+def plan(model: Model, *, cluster: Cluster | str, job: Job, say: Say = silent) -> Plan:
+    """Plan a model for a cluster: prove its capture, then search over all that is not pinned.
+
+    say: takes each line of progress. Raises MeshwrightError for demands that do not fit together,
+    and where no plan fits the devices, with the nearest changes that would.
+    """
+    source = _named(model, job)
+    hardware, pins = _demanded(cluster_of(cluster), job)
+    dtype = job.dtype or _usual_dtype(hardware)
+    return _planned(source, hardware, pins, replace(job, dtype=dtype), say)
+
+
+def _planned(source: "ModelSource", hardware: "Hardware", pins: "Pins", job: Job, say: Say) -> Plan:
+    from meshwright.planner.clock import Clock
+    from meshwright.planner.report.report import search_report
+    from meshwright.planner.search.make_plan import make_plan
+    from meshwright.planner.search.search import search_plan
+
+    clock = Clock()
+    with clock.layer("tracing"):
+        traced, proof = _proven(source, job, say)
+    identity = identity_of(source, traced).text()
+    if not job.search:
+        say(proof)
+        made = make_plan(
+            traced, hardware, seq=job.seq, global_batch=job.global_batch, pins=pins, progress=say
+        )
+        return Plan(replace(made, identity=identity))
+    made, found, prediction = search_plan(
+        traced,
+        hardware,
+        seq=job.seq,
+        global_batch=job.global_batch,
+        pins=pins,
+        progress=say,
+        clock=clock,
+    )
+    made = replace(made, identity=identity)
+    return Plan(made, f"{search_report(made, found, prediction)}\n{proof}\n")
+
+
+def _named(model: Model, job: Job) -> "ModelSource":
+    """Return the model, whose name and rows are checked before anything slow is imported."""
+    source = load_model(model)
+    _check_sizes(job)
+    _check_positions(source, job.seq)
+    return source
+
+
+def _demanded(cluster: Cluster, job: Job) -> tuple["Hardware", "Pins"]:
+    """Return cluster and pins, checked against each other before anything is traced."""
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.planner.search.demands import check_pins
+    from meshwright.planner.search.pins import parse_pins
+
+    hardware, pins = parse_cluster(cluster.spec), parse_pins(job.pin_texts)
+    dtype = job.dtype or _usual_dtype(hardware)
+    check_pins(hardware, job.global_batch, dtype, pins, search=job.search)
+    return hardware, pins
+
+
+def _usual_dtype(hardware: "Hardware") -> str:
+    return "f32" if hardware.device.type == "cpu" else "bf16"
+
+
+def _check_sizes(job: Job) -> None:
+    for name in ("seq", "global_batch"):
+        if getattr(job, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(job, name)}: at least 1")
+    if job.global_batch > _MOST_ROWS:
+        raise ValueError(
+            f"--global-batch {job.global_batch}: at most {_MOST_ROWS} rows of --seq tokens; "
+            "is it a number of tokens"
+        )
+
+
+def _check_positions(source: "ModelSource", seq: int) -> None:
+    if source.max_seq is not None and seq > source.max_seq:
+        raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
+
+
+def _check_lengths(traced: "Traced", seq: int) -> None:
+    least, most = traced.lengths
+    if seq < least or (most is not None and seq > most):
+        raise ValueError(
+            f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
+            "tokens; give one of these, or change what in it depends on the length"
+        )
+
+
+def _proven(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
+    """Return the captured model, and what the report says of its proof."""
+    traced = trace(source, dtype=job.dtype, freeze=job.freeze, say=say)
+    _check_lengths(traced, job.seq)
+    return proven(source, traced, trust=job.trust_capture, full=job.prove_full, say=say)

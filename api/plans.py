@@ -1,0 +1,89 @@
+"""A plan: decisions as text, and why they are so."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import one_class
+from .files import write_text
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan as Decisions
+    from meshwright.planner.hardware.cluster import Cluster as Hardware
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that was made or read. decisions: all of it as data. report: what the search said of
+    it, "" where none was made, or the plan was read."""
+
+    decisions: "Decisions"
+    report: str = ""
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """Read a plan's file. Raises MeshwrightError with the path where it is none."""
+        return Plan(read_plan(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's file; beside it, as `<path>.report.txt`, what the search said."""
+        write_text(Path(path), self.text)
+        if self.report:
+            write_text(Path(f"{path}.report.txt"), self.report)
+
+    @one_class
+    def explain(self, *, value: str = "", segment: str = "") -> str:
+        """Return why the plan is as it is, in text: all of it, or one value, or one segment."""
+        from meshwright.planner.report.explain import explain_value, report
+        from meshwright.planner.report.segments import explain_segment
+
+        if value:
+            return explain_value(self.decisions, value)
+        if segment:
+            return explain_segment(self.decisions, segment, self.hardware)
+        return report(self.decisions)
+
+    @property
+    def summary(self) -> str:
+        """Return the decisions and the predicted numbers in a few lines."""
+        from meshwright.planner.report.explain import summary
+
+        return summary(self.decisions)
+
+    @property
+    def text(self) -> str:
+        """Return the plan as its file has it."""
+        from meshwright.ir.text.plan_text import format_plan
+
+        return format_plan(self.decisions)
+
+    @property
+    def hash(self) -> str:
+        """Return the hash of the text, as programs and checkpoints name it."""
+        from meshwright.ir.text.plan_text import plan_hash
+
+        return plan_hash(self.decisions)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return predicted numbers by name, units in the name."""
+        return dict(self.decisions.costs)
+
+    @property
+    def hardware(self) -> "Hardware":
+        """Return the cluster that the plan was made for, with its figures."""
+        from meshwright.planner.hardware.cluster_file import parse_cluster
+
+        return parse_cluster(self.decisions.cluster)
+
+
+@one_class
+def read_plan(path: str | Path) -> "Decisions":
+    """Read a plan's file as data. Raises MeshwrightError with the path where it is none."""
+    from meshwright.ir.errors import ParseError
+    from meshwright.ir.text.plan_text import parse_plan
+
+    try:
+        return parse_plan(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # of the text, or of its decoding
+        raise ParseError(f"{path}: {error}") from None

@@ -1,0 +1,83 @@
+"""From a plan to a program's folder."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import one_class
+from .files import write_text
+from .plans import Plan
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan as Decisions
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program's folder, which runs where only torch, numpy and safetensors are."""
+
+    folder: Path
+
+    @property
+    def files(self) -> list[str]:
+        """Return the names of its own files, without its copy of the runtime."""
+        return sorted(p.name for p in self.folder.iterdir() if p.is_file())
+
+
+def compile(plan: Plan, out: str | Path) -> Program:
+    """Write a plan's program into a folder: a new one, an empty one, or that of an older program.
+
+    Raises MeshwrightError where the folder holds anything else.
+    """
+    write_program(plan.decisions, Path(out))
+    return Program(Path(out))
+
+
+@one_class
+def write_program(plan: "Decisions", folder: Path) -> list[str]:
+    """Write the program's files and its copy of the runtime; return the names of the files.
+
+    What an older program left in the folder goes. Raises MeshwrightError where it holds anything
+    else.
+    """
+    from meshwright.codegen.program import emit
+
+    files = emit(plan)
+    _clear(folder)
+    for name, text in files.items():
+        write_text(folder / name, text)
+    for script in ("launch.sh", "job.sbatch"):
+        (folder / script).chmod(0o755)
+    _copy_runtime(folder / "runtime")
+    return sorted(files)
+
+
+def _clear(folder: Path) -> None:
+    """Remove an older program, and nothing that a run or a user put beside it."""
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if held and not _is_program(folder):
+        names = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        raise ValueError(
+            f"-o {folder} is no program's folder, it holds {names}; give a new or an empty folder, "
+            "or that of an older program"
+        )
+    for path in (*folder.glob("stage_*.py"), folder / "identity.json"):
+        path.unlink(missing_ok=True)
+    for name in ("runtime", "__pycache__"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _is_program(folder: Path) -> bool:
+    layout = folder / "layout.py"
+    return layout.is_file() and "\nfrom runtime.layout import " in layout.read_text(
+        errors="replace"
+    )
+
+
+def _copy_runtime(target: Path) -> None:
+    import meshwright.runtime
+
+    source = Path(meshwright.runtime.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(source, target, ignore=ignored)

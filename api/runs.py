@@ -1,0 +1,145 @@
+"""Run a program's ranks on this machine, one process each."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .demands import Say, silent
+from .errors import RunFailedError, one_class
+from .objects import spec_of, specs_of
+from .programs import Program
+from .results import RunResult, result_of
+
+if TYPE_CHECKING:
+    from meshwright.runtime.training.options import RunOptions
+    from meshwright.runtime.training.past_run import PastRun
+
+# Options of a start that a resume does not repeat; those that say how it goes on.
+OF_A_START = ("out", "resume", "fresh", "weights")
+_NOT_KEPT = {"resume": "auto", "fresh": False, "allow_change": False, "weights": ""}
+
+
+class Trainer:
+    """Training runs of a program on this machine.
+
+    options: fields of RunOptions by name, of which `out` is the run's folder; lengths may be
+    tokens, such as steps="2e9tok", and `data` a class or function of yours. callbacks: classes or
+    functions that the ranks import (see docs/api.md), or their names. restarts: times that a run
+    starts again by itself when a rank died or hung. port: of the ranks' rendezvous, 0 takes a free
+    one. quiet: print nothing of what rank 0 prints. say: takes what is to be told of restarts.
+
+    Raises MeshwrightError for an option that is none, or is outside of its bounds.
+    """
+
+    @one_class
+    def __init__(
+        self,
+        program: Program | str | Path,
+        *,
+        callbacks: Sequence[object] = (),
+        restarts: int = 0,
+        port: int = 0,
+        quiet: bool = False,
+        say: Say = silent,
+        **options: Any,
+    ) -> None:
+        self.program = program.folder if isinstance(program, Program) else Path(program)
+        if "data" in options:
+            options["data"] = spec_of(options["data"])
+        if callbacks:
+            options["callbacks"] = specs_of(callbacks)
+        self.options = _options(self.program, options)
+        self.restarts, self.port, self.quiet, self.say = restarts, port, quiet, say
+
+    @one_class
+    def train(self) -> RunResult:
+        """Run to the last step; a run of the same folder goes on from its newest checkpoint.
+
+        Raises RunFailedError where the run is refused, a rank dies, or none makes progress.
+        """
+        from meshwright.runtime.launch.launcher import start_with_restarts
+        from meshwright.runtime.training.options import STOPPED
+        from meshwright.runtime.training.past_run import read_run
+
+        ended = start_with_restarts(
+            self.program,
+            asdict(self.options),
+            self.restarts,
+            say=self.say,
+            port=self.port,
+            quiet=self.quiet,
+        )
+        if ended.code not in (0, STOPPED):
+            raise RunFailedError(ended.code, ended.said)
+        return result_of(read_run(Path(self.options.out)), ended.code)
+
+
+def _options(program: Path, given: dict[str, Any]) -> "RunOptions":
+    """Return options by name, lengths in tokens as steps of the program."""
+    from meshwright.runtime.training.options import check_names, run_options
+    from meshwright.runtime.training.spans import program_tokens_per_step
+
+    check_names(given)
+    return run_options(given, partial(program_tokens_per_step, program))
+
+
+def run(program: Program | str | Path, **options: Any) -> RunResult:
+    """Train a program on this machine; return what came of it. options: as Trainer takes them."""
+    return Trainer(program, **options).train()
+
+
+@one_class
+def resume(folder: str | Path, *, program: str | Path | None = None, **options: Any) -> RunResult:
+    """Go on with a run from its newest checkpoint, as its run.json says; options override that.
+
+    program: its folder, in place of the run's own. Raises MeshwrightError where there is nothing to
+    go on from, or nothing left to do.
+    """
+    from meshwright.runtime.training.past_run import read_run
+
+    past = read_run(Path(folder))
+    done = _steps_saved(past)
+    found = _program(past, program)
+    kept = {**past.options, **_NOT_KEPT, "out": str(past.folder)}
+    trainer = Trainer(found, **{**kept, **options})
+    if past.state == "finished" and trainer.options.steps == done:
+        raise ValueError(
+            f"{past.folder} has done {done} of {done} steps; give more by --steps, and "
+            "--allow-change where that makes the learning rate jump"
+        )
+    return trainer.train()
+
+
+def _steps_saved(run: "PastRun") -> int:
+    """Return the steps of the newest checkpoint. Raises ValueError where there is none."""
+    from meshwright.runtime.checkpoint.manifest import complete, step_of
+
+    folder = run.folder / "checkpoints"
+    saved = complete(folder)
+    if not saved:
+        raise ValueError(
+            f"{folder} holds 0 checkpoints to go on from (--save-every makes some); the run was "
+            f"started by: {run.said['starts'][0]['command']}"
+        )
+    return step_of(saved[-1])
+
+
+def _program(run: "PastRun", given: str | Path | None) -> Path:
+    """Return the program's folder: the one given, else the one in the run's own folder, else where
+    it lay; say where it is not what the run began with."""
+    from meshwright.runtime.training.past_run import program_hash
+
+    known = run.said["program"]
+    places = [Path(given)] if given else [run.folder / "program", Path(known["folder"])]
+    found = next((path for path in places if (path / "main.py").is_file()), None)
+    if found is None:
+        raise ValueError(
+            f"no program in {' or '.join(map(str, places))}; compile {run.folder}'s plan again, "
+            "and give its folder by --program"
+        )
+    if program_hash(found) != known["sha256"]:
+        print(f"{found} is not the program that the run began with", file=sys.stderr)
+    return found
