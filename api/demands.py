@@ -8,12 +8,13 @@ from dataclasses import dataclass
 class Cluster:
     """Devices to plan for.
 
-    name: of the catalogue with counts (`h200:8`, `h100:8x16`, `cpu:2`), or a TOML file.
+    name: of the catalogue with counts (`h200:8`, `h100:8x16`, `cpu:2`), a TOML file, or `auto`: the
+    GPUs of this machine, and four CPU ranks where there are none.
     gpu_memory, host_memory: of each device, and of a host for offloaded values, where they are not
     the part's own, such as "24GiB".
     """
 
-    name: str = "cpu:4"
+    name: str = "auto"
     gpu_memory: str = ""
     host_memory: str = ""
 

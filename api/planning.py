@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
+from .here import at_hand
 from .identity import identity_of
 from .modules import Model, load_model
 from .plans import Plan
@@ -44,7 +45,7 @@ def plan(model: Model, *, cluster: Cluster | str, job: Job, say: Say = silent) -
     and where no plan fits the devices, with the nearest changes that would.
     """
     source = _named(model, job)
-    hardware, pins = _demanded(cluster_of(cluster), job)
+    hardware, pins = _demanded(at_hand(cluster_of(cluster), say), job)
     dtype = job.dtype or _usual_dtype(hardware)
     return _planned(source, hardware, pins, replace(job, dtype=dtype), say)
 

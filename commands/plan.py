@@ -35,10 +35,10 @@ def add(commands: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
-        default="cpu:4",
+        default="auto",
         metavar="C",
-        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2) or a TOML file "
-        "(default: %(default)s)",
+        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2), a TOML file, or auto: the "
+        "GPUs of this machine, else cpu:4 (default: %(default)s)",
     )
     parser.add_argument(
         "--gpu-memory",

@@ -39,7 +39,7 @@ DTYPES = ("f32", "bf16", "f64")
 TOP = {"model": str, "extends": str, "restarts": int}
 # Option -> (type, default); None: it must be given.
 PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
-    "cluster": (str, "cpu:4"),
+    "cluster": (str, "auto"),
     "gpu_memory": (str, ""),
     "host_memory": (str, ""),
     "seq": (int, None),

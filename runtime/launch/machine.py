@@ -51,7 +51,7 @@ def read_machine(out: Path) -> Machine:
     Takes no memory of a GPU.
     """
     return Machine(
-        gpus=tuple(map(_card, range(torch.cuda.device_count()))),
+        gpus=read_gpus(),
         torch=torch.__version__,
         cuda=torch.version.cuda or "",
         driver=_driver(),
@@ -59,6 +59,11 @@ def read_machine(out: Path) -> Machine:
         shared_free_bytes=shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else math.inf,
         disk_free_bytes=_disk_bytes(out),
     )
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """Return the cards that torch sees, with their whole memory."""
+    return tuple(map(_card, range(torch.cuda.device_count())))
 
 
 def free_gpu(device: torch.device) -> Gpu:
