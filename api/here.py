@@ -51,9 +51,10 @@ def named(gpus: Sequence["Gpu"], given: Cluster) -> Cluster:
     plain = card.name.replace(" ", "").lower()
     part = next((part for name, part in CATALOGUE.items() if name in plain), None)
     if part is None:
+        known = ", ".join(name for name in CATALOGUE if name != "cpu")
         raise ValueError(
             f"--cluster {AUTO}: {card.name} of {gib(card.memory_bytes)} is like no part of the "
-            f"catalogue ({', '.join(name for name in CATALOGUE if name != 'cpu')}); describe it by `meshwright clusters new FILE`"
+            f"catalogue ({known}); describe it by `meshwright clusters new FILE`"
         )
     listed = part.device.memory_bytes
     same = abs(card.memory_bytes - listed) <= _MEMORY_TOLERANCE * listed
