@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from .demands import Cluster, Job, Say, silent
 from .errors import one_class
 from .files import write_text
+from .here import at_hand
+from .kept_plan import keep_key, kept_plan, key_of
+from .modules import load_model
 from .planning import plan
 from .plans import Plan
 from .programs import compile
@@ -66,14 +69,28 @@ def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> Plan:
     from meshwright.runtime.training.run_folder import begin_job, check_free
 
     check_free(out)
-    made = plan(file.model, cluster=_cluster(file), job=_job(file), say=say)
+    made, key = _planned(file, out, say)
     aside = begin_job(out, made.text, fresh)
     if aside is not None:
         say(f"what an earlier job left in {out} is now in {aside}")
     made.save(out / "plan.txt")
+    keep_key(out, key, made)
     compile(made, out / "program")
     write_text(out / "job.toml", file.text)
     return made
+
+
+def _planned(file: "JobFile", out: Path, say: Say) -> tuple[Plan, str]:
+    """Return the job's plan, that of its folder where it was made from the same; and its key."""
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+
+    source, cluster, job = load_model(file.model), at_hand(_cluster(file), say), _job(file)
+    key = key_of(source, parse_cluster(cluster.spec), job)
+    known = kept_plan(out, key)
+    if known is not None:
+        say(f"{out / 'plan.txt'} was made from the same: taken as it is")
+        return known, key
+    return plan(source, cluster=cluster, job=job, say=say), key
 
 
 def _cluster(file: "JobFile") -> Cluster:

@@ -11,7 +11,7 @@ from meshwright.ir.text.graph_text import format_graph
 from meshwright.ir.traced import Traced
 
 # The rooms whose code a proof runs.
-_ROOMS = ("ir", "codegen", "runtime", "models", "proof")
+ROOMS = ("ir", "codegen", "runtime", "models", "proof")
 
 
 def folder() -> Path:
@@ -32,16 +32,17 @@ def key(traced: Traced, model: str, full: bool) -> str:
         model,
         str(full),
         torch.__version__,
-        _code(),
+        code_hash(ROOMS),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-@lru_cache(maxsize=1)
-def _code() -> str:
+@lru_cache(maxsize=2)
+def code_hash(rooms: tuple[str, ...]) -> str:
+    """Hash the code of some rooms of this package."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for room in _ROOMS:
+    for room in rooms:
         for path in sorted((root / room).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")
 RUN_FILES = ("run.json", "log.txt", "metrics.jsonl", "checkpoints", "fidelity.json", *TRACKED)
-JOB_FILES = ("plan.txt", "plan.txt.report.txt", "program", "job.toml")
+JOB_FILES = ("plan.txt", "plan.txt.report.txt", "plan.key", "program", "job.toml")
 
 
 def hold(out: Path) -> IO[str]:
