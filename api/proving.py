@@ -84,14 +84,15 @@ def _prove(
 def _twin(source: "ModelSource", traced: "Traced") -> tuple["Subject", "Traced"] | None:
     from meshwright.ir.capture.export import trace
     from meshwright.models.twins import twins
-    from meshwright.proof.prove import Subject
-    from meshwright.proof.twin import stands_for
+    from meshwright.proof.prove import Subject, parameter_bytes
+    from meshwright.proof.twin import shortens, stands_for
 
     for small in twins(source):
         try:
             found = trace(small.build, small.name, traced.dtype, small.vocab_size)
         except Exception:  # reduced sizes that do not fit each other
             continue
-        if stands_for(found, traced):
+        stands = shortens if source.kind == "py" else stands_for
+        if stands(found, traced) and parameter_bytes(found) <= WHOLE_BYTES:
             return Subject(small.name, small.build, small.vocab_size, small.max_seq), found
     return None

@@ -1,5 +1,7 @@
 """Small twins: models of the same make as a large one, with small sizes and few layers.
 
+Of a user's own module nothing says the sizes: its twins have fewer children in its lists.
+
 A twin has the ops, wiring and switches of its model; whoever takes it in the model's place
 compares the two captures first.
 """
@@ -7,10 +9,12 @@ compares the two captures first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from torch import nn
 
 from .config import DecoderConfig
 from .decoder import Decoder
@@ -22,15 +26,28 @@ _HEAD, _VOCAB, _WINDOW, _POSITIONS = 16, 96, 4, 64
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _KEPT = (*_DEPTHS, "max_position_embeddings", "n_positions", "n_ctx", "chunk_size")
 _FACTORS = (64, 32, 16, 8, 4, 2)
+_CHILDREN = (2, 3, 4)  # kept of a list of the user's own modules
 _SMALLEST = 32  # integers below it are counts and choices, not widths
 
 
 def twins(source: ModelSource) -> Iterator[ModelSource]:
-    """Yield small twins of a model, the smallest first; none where nothing says its sizes."""
+    """Yield small twins of a model, the smallest first; the sizes of a user's own module stay."""
     if source.config is not None:
         yield from _decoder_twins(source, source.config)
     elif source.hf_config is not None:
         yield from _stock_twins(source, source.hf_config)
+    else:
+        for count in _CHILDREN:
+            yield replace(source, build=partial(_shortened, source.build, count))
+
+
+def _shortened(build: Callable[[], nn.Module], count: int) -> nn.Module:
+    """Build a module and keep the first `count` children of each of its lists."""
+    module = build()
+    for child in module.modules():
+        if isinstance(child, nn.ModuleList):
+            del child[count:]
+    return module
 
 
 def _decoder_twins(source: ModelSource, config: DecoderConfig) -> Iterator[ModelSource]:
