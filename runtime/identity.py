@@ -89,22 +89,27 @@ class TokenizerIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Either is None where it is not known: of older plans and checkpoints, of synthetic tokens."""
+    """Model and tokenizer are None where they are not known: of older plans and checkpoints, of
+    synthetic tokens. loss: by name, of the user's own; "" for the cross-entropy."""
 
     model: ModelIdentity | None = None
     tokenizer: TokenizerIdentity | None = None
+    loss: str = ""
 
     def to_json(self) -> dict[str, Any]:
         said = asdict(self)
         if self.model is not None:
             said["model"]["sha256"] = self.model.sha256
+        if not self.loss:
+            del said["loss"]
         return said
 
     @staticmethod
     def from_json(said: dict[str, Any]) -> "Identity":
         """Read what `to_json` gave. Raises IdentityError for anything else."""
         try:
-            return Identity(_model(said["model"]), _tokenizer(said["tokenizer"]))
+            loss = str(said.get("loss", ""))
+            return Identity(_model(said["model"]), _tokenizer(said["tokenizer"]), loss)
         except (KeyError, TypeError, AttributeError) as error:
             raise IdentityError(f"malformed: {error!r}; compile the plan again") from None
 

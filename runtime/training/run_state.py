@@ -34,7 +34,7 @@ class RunState:
         self.executor, self.feed, self.guard = executor, feed, guard
         self.options = replace(options, optimizer=executor.optimizer.options.name)
         self.say = say
-        self.identity = Identity(program.model, feed.reader.tokenizer)
+        self.identity = replace(program, tokenizer=feed.reader.tokenizer)
 
     def after(self, step: int) -> State:
         """Return the state after `step` steps."""
@@ -63,7 +63,8 @@ class RunState:
         check_tokenizer(str(manifest.path), manifest.identity, self.identity, _OTHER_TOKENS)
         self._check_steps(manifest)
         then, now = self._courses(manifest)
-        jump = "; ".join(jumps(manifest.state.step, then, now))
+        losses = manifest.identity.loss, self.identity.loss
+        jump = "; ".join([*_loss_jump(*losses), *jumps(manifest.state.step, then, now)])
         if jump and not self.options.allow_change:
             raise CheckpointError(
                 f"{manifest.path}: {jump}; give all of it as it was, or --allow-change to go on so"
@@ -125,6 +126,13 @@ class RunState:
                 f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights "
                 "(one of a preset or a TOML file goes through meshwright import in between)"
             )
+
+
+def _loss_jump(then: str, now: str) -> list[str]:
+    if then == now:
+        return []
+    words = (name or "the cross-entropy" for name in (then, now))
+    return [f"it was trained with the loss {next(words)}, this program has {next(words)}"]
 
 
 def _options_of(manifest: Manifest) -> RunOptions | None:
