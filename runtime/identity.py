@@ -204,8 +204,10 @@ def check_model(where: str, theirs: Identity, ours: Identity, way_out: str) -> N
 
 def check_code(where: str, theirs: Identity, ours: Identity) -> None:
     """Raise IdentityError where two models of the user's own code compute something else, as far
-    as captures in one dtype tell."""
+    as captures in one dtype, under one loss, tell."""
     if theirs.model is None or ours.model is None or ours.model.kind != CODE:
+        return
+    if theirs.loss != ours.loss:
         return
     both = theirs.model, ours.model
     if both[0].dtype == both[1].dtype and both[0].graph != both[1].graph:

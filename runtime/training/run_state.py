@@ -63,8 +63,7 @@ class RunState:
         check_tokenizer(str(manifest.path), manifest.identity, self.identity, _OTHER_TOKENS)
         self._check_steps(manifest)
         then, now = self._courses(manifest)
-        losses = manifest.identity.loss, self.identity.loss
-        jump = "; ".join([*_loss_jump(*losses), *jumps(manifest.state.step, then, now)])
+        jump = "; ".join(jumps(manifest.state.step, then, now))
         if jump and not self.options.allow_change:
             raise CheckpointError(
                 f"{manifest.path}: {jump}; give all of it as it was, or --allow-change to go on so"
@@ -113,9 +112,11 @@ class RunState:
             state.seed,
             state.data,
             state.data_identity,
+            manifest.identity.loss,
         )
         samples, seed = batches * self.feed.global_batch, self.options.seed
-        now = Course(self.options, samples, batches, seq, seed, reader.name, reader.identity)
+        data, loss = (reader.name, reader.identity), self.identity.loss
+        now = Course(self.options, samples, batches, seq, seed, *data, loss)
         return then, now
 
     def _check_optimizer(self, state: State, path: Path) -> None:
@@ -126,13 +127,6 @@ class RunState:
                 f"--optimizer {state.optimizer}, or export the checkpoint and start with --weights "
                 "(one of a preset or a TOML file goes through meshwright import in between)"
             )
-
-
-def _loss_jump(then: str, now: str) -> list[str]:
-    if then == now:
-        return []
-    words = (name or "the cross-entropy" for name in (then, now))
-    return [f"it was trained with the loss {next(words)}, this program has {next(words)}"]
 
 
 def _options_of(manifest: Manifest) -> RunOptions | None:
