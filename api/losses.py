@@ -7,7 +7,7 @@ from meshwright.runtime.own_code import load_named
 from .objects import spec_of
 
 if TYPE_CHECKING:
-    from meshwright.ir.capture.own_loss import OwnLoss
+    from meshwright.ir.capture.own_loss import LossFunction, OwnLoss
 
 
 def loss_of(given: object, vocab_size: int) -> "OwnLoss | None":
@@ -23,10 +23,14 @@ def loss_of(given: object, vocab_size: int) -> "OwnLoss | None":
     if isinstance(given, OwnLoss):
         return given
     name = spec_of(given)
+    return measured(name, _function(given, name), vocab_size)
+
+
+def _function(given: object, name: str) -> "LossFunction":
     is_function = callable(given) and not isinstance(given, type)
-    function = given if is_function else load_named(name, "--loss")
-    if not callable(function):
+    found = given if is_function else load_named(name, "--loss")
+    if not callable(found):
         raise ValueError(
-            f"--loss {name} is a {type(function).__name__}; give a function of (logits, labels)"
+            f"--loss {name} is a {type(found).__name__}; give a function of (logits, labels)"
         )
-    return measured(name, function, vocab_size)
+    return found

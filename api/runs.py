@@ -62,13 +62,9 @@ class Trainer:
         from meshwright.runtime.training.options import STOPPED
         from meshwright.runtime.training.past_run import read_run
 
+        options = asdict(self.options)
         ended = start_with_restarts(
-            self.program,
-            asdict(self.options),
-            self.restarts,
-            say=self.say,
-            port=self.port,
-            quiet=self.quiet,
+            self.program, options, self.restarts, say=self.say, port=self.port, quiet=self.quiet
         )
         if ended.code not in (0, STOPPED):
             raise RunFailedError(ended.code, ended.said)

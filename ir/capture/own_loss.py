@@ -75,25 +75,31 @@ def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:
             f"--loss {name} has {held} parameters, which nothing would train; move them into the "
             "model"
         )
-    logits, labels = _drawn(vocab_size)
-    counts = (labels != IGNORED_LABEL).sum(1)
-    every = slice(None)
-    parts = [(slice(0, 1), slice(1, None)), (slice(0, 2), slice(2, None))]
-    whole = _measure(name, function, logits, labels, every)
-    sums, means = [], []
-    for pair in parts:
-        found = [_measure(name, function, logits, labels, rows) for rows in pair]
-        weights = [float(counts[rows].sum()) for rows in pair]
-        sums.append(sum(found))
-        means.append(sum(v * n for v, n in zip(found, weights, strict=True)) / sum(weights))
+    whole, means, sums = _in_parts(name, function, vocab_size)
     for is_mean, values in ((True, means), (False, sums)):
         if all(abs(value - whole) <= _NEAR * abs(whole) for value in values):
             return OwnLoss(name, function, is_mean)
+    rows = len(_UNCOUNTED)
     raise CaptureError(
-        f"--loss {name} of {len(counts)} rows is {whole:.6g}; of its parts, 1 row and "
-        f"{len(counts) - 1}, the mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} "
-        f"and the sum {sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
+        f"--loss {name} of {rows} rows is {whole:.6g}; of its parts, 1 row and {rows - 1}, the "
+        f"mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} and the sum "
+        f"{sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
     )
+
+
+def _in_parts(
+    name: str, function: LossFunction, vocab_size: int
+) -> tuple[float, list[float], list[float]]:
+    """The loss of all rows; of each way to cut them the parts' mean by labels, and their sum."""
+    logits, labels = _drawn(vocab_size)
+    sums, means = [], []
+    for cut in (1, 2):
+        parts = [(logits[:cut], labels[:cut]), (logits[cut:], labels[cut:])]
+        found = [_measure(name, function, *part) for part in parts]
+        counts = [int((part != IGNORED_LABEL).sum()) for _, part in parts]
+        sums.append(sum(found))
+        means.append(sum(v * n for v, n in zip(found, counts, strict=True)) / sum(counts))
+    return _measure(name, function, logits, labels), means, sums
 
 
 def _drawn(vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -106,24 +112,26 @@ def _drawn(vocab_size: int) -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-def _measure(
-    name: str, function: LossFunction, logits: Tensor, labels: Tensor, rows: slice
-) -> float:
+def _measure(name: str, function: LossFunction, logits: Tensor, labels: Tensor) -> float:
     try:
-        found = function(logits[rows], labels[rows])
+        found = function(logits, labels)
     except Exception as error:
         raise CaptureError(
-            f"--loss {name} fails on logits {list(logits[rows].shape)} and labels "
-            f"{list(labels[rows].shape)}: {type(error).__name__}: "
-            f"{next(iter(str(error).splitlines()), '')}"
+            f"--loss {name} fails on logits {list(logits.shape)} and labels {list(labels.shape)}: "
+            f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         ) from error
-    if not isinstance(found, Tensor) or found.shape != () or not found.is_floating_point():
-        what = f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, Tensor) else found
-        raise CaptureError(
-            f"--loss {name} returns {what}; return a scalar, the mean or the sum over the labels "
-            f"that are not {IGNORED_LABEL}"
-        )
+    _check_scalar(name, found)
     value = float(found)
     if not abs(value) < float("inf"):
         raise CaptureError(f"--loss {name} is {value} on drawn logits; return what is finite")
     return value
+
+
+def _check_scalar(name: str, found: object) -> None:
+    if isinstance(found, Tensor) and found.shape == () and found.is_floating_point():
+        return
+    what = f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, Tensor) else found
+    raise CaptureError(
+        f"--loss {name} returns {what}; return a scalar, the mean or the sum over the labels that "
+        f"are not {IGNORED_LABEL}"
+    )

@@ -102,20 +102,13 @@ class RunState:
 
     def _courses(self, manifest: Manifest) -> tuple[Course, Course]:
         """The course of the checkpoint's run, and of this one at the same place."""
-        state, reader, seq = manifest.state, self.feed.reader, self.executor.layout.seq
+        state, seq = manifest.state, self.executor.layout.seq
         batches = state.step + state.skipped
-        then = Course(
-            _options_of(manifest),
-            state.samples,
-            batches,
-            state.seq,
-            state.seed,
-            state.data,
-            state.data_identity,
-            manifest.identity.loss,
-        )
+        data, loss = (state.data, state.data_identity), manifest.identity.loss
+        given = _options_of(manifest)
+        then = Course(given, state.samples, batches, state.seq, state.seed, *data, loss)
         samples, seed = batches * self.feed.global_batch, self.options.seed
-        data, loss = (reader.name, reader.identity), self.identity.loss
+        data, loss = (self.feed.reader.name, self.feed.reader.identity), self.identity.loss
         now = Course(self.options, samples, batches, seq, seed, *data, loss)
         return then, now
 
