@@ -32,8 +32,10 @@ class Job:
     seq: tokens of a row. global_batch: rows of an optimizer step. dtype: of parameters and compute,
     f32, bf16 or f64; "": bf16 on GPUs, f32 on CPU ranks. pins: decisions that are fixed, a mapping
     as {"tp": 2} or texts as "tp=2". freeze: parameters that are not trained, names or wildcards
-    with commas between them. search: False takes defaults for what is not pinned. prove_full: prove
-    the capture on the whole module whatever its size. trust_capture: do not prove it.
+    with commas between them. loss: a function or class, or its name, of logits [B, S, V] and labels
+    [B, S], that gives their mean or sum over the labels that are not -100; "": the cross-entropy.
+    search: False takes defaults for what is not pinned. prove_full: prove the capture on the whole
+    module whatever its size. trust_capture: do not prove it.
     """
 
     seq: int
@@ -41,6 +43,7 @@ class Job:
     dtype: str = ""
     pins: Mapping[str, object] | Sequence[str] = ()
     freeze: str = ""
+    loss: object = ""
     search: bool = True
     prove_full: bool = False
     trust_capture: bool = False

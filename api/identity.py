@@ -3,21 +3,35 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .losses import loss_of
+from .objects import spec_of
+
 if TYPE_CHECKING:
-    from meshwright.ir.capture.export import Traced
+    from meshwright.ir.plan import Plan as Decisions
+    from meshwright.ir.traced import Traced
     from meshwright.models import ModelSource
     from meshwright.runtime.checkpoint import Manifest
     from meshwright.runtime.identity import Identity
 
 
-def identity_of(source: "ModelSource", traced: "Traced | None" = None) -> "Identity":
-    """Return what a model is; its graph is of `traced`, and not known without it."""
+def identity_of(
+    source: "ModelSource", traced: "Traced | None" = None, loss: object = ""
+) -> "Identity":
+    """Return what a model is; its graph is of `traced`, and not known without it. loss: its own."""
     from meshwright.ir.text.graph_text import computation_hash
     from meshwright.runtime.identity import Identity, ModelIdentity
 
     dtype = "" if traced is None else traced.dtype
     graph = "" if traced is None else computation_hash(traced.graph)
-    return Identity(ModelIdentity(source.kind, source.name, dtype, source.config_fields, graph))
+    model = ModelIdentity(source.kind, source.name, dtype, source.config_fields, graph)
+    return Identity(model, loss=spec_of(loss))
+
+
+def loss_name(plan: "Decisions") -> str:
+    """Return the name of a plan's own loss, "" for the cross-entropy."""
+    from meshwright.runtime.identity import Identity
+
+    return Identity.from_text(plan.identity).loss if plan.identity else ""
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -95,6 +109,7 @@ def _captured(source: "ModelSource", theirs: "Identity") -> "Identity":
 
     if theirs.model is None:
         return identity_of(source)
-    return identity_of(
-        source, trace(source.build, source.name, theirs.model.dtype, source.vocab_size)
-    )
+    own_loss = loss_of(theirs.loss, source.vocab_size)
+    sizes = theirs.model.dtype, source.vocab_size
+    traced = trace(source.build, source.name, *sizes, loss=own_loss)
+    return identity_of(source, traced, theirs.loss)

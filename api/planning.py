@@ -7,6 +7,7 @@ from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
 from .identity import identity_of
+from .losses import loss_of
 from .modules import Model, load_model
 from .plans import Plan
 from .proving import proven
@@ -21,18 +22,28 @@ _MOST_ROWS = 1_000_000  # of a step; schedules of more micro-batches are not sea
 
 
 @one_class
-def trace(model: Model, *, dtype: str = "f32", freeze: str = "", say: Say = silent) -> "Traced":
+def trace(
+    model: Model,
+    *,
+    dtype: str = "f32",
+    freeze: str = "",
+    loss: object = "",
+    say: Say = silent,
+) -> "Traced":
     """Capture a model: its graph, segments, and forward with backward of each unique one.
 
-    dtype: of parameters and compute, f32, bf16 or f64. freeze: as Job has it. Neither weights nor a
-    GPU are needed. Raises MeshwrightError for a model that cannot be captured as it stands.
+    dtype: of parameters and compute, f32, bf16 or f64. freeze, loss: as Job has them. Neither
+    weights nor a GPU are needed. Raises MeshwrightError for a model that cannot be captured as it
+    stands.
     """
     from meshwright.ir.capture import export
     from meshwright.ir.capture.freezing import parse_freeze
 
     source = load_model(model)
+    own_loss = loss_of(loss, source.vocab_size)
     say(f"tracing {source.name}")
-    traced = export.trace(source.build, source.name, dtype, source.vocab_size, parse_freeze(freeze))
+    rules = parse_freeze(freeze)
+    traced = export.trace(source.build, source.name, dtype, source.vocab_size, rules, own_loss)
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
     return traced
 
@@ -59,7 +70,7 @@ def _planned(source: "ModelSource", hardware: "Hardware", pins: "Pins", job: Job
     clock = Clock()
     with clock.layer("tracing"):
         traced, proof = _proven(source, job, say)
-    identity = identity_of(source, traced).text()
+    identity = identity_of(source, traced, job.loss).text()
     if not job.search:
         say(proof)
         made = make_plan(
@@ -130,6 +141,8 @@ def _check_lengths(traced: "Traced", seq: int) -> None:
 
 def _proven(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
     """Return the captured model, and what the report says of its proof."""
-    traced = trace(source, dtype=job.dtype, freeze=job.freeze, say=say)
+    own_loss = loss_of(job.loss, source.vocab_size)
+    traced = trace(source, dtype=job.dtype, freeze=job.freeze, loss=own_loss or "", say=say)
     _check_lengths(traced, job.seq)
-    return proven(source, traced, trust=job.trust_capture, full=job.prove_full, say=say)
+    trust, full = job.trust_capture, job.prove_full
+    return proven(source, traced, own_loss, trust=trust, full=full, say=say)

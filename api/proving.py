@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshwright.ir.capture.own_loss import OwnLoss
     from meshwright.ir.traced import Traced
     from meshwright.models import ModelSource
     from meshwright.proof.prove import Subject
@@ -21,6 +22,7 @@ TRUSTED = "capture: trusted as --trust-capture says, not proven"
 def proven(
     source: "ModelSource",
     traced: "Traced",
+    own_loss: "OwnLoss | None",
     *,
     trust: bool,
     full: bool,
@@ -35,11 +37,11 @@ def proven(
 
     if trust:
         return replace(traced, warnings=(*traced.warnings, TRUSTED)), TRUSTED
-    determined = source.determined_by
+    determined = "" if own_loss else source.determined_by
     name = cache.key(traced, determined, full) if determined else ""
     said = cache.known(name) if name else ""
     if not said:
-        said = _prove(source, traced, full, say)
+        said = _prove(source, traced, own_loss, full, say)
         if name:
             cache.remember(name, said)
     return traced, said
@@ -48,6 +50,7 @@ def proven(
 def _prove(
     source: "ModelSource",
     traced: "Traced",
+    own_loss: "OwnLoss | None",
     full: bool,
     say: "Callable[[str], None]",
 ) -> str:
@@ -55,13 +58,13 @@ def _prove(
     from meshwright.proof.prove import Subject, parameter_bytes, prove
 
     size = parameter_bytes(traced)
-    subject = Subject(source.name, source.build, source.vocab_size, source.max_seq)
+    subject = Subject(source.name, source.build, source.vocab_size, source.max_seq, own_loss)
     if full or size <= WITH_TWIN_BYTES:
         say(f"proving the capture of {source.name} against the module")
         prove(subject, traced)
         return "capture: proven on the whole module"
     say(f"looking for a small twin of {source.name}, to prove the capture on")
-    found = _twin(source, traced)
+    found = _twin(source, traced, own_loss)
     if found is not None:
         twin, small = found
         prove(twin, small)
@@ -81,7 +84,9 @@ def _prove(
     return "capture: proven on the whole module"
 
 
-def _twin(source: "ModelSource", traced: "Traced") -> tuple["Subject", "Traced"] | None:
+def _twin(
+    source: "ModelSource", traced: "Traced", own_loss: "OwnLoss | None"
+) -> tuple["Subject", "Traced"] | None:
     from meshwright.ir.capture.export import trace
     from meshwright.models.twins import twins
     from meshwright.proof.prove import Subject, parameter_bytes
@@ -89,10 +94,11 @@ def _twin(source: "ModelSource", traced: "Traced") -> tuple["Subject", "Traced"]
 
     for small in twins(source):
         try:
-            found = trace(small.build, small.name, traced.dtype, small.vocab_size)
+            found = trace(small.build, small.name, traced.dtype, small.vocab_size, loss=own_loss)
         except Exception:  # reduced sizes that do not fit each other
             continue
         stands = shortens if source.kind == "py" else stands_for
         if stands(found, traced) and parameter_bytes(found) <= WHOLE_BYTES:
-            return Subject(small.name, small.build, small.vocab_size, small.max_seq), found
+            sizes = small.vocab_size, small.max_seq
+            return Subject(small.name, small.build, *sizes, own_loss), found
     return None

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from meshwright.runtime.training.options import RunOptions
     from meshwright.runtime.training.past_run import PastRun
 
-# Options of a start that a resume does not repeat; those that say how it goes on.
-OF_A_START = ("out", "resume", "fresh", "weights")
+# Options of a run that going on with it does not repeat.
 _NOT_KEPT = {"resume": "auto", "fresh": False, "allow_change": False, "weights": ""}
 
 
@@ -64,13 +63,9 @@ class Trainer:
         from meshwright.runtime.training.options import STOPPED
         from meshwright.runtime.training.past_run import read_run
 
+        options = asdict(self.options)
         ended = start_with_restarts(
-            self.program,
-            asdict(self.options),
-            self.restarts,
-            say=self.say,
-            port=self.port,
-            quiet=self.quiet,
+            self.program, options, self.restarts, say=self.say, port=self.port, quiet=self.quiet
         )
         if ended.code not in (0, STOPPED):
             raise RunFailedError(ended.code, ended.said)
@@ -98,13 +93,14 @@ def resume(folder: str | Path, *, program: str | Path | None = None, **options: 
     program: its folder, in place of the run's own. Raises MeshwrightError where there is nothing to
     go on from, or nothing left to do.
     """
+    from meshwright.runtime.training.options import option_names
     from meshwright.runtime.training.past_run import read_run
 
     past = read_run(Path(folder))
     done = _steps_saved(past)
     found = _program(past, program)
-    kept = {**past.options, **_NOT_KEPT, "out": str(past.folder)}
-    trainer = Trainer(found, **{**kept, **options})
+    kept = {name: past.options[name] for name in option_names() if name in past.options}
+    trainer = Trainer(found, **{**kept, **_NOT_KEPT, "out": str(past.folder), **options})
     if past.state == "finished" and trainer.options.steps == done:
         raise ValueError(
             f"{past.folder} has done {done} of {done} steps; give more by --steps, and "

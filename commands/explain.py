@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api.identity import loss_name
 from meshwright.api.plans import read_plan
 from meshwright.api.proving import TRUSTED
 from meshwright.ir.dtypes import HALVES
@@ -127,6 +128,7 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         dtype=plan.dtype,
         pin=[*arguments.why_not],
         freeze=",".join(plan.frozen),
+        loss=loss_name(plan),
         trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})

@@ -81,6 +81,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "shell wildcards, with commas between them, e.g. 'embed.*,layers.[0-9].*'",
     )
     parser.add_argument(
+        "--loss",
+        default="",
+        metavar="NAME",
+        help="py:module:name of your own function of logits [B, S, V] and labels [B, S], which "
+        "gives the mean or the sum over the labels that are not -100 (default: the cross-entropy)",
+    )
+    parser.add_argument(
         "--prove-full",
         action="store_true",
         help="prove the capture on the whole module whatever its size, not on a small twin",

@@ -14,7 +14,7 @@ from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import ProofError
 
-from .outcome import IGNORED, Batch, Outcome
+from .outcome import Batch, Outcome
 
 
 class Widened(TorchFunctionMode):
@@ -181,12 +181,7 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
     with Widened(epsilon) if epsilon else nullcontext():
-        logits = logits_of(module, batch.tokens)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(
-        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    return total / batch.label_count
+        return batch.loss(logits_of(module, batch.tokens))
 
 
 def attributes(module: nn.Module) -> dict[str, object]:

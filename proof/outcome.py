@@ -1,19 +1,23 @@
 """What one step gives, by the program and by the module alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from meshwright.ir.capture.own_loss import OwnLoss
 
 IGNORED = -100  # a label that does not count
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A global batch. tokens, labels: int64 [rows, seq]."""
+    """A global batch. tokens, labels: int64 [rows, seq]. own_loss: None for the cross-entropy."""
 
     tokens: Tensor
     labels: Tensor
+    own_loss: OwnLoss | None = None
 
     @property
     def label_count(self) -> int:
@@ -22,7 +26,15 @@ class Batch:
     def permuted(self) -> "Batch":
         """Return the same rows in another order."""
         order = torch.arange(len(self.tokens)).roll(1).flip(0)
-        return Batch(self.tokens[order], self.labels[order])
+        return replace(self, tokens=self.tokens[order], labels=self.labels[order])
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Return the loss of logits [rows, seq, vocabulary], as PyTorch computes it; 0-dim."""
+        if self.own_loss is not None:
+            return self.own_loss.value(logits, self.labels)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        flat = wide.flatten(0, 1), self.labels.flatten()
+        return F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum") / self.label_count
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,12 @@ class Outcome:
     grads: dict[str, Tensor | None]
 
 
-def random_batch(rows: int, seq: int, vocab: int, seed: int) -> Batch:
+def random_batch(
+    rows: int, seq: int, vocab: int, seed: int, own_loss: OwnLoss | None = None
+) -> Batch:
     """Draw a batch of which the first row and some more labels do not count."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab, (rows, seq), generator=generator)
     labels = torch.randint(0, vocab, (rows, seq), generator=generator)
     labels[0, ::2] = IGNORED
-    return Batch(tokens, labels)
+    return Batch(tokens, labels, own_loss)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.capture.own_loss import OwnLoss
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.errors import ProofError
 from meshwright.ir.graph import Graph
@@ -65,12 +66,13 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
 
 @dataclass(frozen=True)
 class Subject:
-    """What is proven: a model's name, how to build it, and its sizes."""
+    """The model that is proven: its name, how to build it, its sizes, and a loss of its own."""
 
     name: str
     build: Callable[[], nn.Module]
     vocab_size: int
     max_seq: int | None
+    own_loss: OwnLoss | None = None
 
 
 def parameter_bytes(traced: Traced) -> int:
@@ -135,7 +137,8 @@ class _Trial:
     @property
     def batch(self) -> Batch:
         rows = self.variant.rows * self.variant.microbatches
-        return random_batch(rows, self.variant.seq, self.subject.vocab_size, self.seed)
+        vocab, own_loss = self.subject.vocab_size, self.subject.own_loss
+        return random_batch(rows, self.variant.seq, vocab, self.seed, own_loss)
 
     def outcomes(self) -> tuple[Outcome, Outcome]:
         """The module's outcome, and the program's on the same rows in another order."""
@@ -243,7 +246,8 @@ def _prove_rounding(
     kinds = {n: p.dtype for n, p in narrow.named_parameters()}
     rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
     variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
-    batch = random_batch(variant.rows, variant.seq, subject.vocab_size, seed)
+    vocab, own_loss = subject.vocab_size, subject.own_loss
+    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss)
     exact = run_module(module, rounded, batch, subject.name, norm_epsilon(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)
     found = run_program(one_rank_plan(traced, variant), rounded, batch)

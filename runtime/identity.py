@@ -89,22 +89,27 @@ class TokenizerIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Either is None where it is not known: of older plans and checkpoints, of synthetic tokens."""
+    """Model and tokenizer are None where they are not known: of older plans and checkpoints, of
+    synthetic tokens. loss: by name, of the user's own; "" for the cross-entropy."""
 
     model: ModelIdentity | None = None
     tokenizer: TokenizerIdentity | None = None
+    loss: str = ""
 
     def to_json(self) -> dict[str, Any]:
         said = asdict(self)
         if self.model is not None:
             said["model"]["sha256"] = self.model.sha256
+        if not self.loss:
+            del said["loss"]
         return said
 
     @staticmethod
     def from_json(said: dict[str, Any]) -> "Identity":
         """Read what `to_json` gave. Raises IdentityError for anything else."""
         try:
-            return Identity(_model(said["model"]), _tokenizer(said["tokenizer"]))
+            loss = str(said.get("loss", ""))
+            return Identity(_model(said["model"]), _tokenizer(said["tokenizer"]), loss)
         except (KeyError, TypeError, AttributeError) as error:
             raise IdentityError(f"malformed: {error!r}; compile the plan again") from None
 
@@ -199,8 +204,10 @@ def check_model(where: str, theirs: Identity, ours: Identity, way_out: str) -> N
 
 def check_code(where: str, theirs: Identity, ours: Identity) -> None:
     """Raise IdentityError where two models of the user's own code compute something else, as far
-    as captures in one dtype tell."""
+    as captures in one dtype, under one loss, tell."""
     if theirs.model is None or ours.model is None or ours.model.kind != CODE:
+        return
+    if theirs.loss != ours.loss:
         return
     both = theirs.model, ours.model
     if both[0].dtype == both[1].dtype and both[0].graph != both[1].graph:

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 import traceback
+from types import ModuleType
 from typing import Any
 
 # Folders of the user's modules, where a launcher says them: a program runs in its own folder.
@@ -35,21 +36,26 @@ def load_named(spec: str, what: str) -> Any:
     if not is_named(spec):
         raise OwnCodeError(f"{what} {spec}: write py:module:name")
     _, module_name, name = spec.split(":")
-    look_where_told()
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise OwnCodeError(
-            f"{what} {spec}: cannot import {module_name}: {error}; it is looked for on PYTHONPATH "
-            "and in the current folder"
-        ) from error
+    where = f"{what} {spec}"
+    found: Any = _imported(module_name, where)
     for part in name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, vars(found), 1)
             hint = f"; did you mean {near[0]}" if near else ""
-            raise OwnCodeError(f"{what} {spec}: {module_name} has no {name!r}{hint}")
+            raise OwnCodeError(f"{where}: {module_name} has no {name!r}{hint}")
         found = getattr(found, part)
-    return _made(found, f"{what} {spec}") if isinstance(found, type) else found
+    return _made(found, where) if isinstance(found, type) else found
+
+
+def _imported(name: str, where: str) -> ModuleType:
+    look_where_told()
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise OwnCodeError(
+            f"{where}: cannot import {name}: {error}; it is looked for on PYTHONPATH and in the "
+            "current folder"
+        ) from error
 
 
 def _made(kind: type, where: str) -> object:

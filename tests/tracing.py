@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from meshwright.ir.capture import export as capture
+from meshwright.ir.capture.own_loss import OwnLoss
 from meshwright.ir.traced import Traced
 from meshwright.models.config import DecoderConfig
 from meshwright.models.load import build_decoder
@@ -32,11 +33,12 @@ def _trace_once(
     dtype: str,
     vocab_size: int,
     freeze: tuple[str, ...] = (),
+    loss: OwnLoss | None = None,
 ) -> Traced:
     """Our own decoders are told by their configs; what builds another says nothing of it."""
-    if isinstance(build, partial) and build.func is build_decoder:
+    if isinstance(build, partial) and build.func is build_decoder and loss is None:
         return _decoder(*build.args, name, dtype, vocab_size, freeze)
-    return _trace(build, name, dtype, vocab_size, freeze)
+    return _trace(build, name, dtype, vocab_size, freeze, loss)
 
 
 @contextmanager

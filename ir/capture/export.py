@@ -37,6 +37,7 @@ from .functional import (
 from .fx import FxReader, torch_dtype
 from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
+from .own_loss import LossTotal, OwnLoss
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
@@ -59,14 +60,16 @@ def trace(
     dtype: str,
     vocab_size: int,
     freeze: tuple[str, ...] = (),
+    loss: OwnLoss | None = None,
 ) -> Traced:
     """Capture, cut into segments, and trace each unique segment's joint graph.
 
     freeze: patterns of names of parameters that are not trained, beside those that the module says.
+    loss: of the user's own; None: the cross-entropy.
     Raises CaptureError, in one line, for whatever cannot be captured.
     """
     try:
-        return _traced(build, name, dtype, vocab_size, freeze)
+        return _traced(build, name, dtype, vocab_size, freeze, loss)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -81,8 +84,9 @@ def _traced(
     dtype: str,
     vocab_size: int,
     freeze: tuple[str, ...],
+    loss: OwnLoss | None,
 ) -> Traced:
-    captured = capture(build, name, dtype, freeze)
+    captured = capture(build, name, dtype, freeze, loss)
     graph, warnings = captured.graph, captured.warnings
     segmented, joints = _segments(graph)
     if idle := without_gradient(graph, segmented, joints):
@@ -110,7 +114,11 @@ def _segments(graph: Graph) -> tuple[Segmented, dict[str, Graph]]:
 
 
 def capture(
-    build: Callable[[], nn.Module], name: str, dtype: str, freeze: tuple[str, ...] = ()
+    build: Callable[[], nn.Module],
+    name: str,
+    dtype: str,
+    freeze: tuple[str, ...] = (),
+    loss: OwnLoss | None = None,
 ) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
@@ -136,15 +144,19 @@ def capture(
             tied=tied,
             frozen=frozen,
             promote=dtype == "f64",
+            own_loss=loss,
         )
         return replace(reader.read(), lengths=lengths)
 
+    said = "the loss holds every logit, in float32 at least: it"
+    if loss is not None:
+        found = read(LossTotal(module, arguments, loss), (*roles, "labels"))
+        return replace(found, warnings=(*found.warnings, f"{said} is {loss}"))
     try:
         return read(Logits(module, arguments), tuple(roles))
     except _NoHeadError as tail:
         found = read(LossParts(module, arguments), (*roles, "labels"))
-        said = f"the loss holds every logit, in float32 at least: it ends in {tail}"
-        return replace(found, warnings=(*found.warnings, said))
+        return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
 
 
 class _NoHeadError(CaptureError):
@@ -162,6 +174,7 @@ class _Reader(FxReader):
     stored: dict[str, Tensor]
     tied: dict[str, str]
     frozen: frozenset[str]
+    own_loss: OwnLoss | None
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -177,8 +190,8 @@ class _Reader(FxReader):
                 self.call(node)
         output = next(n for n in self.program.graph.nodes if n.op == "output")
         made = [str(self.values[node]) for node in output.args[0]]
-        self._loss(*(made if len(made) == 2 else self._head(*made)))
-        graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), ("loss",))
+        loss = self._ending(made)
+        graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), (loss,))
         graph = verify(_without_unused_inputs(prune(graph)))
         used = {i.ref for i in graph.inputs_of("constant")}
         initial = named_constants([i.init for i in graph.inputs_of("param")])
@@ -286,10 +299,27 @@ class _Reader(FxReader):
         self._emit("mw.linear_cross_entropy", given, made, op.source, softcap=softcap)
         return lse.name, picked.name
 
-    def _loss(self, lse: str, picked: str) -> None:
+    def _ending(self, made: list[str]) -> str:
+        """Emit what makes the loss of the values that the program returns; return its name."""
+        if self.own_loss is None:
+            self._cross_entropy(*(made if len(made) == 2 else self._head(*made)))
+        elif self.own_loss.is_mean:
+            self._divided(made[0])
+        else:
+            return made[0]
+        return "loss"
+
+    def _divided(self, total: str) -> None:
+        """Emit the loss of a total: over the labels of the global batch."""
+        dtype = self._value_of(total).dtype
+        self.inputs.append(data_input("denominator", dtype, ()))
+        self._emit(
+            "div.Tensor", (total, "denominator"), (Value("loss", dtype, ()),), self.ops[-1].source
+        )
+
+    def _cross_entropy(self, lse: str, picked: str) -> None:
         """Emit the mean over the labels that count. lse, picked: names of values [B, S]."""
         stats, source = self._value_of(lse).dtype, self.ops[-1].source
-        self.inputs.append(data_input("denominator", stats, ()))
         self._emit("sub.Tensor", (lse, picked), (Value("loss.nll", stats, (B, S)),), source)
         self._emit(
             "ne.Scalar",
@@ -306,7 +336,7 @@ class _Reader(FxReader):
             other=0.0,
         )
         self._emit("sum", ("loss.masked",), (Value("loss.sum", stats, ()),), source)
-        self._emit("div.Tensor", ("loss.sum", "denominator"), (Value("loss", stats, ()),), source)
+        self._divided("loss.sum")
 
     def _emit(
         self,

@@ -10,6 +10,7 @@ seq = 4096
 global_batch = 64
 pin = ["tp=2"]              # or a table: pin = { tp = 2 }
 freeze = "embed.*"          # parameters that are not trained
+loss = "py:losses:smoothed" # of logits and labels, in place of the cross-entropy
 
 [run]                       # options of `meshwright run`
 data = "file:corpus.bin"
@@ -47,6 +48,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "dtype": (str, ""),  # as the cluster's devices have it
     "pin": ((list, dict, str), []),
     "freeze": (str, ""),
+    "loss": (str, ""),
     "search": (bool, True),
     "prove_full": (bool, False),
     "trust_capture": (bool, False),

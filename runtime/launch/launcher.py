@@ -183,8 +183,8 @@ def _start(
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    # The first entry is the folder of the script that runs, or what stands in its place.
-    searched = (environment.pop("PYTHONPATH", ""), os.getcwd(), *sys.path[:1])
+    # In Python's own order: first the folder of the script that runs, or what stands in its place.
+    searched = (*sys.path[:1], environment.pop("PYTHONPATH", ""), os.getcwd())
     environment[IMPORT_PATH] = os.pathsep.join(filter(None, searched))
     environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

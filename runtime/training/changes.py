@@ -22,7 +22,7 @@ class Course(NamedTuple):
     """The facts that decide how a run goes on. options: None where a checkpoint holds none.
 
     samples: rows of `seq` tokens seen in `batches` global batches. data: its name; identity: its
-    tokens' hash.
+    tokens' hash. loss: of the user's own, "" for the cross-entropy.
     """
 
     options: RunOptions | None
@@ -32,6 +32,7 @@ class Course(NamedTuple):
     seed: int
     data: str
     identity: str
+    loss: str = ""
 
     @property
     def batch(self) -> str:
@@ -55,6 +56,7 @@ def changes(then: Course, now: Course) -> list[Change]:
         Change("--seed", then.seed, now.seed),
         Change("global batch", then.batch, now.batch),
         Change("sequence length", then.seq, now.seq),
+        Change("plan's --loss", *map(_loss_name, (then.loss, now.loss))),
     ]
     found += [change for change in pairs if change.then != change.now]
     if then.identity != now.identity:
@@ -100,7 +102,14 @@ def jumps(step: int, then: Course, now: Course) -> list[str]:
             f"it was made with data {then.data} ({then.identity[:12]}), this run has {now.data} "
             f"({now.identity[:12]})"
         )
+    if then.loss != now.loss:
+        names = map(_loss_name, (then.loss, now.loss))
+        found.append(f"it was trained with the loss {next(names)}, this program has {next(names)}")
     return [jump for jump in found if jump]
+
+
+def _loss_name(loss: str) -> str:
+    return loss or "cross-entropy"
 
 
 def _of_options(

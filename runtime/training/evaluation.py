@@ -38,8 +38,9 @@ class Evaluation:
     """Evaluations of one run. Missing data is refused now where the options ask for it, not at
     the first evaluation."""
 
-    def __init__(self, options: RunOptions, layout: Layout, feed: Feed) -> None:
-        self.options, self.layout, self.feed = options, layout, feed
+    def __init__(self, options: RunOptions, layout: Layout, feed: Feed, own_loss: str) -> None:
+        """own_loss: the name of the program's, "" for the cross-entropy."""
+        self.options, self.layout, self.feed, self.own_loss = options, layout, feed, own_loss
         self._opened: Corpus | None = None
         self.last_loss: float | None = None
         if options.eval_every or options.eval_data:
@@ -61,9 +62,16 @@ class Evaluation:
         except DataError as error:
             return f"no held-out loss: {error}"
         log.evaluation(self.options.steps - 1, **found._asdict())
-        unit = "nats/byte" if self.feed.reader.vocab == 256 else "nats/token"
         parts = f"{found.batches} of {found.batches_held_out} batches"
-        return f"held-out loss: {found.eval_loss:.3f} {unit} ({found.tokens:,} tokens, {parts})"
+        loss = f"{found.eval_loss:.3f} {self._unit}"
+        return f"held-out loss: {loss} ({found.tokens:,} tokens, {parts})"
+
+    @property
+    def _unit(self) -> str:
+        """What the loss is counted in; of a loss of the user's own, which one it is."""
+        if self.own_loss:
+            return f"by {self.own_loss}"
+        return "nats/byte" if self.feed.reader.vocab == 256 else "nats/token"
 
     def measure(self, executor: Executor[Optimizer]) -> Evaluated:
         """Evaluate the weights as they are."""

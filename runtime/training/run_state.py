@@ -34,7 +34,7 @@ class RunState:
         self.executor, self.feed, self.guard = executor, feed, guard
         self.options = replace(options, optimizer=executor.optimizer.options.name)
         self.say = say
-        self.identity = Identity(program.model, feed.reader.tokenizer)
+        self.identity = replace(program, tokenizer=feed.reader.tokenizer)
 
     def after(self, step: int) -> State:
         """Return the state after `step` steps."""
@@ -102,19 +102,14 @@ class RunState:
 
     def _courses(self, manifest: Manifest) -> tuple[Course, Course]:
         """The course of the checkpoint's run, and of this one at the same place."""
-        state, reader, seq = manifest.state, self.feed.reader, self.executor.layout.seq
+        state, seq = manifest.state, self.executor.layout.seq
         batches = state.step + state.skipped
-        then = Course(
-            _options_of(manifest),
-            state.samples,
-            batches,
-            state.seq,
-            state.seed,
-            state.data,
-            state.data_identity,
-        )
+        data, loss = (state.data, state.data_identity), manifest.identity.loss
+        given = _options_of(manifest)
+        then = Course(given, state.samples, batches, state.seq, state.seed, *data, loss)
         samples, seed = batches * self.feed.global_batch, self.options.seed
-        now = Course(self.options, samples, batches, seq, seed, reader.name, reader.identity)
+        data, loss = (self.feed.reader.name, self.feed.reader.identity), self.identity.loss
+        now = Course(self.options, samples, batches, seq, seed, *data, loss)
         return then, now
 
     def _check_optimizer(self, state: State, path: Path) -> None:

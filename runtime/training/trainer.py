@@ -78,11 +78,11 @@ class Trainer:
         self.callbacks = Callbacks(options.callbacks, begun)
         self.guard = LossGuard(options.spike)
         self.feed = Feed(options, layout, beacon)
-        self.evaluation = Evaluation(options, layout, self.feed)
+        program = read_identity(folder)
+        self.evaluation = Evaluation(options, layout, self.feed, program.loss)
         rate_of(0, options)  # refuse bad options before the weights are made
         beacon.mark("START")
         self.executor = self._executor()
-        program = read_identity(folder)
         self.state = RunState(self.executor, self.feed, self.guard, options, program, say)
         self.recovery = Recovery(options, self.state, say, logs)
 

@@ -272,6 +272,9 @@ WEIGHTS: dict[str, tuple[Identity, Identity | dict, dict, str]] = {
     ),
     "another dtype": (Identity(OWN), Identity(replace(OWN, dtype="bf16", graph="b")), {}, ""),
     "code": (Identity(OWN), Identity(replace(OWN, graph="b")), {}, "its graph is b there and a"),
+    "code under another loss": (
+        Identity(OWN), Identity(replace(OWN, graph="b"), None, "py:m:loss"), {}, "",
+    ),
     "code accepted": (
         Identity(OWN), Identity(replace(OWN, graph="b")), {"accept_graph": True}, "",
     ),
@@ -326,7 +329,7 @@ def test_a_tokenizer_in_the_folder_of_weights_is_compared(tmp_path: Path) -> Non
 
 
 def test_an_identity_is_read_as_it_was_written() -> None:
-    for both in (Identity(), Identity(STOCK, FIRST), Identity(OWN)):
+    for both in (Identity(), Identity(STOCK, FIRST), Identity(OWN, loss="py:m:f")):
         assert Identity.from_text(both.text()) == both
     for text in ("{", "[]", '{"model": {}, "tokenizer": null}', '{"model": 1, "tokenizer": 2}'):
         with pytest.raises(IdentityError):

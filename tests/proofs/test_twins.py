@@ -69,5 +69,7 @@ def test_the_fewest_children_that_stand_for_all(kind: str, stands: int | None) -
 def test_a_large_module_is_proven_on_its_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "WITH_TWIN_BYTES", 0)
     source = source_of("alike")
-    _, said = proving.proven(source, traced(source), trust=False, full=False, say=lambda _: None)
+    _, said = proving.proven(
+        source, traced(source), None, trust=False, full=False, say=lambda _: None
+    )
     assert said.startswith("capture: proven on a twin of 1,952 bytes of parameters")

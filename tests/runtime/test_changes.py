@@ -54,6 +54,12 @@ CASES = {
         {"--group": ("none", "*norm*:lr_scale=0.5")},
         ["by --group none and have them by --group *norm*:lr_scale=0.5"],
     ),
+    "loss": (
+        course(COSINE),
+        course({**COSINE, "callbacks": ["py:mine:Watch"]}, loss="py:mine:smoothed"),
+        {"plan's --loss": ("cross-entropy", "py:mine:smoothed")},
+        ["trained with the loss cross-entropy, this program has py:mine:smoothed"],
+    ),
     "batch": (
         course(COSINE),
         course(COSINE, samples=160),

@@ -1,0 +1,137 @@
+"""A loss of the user's own: of logits [B, S, V] and labels [B, S] a scalar.
+
+A plan cuts the rows of a batch into parts and adds up what their losses give, so a loss is taken
+that is a mean, or a sum, over the labels that count. Which of them it is, is measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CaptureError
+from .exported import Logits
+from .semantic import IGNORED_LABEL, statistics_dtype
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_UNCOUNTED = (3, 0, 5, 1)  # labels that do not count, of each measured row
+_SEQ = 6
+_NEAR = 1e-4  # of what is measured, relative: a loss may compute in float32
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss by its name. is_mean: over the labels that count; else it is their sum."""
+
+    name: str
+    function: LossFunction
+    is_mean: bool
+
+    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of logits, taken to float32 at least; 0-dim."""
+        wide = logits.to(statistics_dtype(logits.dtype))
+        return self.function(wide, labels).to(wide.dtype)
+
+    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over the labels that count, 0 of none, which has no mean."""
+        if not self.is_mean:
+            return self.value(logits, labels)
+        count = (labels != IGNORED_LABEL).sum()
+        some = torch.where(count > 0, labels, torch.zeros_like(labels))
+        return self.value(logits, some) * count
+
+    def __str__(self) -> str:
+        return f"{self.name}, a {'mean' if self.is_mean else 'sum'} over the labels that count"
+
+
+class LossTotal(Logits):
+    """A module that returns the total of its own loss; it takes labels last, int64 [B, S]."""
+
+    def __init__(self, module: nn.Module, arguments: tuple[str, ...], loss: OwnLoss) -> None:
+        super().__init__(module, arguments)
+        self.loss = loss
+
+    def forward(self, *given: Tensor) -> Tensor:
+        *own, labels = given
+        return self.loss.total(super().forward(*own), labels)
+
+    @property
+    def num_inputs(self) -> int:
+        """Return how many tensors the forward takes, labels among them."""
+        return len(self.arguments) + 1
+
+
+def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:
+    """Return a loss with what it was measured to be, on drawn logits with ignored labels.
+
+    Raises CaptureError for one that gives no scalar, that has parameters, which nothing would
+    train, or that is neither a mean nor a sum over the labels that count.
+    """
+    if isinstance(function, nn.Module) and (held := len(list(function.parameters()))):
+        raise CaptureError(
+            f"--loss {name} has {held} parameters, which nothing would train; move them into the "
+            "model"
+        )
+    whole, means, sums = _in_parts(name, function, vocab_size)
+    for is_mean, values in ((True, means), (False, sums)):
+        if all(abs(value - whole) <= _NEAR * abs(whole) for value in values):
+            return OwnLoss(name, function, is_mean)
+    rows = len(_UNCOUNTED)
+    raise CaptureError(
+        f"--loss {name} of {rows} rows is {whole:.6g}; of its parts, 1 row and {rows - 1}, the "
+        f"mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} and the sum "
+        f"{sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
+    )
+
+
+def _in_parts(
+    name: str, function: LossFunction, vocab_size: int
+) -> tuple[float, list[float], list[float]]:
+    """The loss of all rows; of each way to cut them the parts' mean by labels, and their sum."""
+    logits, labels = _drawn(vocab_size)
+    sums, means = [], []
+    for cut in (1, 2):
+        parts = [(logits[:cut], labels[:cut]), (logits[cut:], labels[cut:])]
+        found = [_measure(name, function, *part) for part in parts]
+        counts = [int((part != IGNORED_LABEL).sum()) for _, part in parts]
+        sums.append(sum(found))
+        means.append(sum(v * n for v, n in zip(found, counts, strict=True)) / sum(counts))
+    return _measure(name, function, logits, labels), means, sums
+
+
+def _drawn(vocab_size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(_UNCOUNTED), _SEQ)
+    logits = torch.randn((*shape, vocab_size), generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, vocab_size, shape, generator=generator)
+    for row, uncounted in zip(labels, _UNCOUNTED, strict=True):
+        row[:uncounted] = IGNORED_LABEL
+    return logits, labels
+
+
+def _measure(name: str, function: LossFunction, logits: Tensor, labels: Tensor) -> float:
+    try:
+        found = function(logits, labels)
+    except Exception as error:
+        raise CaptureError(
+            f"--loss {name} fails on logits {list(logits.shape)} and labels {list(labels.shape)}: "
+            f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        ) from error
+    _check_scalar(name, found)
+    value = float(found)
+    if not abs(value) < float("inf"):
+        raise CaptureError(f"--loss {name} is {value} on drawn logits; return what is finite")
+    return value
+
+
+def _check_scalar(name: str, found: object) -> None:
+    if isinstance(found, Tensor) and found.shape == () and found.is_floating_point():
+        return
+    what = f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, Tensor) else found
+    raise CaptureError(
+        f"--loss {name} returns {what}; return a scalar, the mean or the sum over the labels that "
+        f"are not {IGNORED_LABEL}"
+    )
