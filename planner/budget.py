@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Effort:
+class LpEffort:
     """Effort of one LP bound.
 
     LPs are solved until the critical path of a solution exceeds the bound by at most the share
@@ -58,8 +58,8 @@ class SearchBudget:
     max_simulated: int = 200
     first_candidates: int = 4
     max_actions: int = 40000
-    quick: Effort = Effort(4, 2e-3)
-    thorough: Effort = Effort(20, 3e-4)
+    quick: LpEffort = LpEffort(4, 2e-3)
+    thorough: LpEffort = LpEffort(20, 3e-4)
     lp_step: float = 0.3
     max_thorough: int = 12
     enough_gap: float = 0.04
