@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.ir.dtypes import HALVES
 
-from .output import print_result, say_to
+from .output import print_result
 from .parsers import add_cluster, add_command
 from .plan_file import cluster_of, read_plan
 from .planning import make_plan_of
@@ -124,12 +124,13 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         seq=plan.seq,
         global_batch=plan.global_batch,
         dtype=plan.dtype,
+        effort=plan.effort or "normal",
         pin=[*arguments.why_not],
         freeze=",".join(plan.frozen),
         trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
-    other, _ = make_plan_of(arguments.model or plan.model, options, say_to(arguments))
+    other, _ = make_plan_of(arguments.model or plan.model, options)
     pins = " ".join(arguments.why_not)
     return f"the best plan with {pins} against this one:\n" + diff(
         plan, other, cluster_of(plan, arguments)

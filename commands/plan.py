@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import print_result, say_to, write_text
-from .parsers import add_command
+from .output import print_result, write_text
+from .parsers import add_command, add_effort
 from .planning import make_plan_of
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run the captured program against the module before planning",
     )
+    add_effort(parser, "normal")
     parser.add_argument(
         "--no-search",
         dest="search",
@@ -113,7 +114,8 @@ def _run(arguments: argparse.Namespace) -> None:
     output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    _write(*make_plan_of(arguments.model, arguments, say_to(arguments)), output, arguments)
+    plan, search = make_plan_of(arguments.model, arguments, stoppable=True)
+    _write(plan, search.report(plan) if search else "", output, arguments)
 
 
 def _write(plan: "Plan", report: str, output: str, arguments: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,21 +11,46 @@ if TYPE_CHECKING:
     from meshwright.models import ModelSource
     from meshwright.planner.hardware.cluster import Cluster
     from meshwright.planner.search.pins import Pins
+    from meshwright.planner.search.search import Found
+    from meshwright.planner.simulate.predict import Prediction
 
+from .doing import Doing
 from .identity import identity_of
 from .proving import proven
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search beside its plan. proof: of the capture, in words."""
+
+    found: "Found"
+    prediction: "Prediction"
+    proof: str
+
+    def report(self, plan: "Plan") -> str:
+        """Return why the plan is as it is."""
+        from meshwright.planner.report.report import search_report
+
+        return f"{search_report(plan, self.found, self.prediction)}\n{self.proof}\n"
+
+
 _MOST_ROWS = 1_000_000  # of a step; schedules of more micro-batches are not searched in time
 
 
-def make_plan_of(model: str, options: argparse.Namespace, say: Say) -> tuple["Plan", str]:
-    """Plan a model spec under plan options; return the plan and the search's report.
+def make_plan_of(
+    model: str, options: argparse.Namespace, stoppable: bool = False
+) -> tuple["Plan", "Search | None"]:
+    """Plan a model spec under plan options; return the plan, and the search where there was one.
 
-    The report is "" where nothing was searched. Raises ValueError for bad options.
+    What is being done stands on stderr. stoppable: Ctrl-C ends the search with the best plan so
+    far. Raises ValueError for bad options.
     """
     source = _named(model, options)
-    return _planned(source, *_demanded(options), options, say)
+    demanded = _demanded(options)
+    with Doing() as say:
+        return _planned(source, *demanded, options, say, stoppable)
 
 
 def _planned(
@@ -33,12 +58,14 @@ def _planned(
     cluster: "Cluster",
     pins: "Pins",
     options: argparse.Namespace,
-    say: Say,
-) -> tuple["Plan", str]:
+    say: Doing,
+    stoppable: bool,
+) -> tuple["Plan", "Search | None"]:
+    from meshwright.planner.budget import EFFORTS
     from meshwright.planner.clock import Clock
-    from meshwright.planner.report.report import search_report
     from meshwright.planner.search.make_plan import make_plan
     from meshwright.planner.search.search import search_plan
+    from meshwright.planner.search.stopping import Stop
 
     clock = Clock()
     with clock.layer("tracing"):
@@ -48,12 +75,19 @@ def _planned(
     if not _searches(options):
         say(proof)
         plan = make_plan(traced, cluster, **sizes, pins=pins, progress=say)
-        return replace(plan, identity=identity), ""
+        return replace(plan, identity=identity), None
     plan, found, prediction = search_plan(
-        traced, cluster, **sizes, pins=pins, progress=say, clock=clock
+        traced,
+        cluster,
+        **sizes,
+        pins=pins,
+        progress=say,
+        budget=EFFORTS[getattr(options, "effort", "normal")],
+        clock=clock,
+        stop=Stop(stoppable),
     )
-    plan = replace(plan, identity=identity)
-    return plan, f"{search_report(plan, found, prediction)}\n{proof}\n"
+    say.close(f"planned; time by layer: {clock.text()}")
+    return replace(plan, identity=identity), Search(found, prediction, proof)
 
 
 def _named(model: str, options: argparse.Namespace) -> "ModelSource":

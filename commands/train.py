@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .compile import write_program
 from .output import print_result, say_to, write_text
-from .parsers import add_command
+from .parsers import add_command, add_effort
 from .planning import make_plan_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
         help="start at step 0 in a folder that holds a run, which is moved aside; without it the "
         "run goes on",
     )
+    add_effort(parser, None)
     parser.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
     )
@@ -66,6 +67,7 @@ def _load_checked(arguments: argparse.Namespace) -> "Job":
     from meshwright.runtime.metrics.trackers import check_tracker
 
     given = [f"run.out={json.dumps(arguments.out)}"] if arguments.out else []
+    given += [f'plan.effort="{arguments.effort}"'] if arguments.effort else []
     job = load_job(Path(arguments.job), [*arguments.set, *given])
     check_resume(str(job.run.get("resume", "")))
     check_tracker(job.run.get("track", "none"))
@@ -78,11 +80,11 @@ def _write_job(job: "Job", out: Path, arguments: argparse.Namespace) -> None:
     from meshwright.runtime.training.run_folder import begin_job, check_free
 
     check_free(out)
-    plan, report = make_plan_of(job.model, argparse.Namespace(**job.plan), say_to(arguments))
+    plan, search = make_plan_of(job.model, argparse.Namespace(**job.plan))
     aside = begin_job(out, format_plan(plan), _is_fresh(job, arguments))
     if aside is not None:
         say_to(arguments)(f"what an earlier job left in {out} is now in {aside}")
-    _write_plan(plan, report, out)
+    _write_plan(plan, search.report(plan) if search else "", out)
     write_program(plan, out / "program")
     write_text(out / "job.toml", job.text)
     if not arguments.json:

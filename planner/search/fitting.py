@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
+from ..budget import SearchBudget
 from ..pipeline.partition import MemoryCost, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, picks_by_price
@@ -122,10 +123,11 @@ def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitte
 def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
     tried = {fitted.starts}
     moving = costs.problem.pins.cuts is None and fitted.candidate.num_stages > 1
+    most = _most_polished(costs.problem.budget, fitted)
     while moving:
         moving = False
         for starts in _neighbours(fitted.starts, len(fitted.picks)):
-            if starts in tried or len(tried) == costs.problem.budget.max_polished:
+            if starts in tried or len(tried) > most:
                 continue
             tried.add(starts)
             other = _at(costs, fitted.candidate, starts, limit_bytes)
@@ -133,6 +135,12 @@ def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitt
                 fitted, moving = other, True
                 break
     return fitted
+
+
+def _most_polished(budget: SearchBudget, fitted: Fitted) -> int:
+    """Return how many cuts may be tried, each of which simulates a step."""
+    passes = 2 * fitted.candidate.num_microbatches * len(fitted.picks)
+    return int(min(budget.max_polished - 1, budget.max_polished_passes / passes))
 
 
 def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:

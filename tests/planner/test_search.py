@@ -33,6 +33,7 @@ from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search, search_plan
+from meshwright.planner.search.stopping import Stop
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.stage_memory import usable_bytes
 
@@ -85,6 +86,21 @@ def test_the_same_question_gives_the_same_bytes(model) -> None:
         for _ in range(2)
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("when", ["candidate 2", "other cuts of plan 1"])
+def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(model, when: str) -> None:
+    def interrupted(text: str) -> None:
+        if when in text and "best so far" in text:
+            raise KeyboardInterrupt
+
+    costs = CandidateCosts(Problem(model, parse_cluster("cpu:4"), SEQ, 8, Pins()))
+    whole = search(costs)
+    stopped = search(costs, interrupted, Stop(allowed=True))
+    assert when in stopped.stopped and not whole.stopped
+    assert stopped.bound_us <= whole.best.timeline.step_us <= stopped.best.timeline.step_us
+    with pytest.raises(KeyboardInterrupt):
+        search(costs, interrupted)
 
 
 def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
