@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
     from meshwright.runtime.launch.job import Job as JobFile
 
 
-@one_class
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is planned and compiled into its run's folder. fresh: it is to start at step 0."""
+
+    folder: Path
+    plan: Plan
+    fresh: bool
+    file: "JobFile"
+
+    def train(self, *, quiet: bool = False, say: Say = silent) -> RunResult:
+        """Run it; quiet: print nothing of what rank 0 prints. Raises as Trainer does."""
+        options = {**self.file.run, "out": str(self.folder), "fresh": self.fresh}
+        restarts, program = self.file.restarts, self.folder / "program"
+        return Trainer(program, restarts=restarts, quiet=quiet, say=say, **options).train()
+
+
 def train(
     job: str | Path,
     *,
@@ -30,26 +46,37 @@ def train(
     fresh: bool = False,
     quiet: bool = False,
     say: Say = silent,
-    planned: Say = silent,
 ) -> RunResult:
     """Plan, compile and run what a job file (TOML) says; all of it goes into the run's folder.
 
-    overrides: values of the file as "a.b=c". out: the run's folder, over the file's. fresh: start
-    at step 0 where the folder holds a run, which is moved aside. quiet: print nothing of what rank
-    0 prints. say: takes each line of progress; planned: the plan's summary.
+    quiet: print nothing of what rank 0 prints. The rest is as `prepare` takes it. Raises
+    MeshwrightError as that does, and RunFailedError as Trainer does.
+    """
+    ready = prepare(job, overrides=overrides, out=out, fresh=fresh, say=say)
+    return ready.train(quiet=quiet, say=say)
 
-    Raises MeshwrightError for what the file holds, before anything is planned, and RunFailedError
-    as Trainer does.
+
+@one_class
+def prepare(
+    job: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    fresh: bool = False,
+    say: Say = silent,
+) -> Prepared:
+    """Plan and compile what a job file (TOML) says into the run's folder.
+
+    overrides: values of the file as "a.b=c". out: the run's folder, over the file's. fresh: start
+    at step 0 where the folder holds a run, which is moved aside. say: takes each line of progress.
+
+    Raises MeshwrightError for what the file holds, before anything is planned.
     """
     given = [f"run.out={json.dumps(str(out))}"] if out else []
     file = _load_checked(Path(job), [*overrides, *given])
     folder = Path(file.run.get("out", "run"))
     fresh = fresh or bool(file.run.get("fresh"))
-    planned(_write_job(file, folder, fresh, say).summary)
-    say(f"plan: {folder / 'plan.txt'}; program: {folder / 'program'}")
-    options = {**file.run, "out": str(folder), "fresh": fresh}
-    trainer = Trainer(folder / "program", restarts=file.restarts, quiet=quiet, say=say, **options)
-    return trainer.train()
+    return Prepared(folder, _write_job(file, folder, fresh, say), fresh, file)
 
 
 def _load_checked(path: Path, overrides: list[str]) -> "JobFile":

@@ -49,23 +49,40 @@ def trace(
 
 
 @one_class
-def plan(model: Model, *, cluster: Cluster | str, job: Job, say: Say = silent) -> Plan:
+def plan(
+    model: Model,
+    *,
+    cluster: Cluster | str,
+    job: Job,
+    say: Say = silent,
+    stoppable: bool = False,
+) -> Plan:
     """Plan a model for a cluster: prove its capture, then search over all that is not pinned.
 
-    say: takes each line of progress. Raises MeshwrightError for demands that do not fit together,
+    say: takes each line of progress. stoppable: Ctrl-C ends the search with the best plan so far,
+    where there is one. Raises MeshwrightError for demands that do not fit together,
     and where no plan fits the devices, with the nearest changes that would.
     """
     source = _named(model, job)
     hardware, pins = _demanded(at_hand(cluster_of(cluster), say), job)
     dtype = job.dtype or _usual_dtype(hardware)
-    return _planned(source, hardware, pins, replace(job, dtype=dtype), say)
+    return _planned(source, hardware, pins, replace(job, dtype=dtype), say, stoppable)
 
 
-def _planned(source: "ModelSource", hardware: "Hardware", pins: "Pins", job: Job, say: Say) -> Plan:
+def _planned(
+    source: "ModelSource",
+    hardware: "Hardware",
+    pins: "Pins",
+    job: Job,
+    say: Say,
+    stoppable: bool,
+) -> Plan:
+    from meshwright.planner import budget
     from meshwright.planner.clock import Clock
     from meshwright.planner.report.report import search_report
     from meshwright.planner.search.make_plan import make_plan
     from meshwright.planner.search.search import search_plan
+    from meshwright.planner.search.stopping import Stop
 
     clock = Clock()
     with clock.layer("tracing"):
@@ -84,10 +101,13 @@ def _planned(source: "ModelSource", hardware: "Hardware", pins: "Pins", job: Job
         global_batch=job.global_batch,
         pins=pins,
         progress=say,
+        budget=budget.EFFORTS[job.effort],
         clock=clock,
+        stop=Stop(stoppable),
     )
+    say(f"planned; time by layer: {clock.text()}")
     made = replace(made, identity=identity)
-    return Plan(made, f"{search_report(made, found, prediction)}\n{proof}\n")
+    return Plan(made, f"{search_report(made, found, prediction)}\n{proof}\n", found)
 
 
 def _named(model: Model, job: Job) -> "ModelSource":
@@ -115,6 +135,10 @@ def _usual_dtype(hardware: "Hardware") -> str:
 
 
 def _check_sizes(job: Job) -> None:
+    from meshwright.runtime.launch.job import EFFORTS
+
+    if job.effort not in EFFORTS:
+        raise ValueError(f"effort {job.effort!r}: give one of {', '.join(EFFORTS)}")
     for name in ("seq", "global_batch"):
         if getattr(job, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(job, name)}: at least 1")

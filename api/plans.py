@@ -10,15 +10,17 @@ from .files import write_text
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan as Decisions
     from meshwright.planner.hardware.cluster import Cluster as Hardware
+    from meshwright.planner.search.search import Found
 
 
 @dataclass(frozen=True)
 class Plan:
     """A plan that was made or read. decisions: all of it as data. report: what the search said of
-    it, "" where none was made, or the plan was read."""
+    it, "" where none was made. found: what the search passed over, None where the plan was read."""
 
     decisions: "Decisions"
     report: str = ""
+    found: "Found | None" = None
 
     @staticmethod
     def load(path: str | Path) -> "Plan":

@@ -1,6 +1,6 @@
 """Time, memory and gap of the search on large shapes, on this machine, without a GPU.
 
-    python benchmarks/search_time.py [CASE ...]
+    python benchmarks/search_time.py [--effort E] [CASE ...]
 
 Each case runs in a process of its own, tracing included. Prints one table row a case.
 """
@@ -31,10 +31,11 @@ CASES = {
 }
 
 
-def measure(case: Case) -> str:
+def measure(case: Case, effort: str) -> str:
     """A row of the table: total, processor and tracing seconds, peak memory, result."""
     from meshwright.ir.capture.export import trace
     from meshwright.models import load_model
+    from meshwright.planner.budget import EFFORTS
     from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.search.pins import parse_pins
     from meshwright.planner.search.search import search_plan
@@ -49,6 +50,7 @@ def measure(case: Case) -> str:
         seq=case.seq,
         global_batch=case.global_batch,
         pins=parse_pins(["precision=pure", "rounding=nearest"]),
+        budget=EFFORTS[effort],
     )
     total = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -64,16 +66,17 @@ def measure(case: Case) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
-    names = parser.parse_args().cases
+    parser.add_argument("--effort", default="best", help="fast, normal or best, the default")
+    arguments = parser.parse_args()
     print(
         "| problem | s | CPU s | limit | of it tracing | GiB | plans | simulated | choice | step s "
         "| gap | prices |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     context = multiprocessing.get_context("spawn")
-    for name in names:
+    for name in arguments.cases:
         with context.Pool(1) as pool:
-            print(pool.apply(measure, (CASES[name],)), flush=True)
+            print(pool.apply(measure, (CASES[name], arguments.effort)), flush=True)
 
 
 if __name__ == "__main__":

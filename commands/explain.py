@@ -9,7 +9,7 @@ from meshwright.api.plans import read_plan
 from meshwright.api.proving import TRUSTED
 from meshwright.ir.dtypes import HALVES
 
-from .output import print_result, say_to
+from .output import print_result
 from .parsers import add_cluster, add_command
 from .plan_file import cluster_of
 from .planning import plan_of
@@ -126,13 +126,14 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
         seq=plan.seq,
         global_batch=plan.global_batch,
         dtype=plan.dtype,
+        effort=plan.effort or "normal",
         pin=[*arguments.why_not],
         freeze=",".join(plan.frozen),
         loss=loss_name(plan),
         trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
-    other = plan_of(arguments.model or plan.model, options, say_to(arguments)).decisions
+    other = plan_of(arguments.model or plan.model, options).decisions
     pins = " ".join(arguments.why_not)
     return f"the best plan with {pins} against this one:\n" + diff(
         plan, other, cluster_of(plan, arguments)

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from meshwright.runtime.launch.job import EFFORTS
+
 Run = Callable[[argparse.Namespace], int | None]
 
 
@@ -30,4 +32,15 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         metavar="C",
         help="the cluster to price on, by name or TOML file (default: the plan's own)",
+    )
+
+
+def add_effort(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add --effort of a command that searches; default: None where something else has one."""
+    parser.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        default=default,
+        help="of the search: fast passes over what could gain less than 5%%, normal less than "
+        "0.5%%, best nothing, which takes the longest (default: normal)",
     )

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .output import print_result, say_to
-from .parsers import add_command
+from .output import print_result
+from .parsers import add_command, add_effort
 from .planning import plan_of
 
 # Where a plan goes that is told no file.
@@ -97,6 +97,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run the captured program against the module before planning",
     )
+    add_effort(parser, "normal")
     parser.add_argument(
         "--no-search",
         dest="search",
@@ -117,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> None:
     output = arguments.output or _free_default()
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
-    plan = plan_of(arguments.model, arguments, say_to(arguments))
+    plan = plan_of(arguments.model, arguments, stoppable=True)
     plan.save(output)
     why = f"; why: {output}.report.txt" if plan.report else ""
     result = {"plan": output, "hash": plan.hash, **plan.costs}

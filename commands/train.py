@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from functools import partial
 from typing import Any
 
+from .doing import Doing
 from .output import print_run, say_to
-from .parsers import add_command
+from .parsers import add_command, add_effort
 
 
 def add(commands: Any) -> None:
@@ -28,20 +28,23 @@ def add(commands: Any) -> None:
         help="start at step 0 in a folder that holds a run, which is moved aside; without it the "
         "run goes on",
     )
+    add_effort(parser, None)
     parser.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.api.jobs import train
+    from meshwright.api.jobs import prepare
 
-    result = train(
-        arguments.job,
-        overrides=arguments.set,
-        out=arguments.out,
-        fresh=arguments.fresh,
-        say=say_to(arguments),
-        planned=partial(print, file=sys.stderr),
-    )
-    return print_run(arguments, result)
+    given = [f'plan.effort="{arguments.effort}"'] if arguments.effort else []
+    with Doing() as say:
+        ready = prepare(
+            arguments.job,
+            overrides=[*arguments.set, *given],
+            out=arguments.out,
+            fresh=arguments.fresh,
+            say=say,
+        )
+    print(ready.plan.summary, file=sys.stderr)
+    return print_run(arguments, ready.train(say=say_to(arguments)))

@@ -148,6 +148,7 @@ class Plan:
     device_type: str = ""  # of the cluster's devices, as torch names it; "" where it is not known
     device_name: str = ""
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
+    effort: str = ""  # of the search that made it: "fast", "normal", "best"; "" without one
     identity: str = ""  # of the model, as the runtime states it in JSON; "" where nothing is known
     costs: tuple[tuple[str, float], ...] = ()  # predicted numbers by name, units in the name
 

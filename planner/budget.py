@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Effort:
+class LpEffort:
     """Effort of one LP bound.
 
     LPs are solved until the critical path of a solution exceeds the bound by at most the share
@@ -23,11 +23,17 @@ class Effort:
 class SearchBudget:
     """Limits of a search, by what they limit.
 
+    effort: its name among EFFORTS, or of a budget of your own.
+
     Candidates
         max_micro_batch: rows of a data-parallel rank in the largest micro-batch.
         min_units: of a stage on average, for several stages a rank (a layer is two units).
         max_simulated: candidates; those beyond leave their bounds to the gap.
         first_candidates: plans without a pipeline that are simulated before all others, by bound.
+        first_pipelines: plans of 1F1B that are simulated next, by their bound within memory;
+            bounded_pipelines: by floor, that are bounded for it.
+        worth: share by which a candidate must be able to beat the best plan, to be simulated; the
+            others leave their bounds to the gap.
     LP bound
         max_actions: forwards and backwards of a schedule; a longer one has no LP bound.
         quick, thorough: effort for every candidate, and for those that limit the gap.
@@ -41,7 +47,8 @@ class SearchBudget:
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
         near: how much slower than the best plan one may be to be cut again, as a share.
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
-        max_polished: cuts that are tried when one cut is moved at a time.
+        max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
+            passes of micro-batches through units that are simulated for them.
     Placements
         price_shares: of the default price of a byte, that the best plan is placed at again.
     Rematerialisation options
@@ -53,13 +60,17 @@ class SearchBudget:
         max_clusters: larger clusters that are searched for a plan that fits.
     """
 
+    effort: str = "best"
     max_micro_batch: int = 32
     min_units: int = 4
     max_simulated: int = 200
     first_candidates: int = 4
+    first_pipelines: int = 2
+    bounded_pipelines: int = 24
+    worth: float = 0.0
     max_actions: int = 40000
-    quick: Effort = Effort(4, 2e-3)
-    thorough: Effort = Effort(20, 3e-4)
+    quick: LpEffort = LpEffort(4, 2e-3)
+    thorough: LpEffort = LpEffort(20, 3e-4)
     lp_step: float = 0.3
     max_thorough: int = 12
     enough_gap: float = 0.04
@@ -71,6 +82,7 @@ class SearchBudget:
     near: float = 0.12
     near_reordered: float = 0.02
     max_polished: int = 100
+    max_polished_passes: float = float("inf")
     price_shares: tuple[float, ...] = (0.0, 0.25)
     offload_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
     exact_units: int = 8
@@ -81,3 +93,30 @@ class SearchBudget:
 
 
 BUDGET = SearchBudget()
+# By name, of which users choose one. What they give up of a step is what benchmarks/README.md says.
+EFFORTS = {
+    "fast": SearchBudget(
+        effort="fast",
+        max_simulated=24,
+        worth=0.05,
+        max_thorough=0,
+        memory_shares=(1.0, 0.95),
+        descents=1,
+        near=0.0,
+        near_reordered=0.0,
+        max_polished=0,
+        price_shares=(),
+    ),
+    "normal": SearchBudget(
+        effort="normal",
+        worth=0.005,
+        max_thorough=4,
+        memory_shares=(1.0, 0.98, 0.9),
+        descents=1,
+        near=0.03,
+        near_reordered=0.01,
+        max_polished_passes=1e6,
+        price_shares=(0.0,),
+    ),
+    "best": BUDGET,
+}

@@ -29,6 +29,7 @@ _KEYS = (
     "model", "dtype", "precision", "reduce_dtype", "optimizer", "graph_hash", "cluster",
     "device_type", "device_name", "recompute", "schedule_name",
 )  # fmt: skip
+_OPTIONAL = ("rounding", "effort")  # lines of their own where they are not empty
 _NUMBERS = (
     "devices_per_node", "vocab_size", "global_batch", "micro_batch", "num_microbatches", "seq",
     "zero",
@@ -38,7 +39,7 @@ _NUMBERS = (
 def format_plan(plan: Plan) -> str:
     lines = [HEADER]
     lines += [f"{key}: {getattr(plan, key)}" for key in (*_KEYS, *_NUMBERS)]
-    lines += [f"rounding: {plan.rounding}"] if plan.rounding else []
+    lines += [f"{key}: {value}" for key in _OPTIONAL if (value := getattr(plan, key))]
     lines += [f"flops_per_token: {plan.flops_per_token!r}", f"mesh: {plan.mesh}"]
     lines += [f"stage_ranks: {' '.join(map(str, plan.stage_ranks))}"]
     sections = [
@@ -114,8 +115,8 @@ def parse_plan(text: str) -> Plan:
     # A value may be empty, and its line may have lost the blank behind the colon.
     rows = (line.partition(":") for line in lines[1:] if line)
     # Of plans that do not name them.
-    keys = {"optimizer": "adamw", "rounding": "", "devices_per_node": str(DEVICES_PER_NODE)}
-    keys |= {"device_type": "", "device_name": ""}
+    keys = {"optimizer": "adamw", "devices_per_node": str(DEVICES_PER_NODE)}
+    keys |= dict.fromkeys(("device_type", "device_name", *_OPTIONAL), "")
     keys |= {key: value.removeprefix(" ") for key, _, value in rows}
     sections = {name: body.rstrip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}
     try:
@@ -142,7 +143,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         if name.startswith("piece ")
     ]
     keys.setdefault("reduce_dtype", grad_dtype(keys["dtype"], keys["precision"]))
-    fields: dict[str, Any] = {key: keys[key] for key in (*_KEYS, "rounding")}
+    fields: dict[str, Any] = {key: keys[key] for key in (*_KEYS, *_OPTIONAL)}
     if keys["reduce_dtype"] not in FLOATS:
         raise ParseError(f"reduce_dtype: {keys['reduce_dtype']!r}; one of {', '.join(FLOATS)}")
     fields.update({key: _number(keys, key, int) for key in _NUMBERS})

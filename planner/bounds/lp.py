@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.ir.schedule import Schedule
 
 from .. import solver
-from ..budget import BUDGET, Effort
+from ..budget import BUDGET, LpEffort
 from ..pipeline.critical_path import LAST, Node, Path, Waits
 from ..pipeline.peak_moments import Moment
 from ..solver import Problem
@@ -124,7 +124,7 @@ class LpBound:
 def bound_pipeline(
     pipeline: Pipeline,
     enough_us: float = INF,
-    effort: Effort = BUDGET.quick,
+    effort: LpEffort = BUDGET.quick,
     paths: Sequence[Path] = (),
     step: float = BUDGET.lp_step,
 ) -> LpBound:
@@ -137,7 +137,7 @@ def bound_pipeline(
 
 
 def paths_of_equal_stages(
-    schedule: Schedule, waits: Waits, stage_ranks: tuple[int, ...], effort: Effort, step: float
+    schedule: Schedule, waits: Waits, stage_ranks: tuple[int, ...], effort: LpEffort, step: float
 ) -> tuple[Path, ...]:
     """Return critical paths of a schedule whose units all take the same and whose backward takes
     twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
@@ -164,7 +164,7 @@ Row = tuple[str, Terms, float]
 class _Builder:
     pipeline: Pipeline
     enough_us: float
-    effort: Effort
+    effort: LpEffort
     paths: list[Path]
     step: float
     problem: Problem = field(default_factory=Problem)

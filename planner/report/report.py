@@ -2,6 +2,7 @@
 
 from meshwright.ir.plan import Plan
 
+from ..budget import SearchBudget
 from ..search.incumbent import Loser
 from ..search.search import Found
 from ..simulate.predict import Prediction
@@ -109,13 +110,29 @@ def _prices(found: Found) -> str:
     return "one price" if found.num_prices == 1 else f"each of {found.num_prices} prices"
 
 
+def _above(found: Found) -> str:
+    if found.stopped or found.num_simulated >= found.budget.max_simulated:
+        return "by what the gap says"
+    worth = found.budget.worth
+    return f"above the best, or less than {worth:.1%} below it" if worth else "above the best"
+
+
+def _words(budget: SearchBudget) -> str:
+    if budget.effort == "best":
+        return "the full search; --effort normal and fast take less time"
+    return f"ends where less than {budget.worth:.1%} could be gained; --effort best looks further"
+
+
 def _bound(found: Found) -> list[str]:
     best = found.best.timeline.step_us
+    budget = found.budget
     return [
+        *([f"  stopped by Ctrl-C at: {found.stopped}"] if found.stopped else []),
+        f"  effort {budget.effort}: {_words(budget)}",
         f"  no combination takes less than {found.bound_us / 1e3:,.1f} ms; this one "
         f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
-        f"{found.num_unfit} do not fit, the rest are bounded above the best",
+        f"{found.num_unfit} do not fit, the rest are bounded {_above(found)}",
         "  recompute: over the options of each segment (kept bytes against time)",
         f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
         "over these",

@@ -48,7 +48,7 @@ def _piece(plan: Plan, name: str) -> Piece:
     found = by_instance.get(name, name)
     names = [p.name for p in plan.pieces]
     if found not in names:
-        near = difflib.get_close_matches(name, [*names, *by_instance], 3)
+        near = difflib.get_close_matches(name, sorted({*names, *by_instance}), 3)
         raise PlanError(
             f"no segment {name} among the plan's {len(names)} pieces and {len(by_instance)} "
             f"instances; near: {', '.join(near) or ', '.join(names[:5])}"

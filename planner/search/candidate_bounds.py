@@ -196,6 +196,18 @@ class CandidateBounds:
 
         return of_stage
 
+    def may_fit(self, c: Candidate, limit_bytes: float) -> bool:
+        """Return False where no cuts and options fit the limit; True proves nothing."""
+        if c.schedule not in PLAIN:
+            return self._least_bytes(c) <= limit_bytes
+        units, index = self.costs.units_of(c), 0
+        memory = self.memory_cost(c, units, units.compute_hulls, limit_bytes)
+        for stage in range(c.pp):
+            extra = memory(stage)
+            while index < len(units.options) and extra(index) < INF:
+                index += 1
+        return index == len(units.options)
+
     def _least_bytes(self, c: Candidate) -> float:
         """Return bytes that some rank holds at least under any cuts: the mean over ranks.
 

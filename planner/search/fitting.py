@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
+from ..budget import SearchBudget
 from ..pipeline.partition import MemoryCost, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, picks_by_price
@@ -122,10 +123,11 @@ def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitte
 def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
     tried = {fitted.starts}
     moving = costs.problem.pins.cuts is None and fitted.candidate.num_stages > 1
+    most = _most_polished(costs.problem.budget, fitted)
     while moving:
         moving = False
         for starts in _neighbours(fitted.starts, len(fitted.picks)):
-            if starts in tried or len(tried) == costs.problem.budget.max_polished:
+            if starts in tried or len(tried) > most:
                 continue
             tried.add(starts)
             other = _at(costs, fitted.candidate, starts, limit_bytes)
@@ -133,6 +135,12 @@ def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitt
                 fitted, moving = other, True
                 break
     return fitted
+
+
+def _most_polished(budget: SearchBudget, fitted: Fitted) -> int:
+    """Return how many cuts may be tried, each of which simulates a step."""
+    passes = 2 * fitted.candidate.num_microbatches * len(fitted.picks)
+    return int(min(budget.max_polished - 1, budget.max_polished_passes / passes))
 
 
 def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
@@ -156,7 +164,9 @@ def _at(
 
 
 def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:
-    """Return whether cuts and options are found that fit."""
+    """Return whether cuts and options are found that fit; a bound answers first where it can."""
+    if not CandidateBounds(costs).may_fit(c, limit_bytes):
+        return False
     return next(_found(costs, c, limit_bytes), None) is not None
 
 
@@ -215,10 +225,20 @@ def step_of(costs: CandidateCosts, c: Candidate, starts: Sequence[int], picks: P
 
 def least_peak_bytes(costs: CandidateCosts, c: Candidate) -> float:
     """The smallest limit that cuts and options of the candidate are found for, to 1%."""
+    return _least(lambda limit_bytes: fits(costs, c, limit_bytes))
+
+
+def least_bound_bytes(costs: CandidateCosts, c: Candidate) -> float:
+    """A lower bound on `least_peak_bytes`, which costs next to nothing."""
+    return _least(lambda limit_bytes: CandidateBounds(costs).may_fit(c, limit_bytes))
+
+
+def _least(fits: Callable[[float], bool]) -> float:
+    """The smallest limit that fits, to 1%; of the same steps whatever fits, so that equals tie."""
     low, high = 0.0, 1e15
     while high > 1.01 * max(low, 1.0):
         middle = (max(low, 1.0) * high) ** 0.5
-        if fits(costs, c, middle):
+        if fits(middle):
             high = middle
         else:
             low = middle
@@ -337,15 +357,19 @@ class _Cutter:
         return select_options(units, times, held, free, self.stays, budget)
 
     def _exact_memory_cost(self) -> MemoryCost:
-        """Nothing where some options fit, else inf."""
+        """Nothing where some options fit, else inf; each stage is asked again and again."""
+        known: dict[tuple[int, int, int], float] = {}
 
         def of_stage(stage: int) -> Callable[[int], float]:
             start: list[int] = []
 
             def extra(index: int) -> float:
                 start.append(index)
-                found = self._stage_picks(start[0], index + 1, stage, self.limit)
-                return INF if found is None else 0.0
+                key = stage, start[0], index
+                if key not in known:
+                    found = self._stage_picks(start[0], index + 1, stage, self.limit)
+                    known[key] = INF if found is None else 0.0
+                return known[key]
 
             return extra
 

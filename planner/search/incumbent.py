@@ -47,8 +47,9 @@ class Loser:
 class Incumbent:
     """The best so far, and all that was considered.
 
-    bounds: of simulated candidates, as other cuts of them were not simulated. priced_by: the costs
-    that the best was fitted with.
+    bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
+    those that were not worth it. priced_by: the costs that the best was fitted with. at: what is
+    being done.
     """
 
     costs: CandidateCosts
@@ -61,6 +62,7 @@ class Incumbent:
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
     simulated: int = 0
+    at: str = ""
 
     def __post_init__(self) -> None:
         self.priced_by = self.costs
@@ -69,13 +71,20 @@ class Incumbent:
     def best_us(self) -> float:
         return INF if self.best is None else self.best.timeline.step_us
 
+    @property
+    def enough_us(self) -> float:
+        """The bound from which a candidate is not worth simulating."""
+        return self.best_us / (1 + self.costs.problem.budget.worth)
+
     def consider(self, c: Candidate, bound: float) -> None:
         """Bound a candidate again, and simulate it unless that is enough."""
-        bound = _tighter(self.costs, c, bound, self.best_us, self.limit)
+        bound = _tighter(self.costs, c, bound, self.enough_us, self.limit)
         if bound == INF:
             self._unfit(c, bound)
-        elif bound >= self.best_us:
+        elif bound >= self.enough_us:
             self.losers.append(Loser(c, bound))
+            if bound < self.best_us:
+                self.bounds[c] = bound
         else:
             self._fit(c, bound)
 
@@ -93,15 +102,21 @@ class Incumbent:
         self.simulated += 1
         self.fitted.append(fitted)
         self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
-        if self._offer(fitted, str(c)):
+        if self._offer(fitted):
             self._cut_anew(fitted)  # a lower best leaves less to consider
 
-    def _offer(self, fitted: Fitted, what: str) -> bool:
-        """Whether it is the best now."""
+    def doing(self, what: str) -> None:
+        """Say what is being done, beside the best so far."""
+        self.at = what
+        best = f"; best so far {self.best_us / 1e3:,.1f} ms" if self.best else ""
+        self.progress(f"{what}{best}")
+
+    def _offer(self, fitted: Fitted, priced_by: CandidateCosts | None = None) -> bool:
+        """Whether it is the best now. priced_by: where not by what the best is priced by."""
         better = fitted.timeline.step_us < self.best_us
         if better:
-            self.best = fitted
-            self.progress(f"{fitted.timeline.step_us / 1e3:,.1f} ms: {what}")
+            self.best, self.priced_by = fitted, priced_by or self.priced_by
+            self.doing(self.at)
         return better
 
     def _near(self) -> list[Fitted]:
@@ -116,7 +131,7 @@ class Incumbent:
             self.cut_anew.add(c)
             other = descended(self.costs, fitted, self.limit)
             self._note(c, step_us=other.timeline.step_us)
-            self._offer(other, f"{c}, cut anew")
+            self._offer(other)
 
     def _note(self, c: Candidate, **found: float) -> None:
         """Change what is known of a candidate that was considered."""
@@ -125,21 +140,20 @@ class Incumbent:
 
     def finish(self) -> None:
         """Cut anew, try the best with placements at other prices, and polish its cuts."""
-        self.progress(
-            f"{len(self._near())} plans near the best: other cuts, orders of axes, prices"
-        )
-        for fitted in self._near():
-            if self.bounds.get(fitted.candidate, INF) < self.best_us:
+        near = self._near()
+        for count, fitted in enumerate(near, start=1):
+            self.doing(f"other cuts of plan {count} of {len(near)} near the best")
+            if self.bounds.get(fitted.candidate, INF) < self.enough_us:
                 self._cut_anew(fitted)
         self._reorder()
         assert self.best is not None
         c = self.best.candidate
         for share, other in repriced(self.costs, c.compute):
+            self.doing(f"placements at {share:g} of the price of a byte")
             if (found := fit(other, c, self.limit)) is not None:
-                found = descended(other, found, self.limit)
-                if self._offer(found, f"a byte of its placements at {share:g} of the price"):
-                    self.priced_by = other
-        self._offer(polished(self.priced_by, self.best, self.limit), "its cuts polished")
+                self._offer(descended(other, found, self.limit), other)
+        self.doing("moving the cuts of the best one by one")
+        self._offer(polished(self.priced_by, self.best, self.limit))
         self._tighten()
 
     def _reorder(self) -> None:
@@ -152,12 +166,13 @@ class Incumbent:
             if other is None or other.timeline.step_us > slower * self.best_us:
                 continue
             c, ways = other.candidate, [other]
-            self._offer(other, str(c))
+            self.doing(f"the other axis outermost: {c}")
+            self._offer(other)
             if c not in self.cut_anew:  # as one cut twice has one fit
                 self.cut_anew.add(c)
                 ways += [found] if (found := fit(self.costs, c, self.limit)) else []
             for found in ways:
-                self._offer(descended(self.costs, found, self.limit), f"{c}, cut anew")
+                self._offer(descended(self.costs, found, self.limit))
 
     def _tighten(self) -> None:
         """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
@@ -166,8 +181,7 @@ class Incumbent:
             c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
             if c is None or most <= (1 + budget.enough_gap) * self.bounds[c]:
                 break
-            if count == 0:
-                self.progress("bounds of what may be faster, with more effort")
+            self.doing(f"bound of {c}, with more effort ({count + 1} of {budget.max_thorough})")
             found = tightened(self.costs, c, self.limit, most, budget.thorough).step_us
             if found <= self.bounds[c]:
                 break

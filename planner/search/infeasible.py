@@ -26,7 +26,7 @@ from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
-from .fitting import fits, least_peak_bytes
+from .fitting import fits, least_bound_bytes, least_peak_bytes
 from .pins import MESH_PINS, Pins
 from .precision import resolve_precision
 from .problem import Problem
@@ -69,7 +69,8 @@ class Refusal:
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.costs.problem.seq}"] if short else []
         ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
-        most, _ = self.least(tuple(self.pinned()))
+        pinned = tuple(self.pinned())
+        most = need if conflict == pinned else self.least(pinned)[0]
         times = math.ceil(10 * most / self.limit_bytes) / 10
         ways.append(f"about {times:.1f} times the memory of a device")
         return f"{text}; what would fit: {'; '.join(ways)}"
@@ -89,9 +90,18 @@ class Refusal:
 
     def least(self, conflict: tuple[str, ...]) -> tuple[float, Candidate]:
         """Return what the most frugal candidates under these pins alone need at least, and which
-        does."""
+        does.
+
+        They are asked in order of a lower bound. One that does not fit into the least so far needs
+        more than that.
+        """
         freed = self.without([n for n in self.pinned() if n not in conflict])
-        return min((least_peak_bytes(freed, c), c) for c in frugal(freed))
+        (_, first), *others = sorted((least_bound_bytes(freed, c), c) for c in frugal(freed))
+        found = least_peak_bytes(freed, first), first
+        for bound, c in others:
+            if bound <= found[0] and fits(freed, c, found[0]):
+                found = min(found, (least_peak_bytes(freed, c), c))
+        return found
 
     def changes(self) -> Iterator[str]:
         """Fewest pins to change, each set with the nearest values that fit under all others."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline, paths_of_equal_stages
-from ..budget import Effort
+from ..budget import LpEffort
 from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST, Path
 from ..pipeline.schedules import SPLIT, stage_ranks
@@ -26,7 +26,7 @@ def tightened(
     c: Candidate,
     limit_bytes: float | None,
     enough_us: float = INF,
-    effort: Effort | None = None,
+    effort: LpEffort | None = None,
 ) -> LpBound:
     """A lower bound on the simulated step of a pipeline, for any cuts and options that fit; not
     tightened beyond `enough_us`, with quick effort unless another one is given."""
@@ -46,7 +46,11 @@ def tightened(
 
 
 def _tightened(
-    costs: CandidateCosts, c: Candidate, limit_bytes: float | None, effort: Effort, enough_us: float
+    costs: CandidateCosts,
+    c: Candidate,
+    limit_bytes: float | None,
+    effort: LpEffort,
+    enough_us: float,
 ) -> LpBound:
     # With very many micro-batches the bubbles of a schedule are small.
     if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:

@@ -15,7 +15,7 @@ placements at that price as well.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from meshwright.ir.capture.collector import rarely_collected
@@ -43,12 +43,14 @@ from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
 from .pins import Pins
 from .problem import Problem
+from .stopping import Stop
 
 
 @dataclass(frozen=True)
 class Found:
     """The winner, what it was priced by, its bound and what else was considered. num_prices: of a
-    byte, at which placements were solved for all combinations."""
+    byte, at which placements were solved for all combinations. stopped: where Ctrl-C ended the
+    search; "" where it ran to its end."""
 
     best: Fitted
     costs: CandidateCosts
@@ -58,6 +60,8 @@ class Found:
     num_candidates: int
     num_simulated: int
     num_unfit: int
+    budget: SearchBudget
+    stopped: str = ""
 
     @property
     def gap(self) -> float:
@@ -76,10 +80,12 @@ def search_plan(
     progress: Progress = lambda _: None,
     budget: SearchBudget = BUDGET,
     clock: Clock | None = None,
+    stop: Stop | None = None,
 ) -> tuple[Plan, Found, Prediction]:
     """The fastest plan under the pins that fits every device, with what was predicted and why.
 
-    clock: to count the search's time by, beside what it has counted.
+    clock: to count the search's time by, beside what it has counted. stop: whether Ctrl-C ends it
+    with the best plan so far, where there is one.
 
     Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
     nearest changes that fit when nothing does.
@@ -88,7 +94,7 @@ def search_plan(
     problem = Problem(traced, cluster, seq, global_batch, pins, budget)
     costs = CandidateCosts(problem, Memo(clock))
     with clock.layer("the rest"):
-        found = search(costs, progress)
+        found = search(costs, progress, stop)
     best = found.best
     plan = make_plan(
         traced,
@@ -100,25 +106,32 @@ def search_plan(
         saved=best.saved if best.candidate.recompute == CHOSEN or costs.problem.offloads else None,
     )
     prediction = predict(plan, cluster)
-    progress(f"time by layer: {clock.text()}")
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
+    plan = replace(plan, effort=budget.effort)
     return with_costs(plan, prediction, cluster, *limits), found, prediction
 
 
-def search(costs: CandidateCosts, progress: Progress = lambda _: None) -> Found:
+def search(
+    costs: CandidateCosts, progress: Progress = lambda _: None, stop: Stop | None = None
+) -> Found:
     """Compare every candidate that the pins leave; again with the placements of the best, where
-    they are of another price of a byte."""
+    they are of another price of a byte. stop: whether Ctrl-C ends it with the best so far."""
     _check(costs)
+    stop = stop or Stop()
     limit = usable_bytes(costs.problem.cluster)
-    explored = [_explore(costs, limit, progress)]
+    explored = [_explore(costs, limit, progress, stop)]
     first = explored[0].incumbent
     if first.best is None:
+        progress("nothing fits; looking for what would")
         raise InfeasibleError(Refusal(costs, limit).text())
-    first.finish()
-    if first.priced_by is not costs:
-        progress("all combinations again, with the placements of the best")
-        explored.append(_explore(first.priced_by, limit, progress, first.best))
-        explored[-1].incumbent.finish()
+    if not stop.at:
+        with stop.within(first):
+            first.finish()
+            if first.priced_by is not costs:
+                first.doing("all combinations again, with the placements of the best")
+                explored.append(_explore(first.priced_by, limit, progress, stop, first.best))
+                if not stop.at:
+                    explored[-1].incumbent.finish()
     last = explored[-1].incumbent
     assert last.best is not None
     losers = _merged(x for one in explored for x in one.incumbent.losers)
@@ -132,18 +145,20 @@ def search(costs: CandidateCosts, progress: Progress = lambda _: None) -> Found:
         explored[0].num_candidates,
         sum(one.incumbent.simulated for one in explored),
         first.num_unfit,
+        costs.problem.budget,
+        stop.at,
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Explored:
-    """Every candidate under one kind of placements. left_us: a bound on those never considered.
-    known: the best bound of each that can store the model."""
+    """Every candidate under one kind of placements. known: the best bound of each that can store
+    the model. left_us: a bound on those never considered."""
 
     incumbent: Incumbent
-    left_us: float
     known: dict[Candidate, float]
     num_candidates: int
+    left_us: float = INF
 
     @property
     def bound_us(self) -> float:
@@ -151,29 +166,64 @@ class _Explored:
 
 
 def _explore(
-    costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None = None
+    costs: CandidateCosts,
+    limit: float,
+    progress: Progress,
+    stop: Stop,
+    best: Fitted | None = None,
 ) -> _Explored:
     """Consider candidates, the lowest bound first, until none can be faster than the best."""
     ranked, num_unfit = _ranked(costs, limit, progress)
     incumbent = Incumbent(costs, limit, progress, num_unfit, best)
-    left, known = INF, {candidate: floor for floor, candidate in ranked}
-    first = [(floor, c) for floor, c in ranked if c.pp == 1]
-    # They take no time to fit, and with a best step known, bounds need not be tightened beyond it.
-    first = first[: costs.problem.budget.first_candidates]
-    for floor, candidate in first:
+    known = {candidate: floor for floor, candidate in ranked}
+    found = _Explored(incumbent, known, len(ranked) + num_unfit)
+    with stop.within(incumbent):
+        found.left_us = _considered(incumbent, ranked, known)
+        return found
+    seen = {loser.candidate for loser in incumbent.losers}
+    found.left_us = min((us for c, us in known.items() if c not in seen), default=INF)
+    return found
+
+
+def _considered(
+    incumbent: Incumbent, ranked: list[tuple[float, Candidate]], known: dict[Candidate, float]
+) -> float:
+    """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
+    costs, budget = incumbent.costs, incumbent.costs.problem.budget
+    incumbent.doing("bounds of pipelines")
+    first = _first(costs, ranked, incumbent.limit)
+    for count, (floor, candidate) in enumerate(first, start=1):
+        incumbent.doing(f"first candidate {count} of {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
     waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
-        if incumbent.simulated == costs.problem.budget.max_simulated or bound >= incumbent.best_us:
-            left = bound
-            break
+        if incumbent.simulated == budget.max_simulated or bound >= incumbent.enough_us:
+            return bound
         if bounded:
+            count = len(ranked) - len(waiting)
+            incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
             incumbent.consider(candidate, bound)
         else:
             known[candidate] = max(bound, CandidateBounds(costs).bound_us(candidate))
             heappush(waiting, (known[candidate], True, candidate))
-    return _Explored(incumbent, left, known, len(ranked) + num_unfit)
+    return INF
+
+
+def _first(
+    costs: CandidateCosts, ranked: list[tuple[float, Candidate]], limit: float
+) -> list[tuple[float, Candidate]]:
+    """Candidates to consider before all others, with their floors.
+
+    They take little time to fit, and with a best step known, bounds need not be tightened beyond
+    it. 1F1B is the schedule whose bound in memory is close: the floors of all pipelines are not.
+    """
+    budget, bounds = costs.problem.budget, CandidateBounds(costs)
+    alone = [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
+    plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
+    plain = plain[: budget.bounded_pipelines]
+    by_bound = sorted(plain, key=lambda one: (bounds.bound_us(one[1], limit), *one))
+    return alone + by_bound[: budget.first_pipelines]
 
 
 def _merged(losers: Iterable[Loser]) -> list[Loser]:

@@ -37,6 +37,7 @@ class JobError(ValueError):
 
 
 DTYPES = ("f32", "bf16", "f64")
+EFFORTS = ("fast", "normal", "best")
 TOP = {"model": str, "extends": str, "restarts": int}
 # Option -> (type, default); None: it must be given.
 PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
@@ -50,6 +51,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "freeze": (str, ""),
     "loss": (str, ""),
     "search": (bool, True),
+    "effort": (str, "normal"),
     "prove_full": (bool, False),
     "trust_capture": (bool, False),
 }
@@ -156,9 +158,12 @@ def _check(where: str, data: dict) -> None:
         for name, value in values.items():
             _check_type(where, f"{table}.{name}", value, known[name])
     _check_spans(where, data.get("run", {}))
-    dtype = data.get("plan", {}).get("dtype", "")
-    if dtype and dtype not in DTYPES:
-        raise JobError(f"{where}: plan.dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    for name, choices in (("dtype", DTYPES), ("effort", EFFORTS)):
+        word = data.get("plan", {}).get(name, "")
+        if word and word not in choices:
+            raise JobError(
+                f"{where}: plan.{name} is {word!r}, expected one of {', '.join(choices)}"
+            )
     if data.get("restarts", 0) < 0:
         raise JobError(f"{where}: restarts is {data['restarts']}, expected at least 0")
 

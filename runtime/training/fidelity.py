@@ -48,12 +48,23 @@ def predicted(program: Path) -> dict[str, float]:
 
 def lines(found: dict[str, dict[str, float]]) -> list[str]:
     """One line of text a quantity."""
-    words = {"step_us": ("step", 1e3, "ms"), "peak_bytes": ("peak memory", 2.0**30, "GiB")}
+    words = {
+        "step_us": ("step", 1e3, "ms", ("slower", "faster")),
+        "peak_bytes": ("peak memory", 2.0**30, "GiB", ("more", "less")),
+    }
     out = []
     for name, row in found.items():
-        what, unit, symbol = words[name]
+        what, unit, symbol, ways = words[name]
         out.append(
-            f"{what}: predicted {row['predicted'] / unit:,.2f} {symbol}, measured "
-            f"{row['measured'] / unit:,.2f} {symbol} ({row['error']:+.1%})"
+            f"{what}: measured {row['measured'] / unit:,.2f} {symbol}, predicted "
+            f"{row['predicted'] / unit:,.2f} {symbol}: {_beside(row, *ways)}"
         )
     return out
+
+
+def _beside(row: dict[str, float], above: str, below: str) -> str:
+    """How what was measured compares with what was predicted, in words."""
+    share = row["measured"] / row["predicted"] - 1
+    if abs(share) < 0.0005:
+        return "as predicted"
+    return f"{abs(share):.1%} {above if share > 0 else below} than predicted"

@@ -12,7 +12,7 @@ from families import traced
 from machines import machine
 
 from meshwright.ir.text.plan_text import format_plan
-from meshwright.planner.budget import BUDGET, Effort
+from meshwright.planner.budget import BUDGET, LpEffort
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
@@ -111,7 +111,7 @@ def test_a_thorough_bound_begins_with_the_quick_bound_of_its_own_budget() -> Non
     problem = _problems()[0]
     pins = Pins(pp=4, micro_batch=1, schedule="1f1b", zero=0)
     (c,) = candidates(problem.cluster, problem.global_batch, pins, 6)
-    other = replace(problem, budget=replace(BUDGET, quick=Effort(1, 0.5)))
+    other = replace(problem, budget=replace(BUDGET, quick=LpEffort(1, 0.5)))
     expected = tightened(CandidateCosts(other), c, None, effort=BUDGET.thorough)
     shared = CandidateCosts(problem)
     assert tightened(shared, c, None, effort=BUDGET.thorough).paths != expected.paths

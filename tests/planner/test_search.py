@@ -21,14 +21,21 @@ from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
-from meshwright.planner.search.fitting import fit, polished
+from meshwright.planner.search.fitting import (
+    fit,
+    least_bound_bytes,
+    least_peak_bytes,
+    polished,
+)
 from meshwright.planner.search.incumbent import repriced
 from meshwright.planner.search.infeasible import Refusal, frugal, larger, states_bytes
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search, search_plan
+from meshwright.planner.search.stopping import Stop
 from meshwright.planner.simulate.predict import predict
+from meshwright.planner.simulate.stage_memory import usable_bytes
 
 SEQ = 64
 
@@ -79,6 +86,21 @@ def test_the_same_question_gives_the_same_bytes(model) -> None:
         for _ in range(2)
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("when", ["candidate 2", "other cuts of plan 1"])
+def test_ctrl_c_ends_a_search_with_the_best_plan_so_far(model, when: str) -> None:
+    def interrupted(text: str) -> None:
+        if when in text and "best so far" in text:
+            raise KeyboardInterrupt
+
+    costs = CandidateCosts(Problem(model, parse_cluster("cpu:4"), SEQ, 8, Pins()))
+    whole = search(costs)
+    stopped = search(costs, interrupted, Stop(allowed=True))
+    assert when in stopped.stopped and not whole.stopped
+    assert stopped.bound_us <= whole.best.timeline.step_us <= stopped.best.timeline.step_us
+    with pytest.raises(KeyboardInterrupt):
+        search(costs, interrupted)
 
 
 def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
@@ -153,6 +175,21 @@ def test_pins_that_leave_no_mesh_alone_are_no_conflict(model) -> None:
     )
     assert not frugal(free) and frugal(pinned)
     assert Refusal(pinned, 1.0).conflict() == ("cp",)
+
+
+@pytest.mark.parametrize("pins", [Pins(), Pins(schedule="zbv", tp=1)])
+def test_the_least_memory_is_that_of_every_candidate_asked_without_bounds(
+    model, monkeypatch: pytest.MonkeyPatch, pins: Pins
+) -> None:
+    cluster = machine(4, 1_000_000, 1e12, 1e9, 0.0)
+    costs = CandidateCosts(Problem(model, cluster, SEQ, 8, pins))
+    bounds = {c: least_bound_bytes(costs, c) for c in frugal(costs)}
+    refusal = Refusal(costs, usable_bytes(cluster))
+    found = refusal.least(tuple(refusal.pinned()))
+    monkeypatch.setattr(CandidateBounds, "may_fit", lambda *_: True)
+    needs = {c: least_peak_bytes(costs, c) for c in frugal(costs)}
+    assert found == min((need, c) for c, need in needs.items())
+    assert all(bound <= needs[c] for c, bound in bounds.items())
 
 
 def test_no_larger_cluster_is_named_for_devices_that_the_catalogue_lacks() -> None:

@@ -16,6 +16,7 @@ from machines import in_nodes, machine
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.traced import Traced
+from meshwright.planner.budget import BUDGET, EFFORTS, SearchBudget
 from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.search.candidate_costs import CandidateCosts
@@ -138,12 +139,13 @@ def draw(rng: random.Random) -> Case:
     return replace(case, limit_bytes=1.0000001 * rng.choice(peaks[: 1 + len(peaks) // 2]))
 
 
-def check(case: Case) -> str | None:
+def check(case: Case, budget: SearchBudget = BUDGET) -> str | None:
     """What is wrong with a search that is not wrong: None where it found the best."""
     base = costs_of(case.number)
     memory = case.limit_bytes / (1 - RESERVED_SHARE)
     device = replace(base.problem.cluster.device, memory_bytes=memory)
-    costs = base.under(cluster=replace(base.problem.cluster, device=device), pins=case.pins)
+    cluster = replace(base.problem.cluster, device=device)
+    costs = base.under(cluster=cluster, pins=case.pins, budget=budget)
     best = min(case.plans(), key=lambda plan: plan.step_us)
     try:
         found = search(costs)
@@ -170,6 +172,13 @@ def run(count: int, seed: int) -> None:
 
 def test_bound_best_and_gap_enclose_the_truth() -> None:
     run(50, seed=1)
+
+
+@pytest.mark.parametrize("effort", ["fast", "normal"])
+def test_less_effort_is_honest_about_its_gap(effort: str) -> None:
+    rng = random.Random(3)
+    for _ in range(20):
+        check(draw(rng), EFFORTS[effort])
 
 
 @pytest.mark.long

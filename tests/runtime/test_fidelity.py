@@ -16,7 +16,9 @@ def test_the_median_after_warm_up_stands_beside_the_prediction(tmp_path: Path) -
     (tmp_path / "report.json").write_text('{"predicted": {"predicted_step_us": 3000.0}}')
     found = fidelity.compare(tmp_path, [90.0, 9.0, 9.0, 1.0, 2.0, 8.0], 5, CPU)
     assert found == {"step_us": {"predicted": 3000.0, "measured": 2000.0, "error": 0.5}}
-    assert fidelity.lines(found) == ["step: predicted 3.00 ms, measured 2.00 ms (+50.0%)"]
+    assert fidelity.lines(found) == [
+        "step: measured 2.00 ms, predicted 3.00 ms: 33.3% faster than predicted"
+    ]
 
 
 def test_a_run_too_short_to_measure_says_nothing(tmp_path: Path) -> None:
@@ -31,6 +33,6 @@ def test_a_run_ends_with_the_comparison(tmp_path: Path, capfd: pytest.CaptureFix
     assert main(["compile", plan, "-o", program]) == 0
     options = ["--no-compile", "--steps", "5", "--eval-batches", "1", "--out", run]
     assert main(["run", program, *options]) == 0
-    assert "step: predicted " in capfd.readouterr().err
+    assert "than predicted" in capfd.readouterr().err
     row = json.loads((tmp_path / "run" / "fidelity.json").read_text())["step_us"]
     assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
