@@ -1,10 +1,14 @@
 """Options and settings for every test."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from warm_ranks import Forks
+
+from meshwright.runtime.launch import launcher
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +32,23 @@ def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     # A kernel or two a test: processes to compile them in would import torch first.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_ranks() -> Iterator[None]:
+    """Fork the ranks of programs that a test runs by a call."""
+    forks = Forks()
+
+    def start(
+        folder: Path, words: list[str], environment: dict[str, str], out: int, errors: Path
+    ) -> launcher._Rank:
+        stderr = open(errors, "w+", encoding="utf-8", errors="replace")
+        rank = forks.start(words, folder, environment, out, stderr)
+        return launcher._Rank(int(environment["RANK"]), rank, stderr)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "_start", start)
+        yield
 
 
 @pytest.fixture(scope="session")
