@@ -19,9 +19,14 @@ def say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
     return say
 
 
-def print_result(arguments: argparse.Namespace, result: dict, text: str) -> None:
-    """Print the result as one JSON object under --json, else the text."""
-    print(json.dumps(result) if arguments.json else text)
+def print_result(arguments: argparse.Namespace, result: dict, text: str, part: str = "") -> None:
+    """Print the result as one JSON object under --json, else the text.
+
+    Its `format` is named after the command; docs/json.md has the keys of each. part: of a command
+    with several kinds of results.
+    """
+    name = ".".join(filter(None, ("meshwright", arguments.named, part)))
+    print(json.dumps({"format": f"{name}/1", **result}) if arguments.json else text)
 
 
 def write_text(path: Path, text: str) -> None:

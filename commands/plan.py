@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .output import print_result, write_text
 from .parsers import add_command, add_effort
-from .planning import make_plan_of
+from .planning import Search, make_plan_of
 
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
@@ -115,16 +115,21 @@ def _run(arguments: argparse.Namespace) -> None:
     if Path(output).is_dir():
         raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
     plan, search = make_plan_of(arguments.model, arguments, stoppable=True)
-    _write(plan, search.report(plan) if search else "", output, arguments)
+    _write(plan, search, output, arguments)
 
 
-def _write(plan: "Plan", report: str, output: str, arguments: argparse.Namespace) -> None:
-    from meshwright.ir.text.plan_text import format_plan, plan_hash
+def _write(
+    plan: "Plan", search: "Search | None", output: str, arguments: argparse.Namespace
+) -> None:
+    from meshwright.ir.text.plan_text import format_plan
+    from meshwright.planner.report.data import decision, search_facts
     from meshwright.planner.report.explain import summary
 
     write_text(Path(output), format_plan(plan))
+    report = search.report(plan) if search else ""
     if report:
         write_text(Path(f"{output}.report.txt"), report)
     why = f"; why: {output}.report.txt" if report else ""
-    result = {"plan": output, "hash": plan_hash(plan), **dict(plan.costs)}
+    searched = search_facts(search.found) if search else None
+    result = {"plan": output, **decision(plan), "search": searched}
     print_result(arguments, result, f"{report or summary(plan)}\nplan written to {output}{why}")

@@ -1,12 +1,12 @@
 """`meshwright run`: a program's ranks on this machine."""
 
 import argparse
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .output import print_result
 from .parsers import add_command
 
 if TYPE_CHECKING:
@@ -44,5 +44,6 @@ def start(folder: Path, options: "RunOptions", arguments: argparse.Namespace) ->
 
     code = start_program(folder, asdict(options), arguments.port, quiet=arguments.json)
     if arguments.json and code == 0:
-        print(json.dumps({"run": options.out, **last_rows(Path(options.out) / "metrics.jsonl")}))
+        last = last_rows(Path(options.out) / "metrics.jsonl")
+        print_result(arguments, {"run": options.out, "last": last}, "")
     return code

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
         out / "program", run, job.restarts, say=say, port=0, quiet=arguments.json
     )
     if code == 0:
-        result = {"run": str(out), **last_rows(out / "metrics.jsonl")}
+        result = {"run": str(out), "last": last_rows(out / "metrics.jsonl")}
         print_result(arguments, result, f"{where}; log: {out / 'metrics.jsonl'}")
     return code
 
