@@ -44,11 +44,15 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _diff_plans(arguments: argparse.Namespace) -> None:
+    from meshwright.planner.report.data import diff_facts
     from meshwright.planner.report.diff import diff
 
     first, second = read_plan(arguments.first), read_plan(arguments.second)
-    text = diff(first, second, cluster_of(first, arguments))
-    print_result(arguments, {"text": text}, text)
+    cluster = cluster_of(first, arguments)
+    if arguments.json:
+        print_result(arguments, diff_facts(first, second, cluster), "", "plans")
+    else:
+        print(diff(first, second, cluster))
 
 
 def _diff_runs(arguments: argparse.Namespace) -> None:
@@ -62,7 +66,7 @@ def _diff_runs(arguments: argparse.Namespace) -> None:
     ends = {"steps done": [run.done for run in runs], **ends}
     rows = [("", *(str(run.folder) for run in runs))]
     rows += [(name, *map(_shown, both)) for name, both in (differ | ends).items()]
-    print_result(arguments, {"differ": differ, "ends": ends}, "\n".join(columns(rows)))
+    print_result(arguments, {"differ": differ, "ends": ends}, "\n".join(columns(rows)), "runs")
 
 
 def _facts(run: "PastRun") -> dict[str, Any]:

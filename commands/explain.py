@@ -1,6 +1,7 @@
 """`meshwright explain`: why a plan is as it is."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .planning import plan_of
 if TYPE_CHECKING:
     from meshwright.ir.plan import Plan
     from meshwright.planner.hardware.cluster import Cluster
+    from meshwright.planner.report.explain import Costs
 
 
 def add(commands: Any) -> None:
@@ -53,31 +55,50 @@ def _add_questions(which: Any) -> None:
     )
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What is said. part: the kind of question, which names the format of its data."""
+
+    part: str
+    data: dict[str, Any]
+    text: str
+
+
 def _run(arguments: argparse.Namespace) -> None:
-    text = _answer(read_plan(arguments.plan), arguments)
-    print_result(arguments, {"text": text}, text)
+    answer = _answer(read_plan(arguments.plan), arguments)
+    print_result(arguments, answer.data, answer.text, answer.part)
 
 
-def _answer(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from meshwright.planner.report.explain import explain_value, report
+def _answer(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
+    from meshwright.planner.report.explain import explain_value
     from meshwright.planner.report.segments import explain_segment
 
     if arguments.why_not:
         return _why_not(plan, arguments)
-    if arguments.value:
-        return explain_value(plan, arguments.value)
-    if arguments.segment:
-        return explain_segment(plan, arguments.segment, cluster_of(plan, arguments))
+    if name := arguments.value:
+        text = explain_value(plan, name)
+        return _Answer("value", {"value": name, "text": text}, text)
+    if name := arguments.segment:
+        text = explain_segment(plan, name, cluster_of(plan, arguments))
+        return _Answer("segment", {"segment": name, "text": text}, text)
     if arguments.timeline:
         return _timeline(plan, cluster_of(plan, arguments), arguments.timeline)
     if arguments.cluster and (cluster := cluster_of(plan, arguments)).name != plan.cluster:
-        return _priced_on(plan, cluster)
-    return _outdated(plan, arguments) + report(plan)
+        return _whole(plan, *_priced_on(plan, cluster))
+    return _whole(plan, _outdated(plan, arguments), plan.costs)
 
 
-def _priced_on(plan: "Plan", cluster: "Cluster") -> str:
-    """Report the plan with its numbers on another cluster than it was made for."""
+def _whole(plan: "Plan", note: str, costs: "Costs") -> _Answer:
+    """The whole plan with these costs, behind a note."""
+    from meshwright.planner.report.data import decision, ranks
     from meshwright.planner.report.explain import report
+
+    data = {**decision(plan, costs), "ranks": ranks(plan), "note": note.strip() or None}
+    return _Answer("plan", data, note + report(plan, costs))
+
+
+def _priced_on(plan: "Plan", cluster: "Cluster") -> tuple[str, "Costs"]:
+    """Price the plan on another cluster than it was made for; return a note and the costs."""
     from meshwright.planner.simulate.predict import predict, with_costs
 
     if plan.mesh.num_devices > cluster.num_devices:
@@ -85,9 +106,8 @@ def _priced_on(plan: "Plan", cluster: "Cluster") -> str:
             f"--cluster {cluster.name}: the plan takes {plan.mesh.num_devices} devices, it holds "
             f"{cluster.num_devices}; give a larger one, or plan for it"
         )
-    costs = with_costs(plan, predict(plan, cluster), cluster).costs
     note = f"note: made for {plan.cluster}; the numbers are for {cluster.name}\n"
-    return note + report(plan, costs)
+    return note, with_costs(plan, predict(plan, cluster), cluster).costs
 
 
 def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
@@ -103,8 +123,8 @@ def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
     return outdated(plan, found.step_us, found.peak_bytes)
 
 
-def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
-    """Draw the simulated step; return what was written."""
+def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> _Answer:
+    """Draw the simulated step; say what was written."""
     from meshwright.planner.report.timeline_svg import timeline_svg
     from meshwright.planner.simulate.predict import predict
     from meshwright.planner.simulate.timeline import perfetto
@@ -114,11 +134,14 @@ def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> str:
     prediction = predict(plan, cluster)
     text = timeline_svg(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
     path.write_text(text, encoding="utf-8")
-    return f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
+    said = f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
+    data = {"file": str(path), "cluster": cluster.name, "step_time_s": prediction.step_us / 1e6}
+    return _Answer("timeline", data, said)
 
 
-def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
+def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
     """Compare the plan with the best one under the pins."""
+    from meshwright.planner.report.data import diff_facts
     from meshwright.planner.report.diff import diff
 
     options = argparse.Namespace(
@@ -134,10 +157,10 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> str:
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
     other = plan_of(arguments.model or plan.model, options).decisions
-    pins = " ".join(arguments.why_not)
-    return f"the best plan with {pins} against this one:\n" + diff(
-        plan, other, cluster_of(plan, arguments)
-    )
+    pins, cluster = " ".join(arguments.why_not), cluster_of(plan, arguments)
+    data = {"pins": arguments.why_not, **diff_facts(plan, other, cluster)}
+    text = f"the best plan with {pins} against this one:\n" + diff(plan, other, cluster)
+    return _Answer("why-not", data, text)
 
 
 def _kept_pins(plan: "Plan", asked: set[str]) -> list[str]:

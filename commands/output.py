@@ -22,16 +22,21 @@ def say_to(arguments: argparse.Namespace) -> Callable[[str], None]:
     return say
 
 
-def print_result(arguments: argparse.Namespace, result: dict, text: str) -> None:
-    """Print the result as one JSON object under --json, else the text."""
-    print(json.dumps(result) if arguments.json else text)
+def print_result(arguments: argparse.Namespace, result: dict, text: str, part: str = "") -> None:
+    """Print the result as one JSON object under --json, else the text.
+
+    Its `format` is named after the command; docs/json.md has the keys of each. part: of a command
+    with several kinds of results.
+    """
+    name = ".".join(filter(None, ("meshwright", arguments.named, part)))
+    print(json.dumps({"format": f"{name}/1", **result}) if arguments.json else text)
 
 
 def print_run(arguments: argparse.Namespace, result: "RunResult") -> int:
     """Print what a run came to, its last row and where its files are; return its exit code."""
     if result.exit_code == 0:
         checkpoint = str(result.checkpoints[-1]) if result.checkpoints else None
-        data = {"run": str(result.folder), "checkpoint": checkpoint, **result.last}
+        data = {"run": str(result.folder), "checkpoint": checkpoint, "last": result.last}
         print_result(arguments, data, _run_text(result, checkpoint))
     return result.exit_code
 

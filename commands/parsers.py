@@ -14,7 +14,7 @@ def add_command(commands: Any, name: str, run: Run, text: str) -> argparse.Argum
     parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of bad input")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, named=".".join(parser.prog.split()[1:]))
     return parser
 
 

@@ -2,11 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .output import print_result
 from .parsers import add_command, add_effort
 from .planning import plan_of
+
+if TYPE_CHECKING:
+    from meshwright.api.plans import Plan
 
 # Where a plan goes that is told no file.
 DEFAULT = "plan.txt"
@@ -121,6 +124,13 @@ def _run(arguments: argparse.Namespace) -> None:
     plan = plan_of(arguments.model, arguments, stoppable=True)
     plan.save(output)
     why = f"; why: {output}.report.txt" if plan.report else ""
-    result = {"plan": output, "hash": plan.hash, **plan.costs}
     said = plan.report or plan.summary
-    print_result(arguments, result, f"{said}\nplan written to {output}{why}")
+    print_result(arguments, _facts(plan, output), f"{said}\nplan written to {output}{why}")
+
+
+def _facts(plan: "Plan", output: str) -> dict[str, Any]:
+    """Return what --json prints."""
+    from meshwright.planner.report.data import decision, search_facts
+
+    searched = search_facts(plan.found) if plan.found else None
+    return {"plan": output, **decision(plan.decisions), "search": searched}

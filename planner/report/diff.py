@@ -35,7 +35,7 @@ def diff(first: Plan, second: Plan, cluster: Cluster) -> str:
 
     Raises PlanError when the plans are not of the same model and batch.
     """
-    _check(first, second)
+    check(first, second)
     start = predict(first, cluster)
     found = list(differences(first, second, cluster))
     if not found:
@@ -55,7 +55,8 @@ def diff(first: Plan, second: Plan, cluster: Cluster) -> str:
     return "\n".join(lines)
 
 
-def _check(first: Plan, second: Plan) -> None:
+def check(first: Plan, second: Plan) -> None:
+    """Raise PlanError where two plans are not of the same model and batch."""
     for name in ("graph_hash", "dtype", "seq", "global_batch", "cluster"):
         one, two = getattr(first, name), getattr(second, name)
         if one != two:

@@ -96,12 +96,18 @@ def _memory(prediction: Prediction) -> list[str]:
     return [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
 
 
-def _losers(found: Found) -> list[str]:
+def runners_up(found: Found) -> list[Loser]:
+    """Return what came nearest to the best, the fastest first."""
+
     def order(loser: Loser) -> tuple[float, float]:
         seen = loser.bound_us if loser.fits is None else float("inf")
         return loser.step_us or seen, loser.bound_us
 
-    rows = sorted(found.losers, key=order)[:RUNNERS_UP]
+    return sorted(found.losers, key=order)[:RUNNERS_UP]
+
+
+def _losers(found: Found) -> list[str]:
+    rows = runners_up(found)
     lines = [f"  {loser.candidate}: {loser.reason(found.best)}" for loser in rows]
     return lines or ["  none: the pins leave one combination"]
 

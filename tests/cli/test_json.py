@@ -1,0 +1,108 @@
+"""What --json prints: the keys that docs/json.md has for its command, no more and no fewer."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+PLAN = ["plan", "tiny-llama", "--cluster", "cpu:2", "--seq", "32", "--global-batch", "4"]
+RUN = ["--no-compile", "--save-every", "2", "--eval-batches", "1"]
+
+
+def documented() -> dict[str, dict[str, dict]]:
+    """The keys of every format; of an object or a list of objects, their own below."""
+    found: dict[str, dict[str, dict]] = {}
+    for section in re.split(r"^## ", DOCS.read_text(), flags=re.MULTILINE)[1:]:
+        (name,) = re.findall(r"`(meshwright\.\S+)/1`", section)
+        rows = re.findall(r"^\| `(\S+)` \|", section, flags=re.MULTILINE)
+        keys: dict[str, dict] = {}
+        for row in rows:
+            *above, key = row.split(".")
+            where = keys
+            for part in above:
+                where = where[part.removesuffix("[]")]
+            where[key.removesuffix("[]")] = {}
+        found[name] = keys
+    return found
+
+
+def printed(value: object, keys: dict[str, dict]) -> object:
+    """The keys of a printed value as far down as the documented ones go."""
+    if isinstance(value, list):
+        return printed(value[0], keys) if value else keys
+    if not keys or value is None:
+        return keys
+    assert isinstance(value, dict), (value, keys)
+    return {name: printed(inner, keys.get(name, {})) for name, inner in value.items()}
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """A command line of every format, in an order in which each finds what it reads."""
+    top = tmp_path_factory.mktemp("json")
+    plan, other, program, run, data, weights, cluster = (
+        str(top / n) for n in ("plan", "other", "program", "run", "data", "weights", "c.toml")
+    )
+    job, text = top / "job.toml", top / "in.txt"
+    text.write_text("what a corpus says\n" * 40)
+    job.write_text(
+        'model = "tiny-llama"\n[plan]\ncluster = "cpu:1"\nseq = 32\nglobal_batch = 2\n'
+        'effort = "fast"\n[run]\nsteps = 1\nno_compile = true\neval_batches = 1\n'
+    )
+    return [
+        ["models", "list"],
+        ["models", "show", "tiny"],
+        ["clusters", "list"],
+        ["clusters", "show", "h200:8"],
+        ["clusters", "new", cluster],
+        [*PLAN, "-o", plan],
+        [*PLAN, "--pin", "pp=2", "-o", other],
+        ["explain", plan],
+        ["explain", plan, "--value", "ffn_silu"],
+        ["explain", plan, "--segment", "ffn"],
+        ["explain", plan, "--timeline", str(top / "step.svg")],
+        ["explain", plan, "--why-not", "pp=2"],
+        ["diff", plan, other],
+        ["compile", plan, "-o", program],
+        ["run", program, *RUN, "--steps", "2", "--out", run],
+        ["resume", run, "--steps", "3", "--allow-change"],
+        ["train", str(job), "--out", str(top / "trained")],
+        ["runs", str(top)],
+        ["diff", run, str(top / "trained")],
+        ["plot", run, "-o", str(top / "runs.svg")],
+        ["export", run, "-o", weights],
+        ["import", weights, "--model", "tiny-llama", "-o", str(top / "again")],
+        ["generate", run, "--prompt", "def", "--max-tokens", "2"],
+        ["data", "tokenize", str(text), "-o", data, "--workers", "1"],
+        ["data", "info", data],
+        ["data", "verify", data],
+    ]
+
+
+def test_every_command_prints_the_keys_that_are_documented(
+    commands: list[list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    known, seen = documented(), set()
+    for words in commands:
+        capfd.readouterr()
+        assert main([*words, "--json"]) == 0, (words, capfd.readouterr().err)
+        result = json.loads(capfd.readouterr().out, parse_constant=_refused(words))
+        name, version = result.pop("format").split("/")
+        assert version == "1"
+        assert printed(result, known[name]) == known[name], words
+        seen.add(name)
+    assert seen == set(known)
+
+
+def _refused(words: list[str]) -> Callable[[str], None]:
+    """NaN and infinities are no JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{words} print {constant}")
+
+    return refuse
