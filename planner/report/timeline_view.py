@@ -38,7 +38,7 @@ class View:
 
     @property
     def break_left(self) -> float:
-        """Where what is left out begins, in pixels."""
+        """Return where what is left out begins, in pixels."""
         wide = self.right - self.left
         return self.left + ((wide - BREAK) / 2 if self.left_out_us else wide)
 
