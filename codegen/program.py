@@ -149,7 +149,10 @@ def _report(plan: Plan) -> str:
 _MAIN = '''\
 """Entry of the program: `bash launch.sh --data ... --steps ...`, or torchrun main.py directly."""
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
 
 from runtime.entry import main
 

@@ -14,9 +14,23 @@ def add(commands: Any) -> None:
         commands,
         "plot",
         _run,
-        "Draw runs: loss, throughput, memory, predicted against measured, in one picture.",
+        "Draw runs: loss, learning rate, gradient norm, throughput, memory, predicted against "
+        "measured, in one picture.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--x",
+        choices=("steps", "tokens", "time"),
+        default="steps",
+        help="along the axis; time is of all starts together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--smooth",
+        type=int,
+        default=1,
+        metavar="N",
+        help="draw loss and gradient norm as the mean of N steps, what was logged faintly behind",
+    )
     parser.add_argument("-o", "--output", default="runs.png", help="a .png, .svg or .pdf file")
 
 
@@ -24,5 +38,5 @@ def _run(arguments: argparse.Namespace) -> None:
     from meshwright.runtime.metrics.plot import plot_runs
 
     out = Path(arguments.output)
-    plot_runs([Path(run) for run in arguments.runs], out)
+    plot_runs([Path(run) for run in arguments.runs], out, arguments.x, arguments.smooth)
     print_result(arguments, {"picture": str(out)}, f"drawn in {out}")

@@ -51,7 +51,7 @@ def _devices(layout: Layout, hosts: Sequence[str]) -> str:
 
 def _plan(layout: Layout) -> str:
     axes = " ".join(f"{name}={size}" for name, size in layout.mesh.items() if size > 1)
-    masters = " with float32 masters" if layout.master and layout.dtype == "bf16" else ""
+    masters = " with float32 masters" if layout.master and layout.dtype == "bfloat16" else ""
     return f"{axes or 'one rank'}, ZeRO {layout.zero}, {layout.dtype}{masters}"
 
 

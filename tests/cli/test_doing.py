@@ -1,7 +1,7 @@
 """What a command is doing, on stderr."""
 
 import io
-import time
+import threading
 
 import pytest
 
@@ -14,7 +14,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_one_line_that_is_left_empty() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(doing.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_terminal_has_one_line_that_is_left_empty(clock: list[float]) -> None:
     stream = Terminal()
     with Doing(stream) as say:
         say("tracing " + 99 * "long")
@@ -23,16 +30,27 @@ def test_a_terminal_has_one_line_that_is_left_empty() -> None:
     assert last == "\x1b[K" and "\n" not in stream.getvalue()
 
 
-def test_a_log_hears_of_what_takes_long_and_not_of_all_that_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(doing, "EVERY_IN_LOG_S", 0.1)
+def test_a_log_has_a_line_now_and_then_and_one_at_the_end(clock: list[float]) -> None:
     stream = io.StringIO()
     with Doing(stream) as say:
-        for number in range(50):
+        for number in range(100):
+            clock[0] = number / 10
             say(f"candidate {number}")
-        time.sleep(0.35)
         say("planned")
-    *again, last = stream.getvalue().splitlines()
-    assert last.endswith("] planned")
-    assert 2 <= len(again) <= 4 and all(line.endswith("] candidate 49") for line in again)
+    lines = [line.split("] ")[1] for line in stream.getvalue().splitlines()]
+    assert lines == ["candidate 25", "candidate 50", "candidate 75", "planned"]
+
+
+def test_a_log_hears_again_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doing, "EVERY_IN_LOG_S", 0.01)
+    again = threading.Event()
+
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.getvalue().count("tracing") == 2:
+                again.set()
+            return super().write(text)
+
+    with Doing(Log()) as say:
+        say("tracing")
+        assert again.wait(60)

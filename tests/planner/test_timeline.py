@@ -10,7 +10,7 @@ from families import traced
 from meshwright.cli import main
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.report.timeline_svg import timeline_svg
+from meshwright.planner.report.timeline_svg import WIDTH, timeline_svg
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.simulate.predict import Prediction, predict
@@ -78,6 +78,20 @@ def test_the_picture_and_the_trace_read_back(planned: tuple[Plan, Prediction]) -
     slices = [row for row in rows if row["ph"] == "X" and row["tid"] == 0]
     assert [row["name"] for row in slices] == actions
     assert {row["pid"] for row in rows} == set(range(len(prediction.peaks)))
+
+
+def test_a_step_of_a_thousand_micro_batches_is_shown_by_its_ends() -> None:
+    pins = parse_pins(["pp=4", "zero=3", "micro_batch=1", "schedule=1f1b"])
+    cluster = parse_cluster("cpu:8")
+    plan = make_plan(traced("tiny-llama"), cluster, seq=64, global_batch=2000, pins=pins)
+    text = timeline_svg(plan, predict(plan, cluster))
+    assert len(text) < 1e6
+    said = "".join(ElementTree.fromstring(text).itertext())
+    for word in ("left out", "usable 7.28 GiB", "optimizer step", "0F0", "0B999", " ms"):
+        assert word in said, word
+    assert "0F500" not in said
+    boxes = [e.attrib for e in ElementTree.fromstring(text) if e.tag.endswith("rect")][1:]
+    assert all(float(b["x"]) + float(b["width"]) <= WIDTH for b in boxes)
 
 
 def test_the_command_draws_or_says_what_it_can(

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime.metrics import plot
 from meshwright.runtime.metrics.step_log import StepLog
 from meshwright.runtime.metrics.trackers import TrackerError, check_tracker, open_tracker
 from meshwright.runtime.training import run_folder
@@ -15,8 +16,9 @@ from meshwright.runtime.training import run_folder
 
 def run_in(folder: Path, steps: int) -> Path:
     folder.mkdir()
+    said = {"lr": 0.1, "grad_norm": 1.0, "tokens_per_s": 100.0, "peak_memory_bytes": 2**30}
     rows = [
-        {"step": n, "loss": 5.0 / (n + 1), "tokens_per_s": 100.0, "peak_memory_bytes": 2**30}
+        {"step": n, "loss": 5.0 / (n + 1), "elapsed_s": n % 3 + 1.0, "tokens_seen": 4 * n, **said}
         for n in range(steps)
     ]
     rows.append({"step": steps - 1, "eval_loss": 1.0, "eval_tokens": 5})
@@ -33,6 +35,29 @@ def test_runs_are_drawn_with_their_names_and_titles(tmp_path: Path) -> None:
     text = out.read_text()
     for said in ("first, held out", "second", "tokens a second", "predicted / measured"):
         assert f"<!-- {said} -->" in text, said
+
+
+def test_curves_lie_along_tokens_or_the_time_of_all_starts() -> None:
+    rows = [
+        {"step": 0, "loss": 3.0, "tokens_seen": 4_000_000, "elapsed_s": 1800.0},
+        {"step": 1, "loss": 2.0, "tokens_seen": 8_000_000, "elapsed_s": 3600.0},
+        {"step": 1, "eval_loss": 2.5},
+        {"step": 2, "loss": 1.0, "tokens_seen": 12_000_000, "elapsed_s": 900.0},
+    ]
+    assert plot._Curves(rows, "tokens").of("loss") == ([4.0, 8.0, 12.0], [3.0, 2.0, 1.0])
+    assert plot._Curves(rows, "time").of("loss")[0] == [0.5, 1.0, 1.25]
+    assert plot._Curves(rows, "time").of("eval_loss") == ([1.0], [2.5])
+    assert plot.smoothed([4.0, 2.0, 0.0], 2) == [4.0, 3.0, 1.0]
+
+
+def test_a_long_run_is_framed_by_what_follows_its_first_steps(tmp_path: Path) -> None:
+    run, out = run_in(tmp_path / "long", 60), tmp_path / "runs.svg"
+    words = ["plot", str(run), "-o", str(out), "--x", "tokens", "--smooth"]
+    assert main([*words, "5"]) == 0
+    text = out.read_text()
+    for said in ("the first steps lie above", "gradient norm", "tokens, millions", "learning rate"):
+        assert f"<!-- {said} -->" in text, said
+    assert main([*words, "0"]) == 2
 
 
 def test_a_folder_without_a_run_is_refused(
