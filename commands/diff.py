@@ -44,8 +44,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _diff_plans(arguments: argparse.Namespace) -> None:
-    from meshwright.planner.report.data import diff_facts
     from meshwright.planner.report.diff import diff
+    from meshwright.planner.report.search_data import diff_facts
 
     first, second = read_plan(arguments.first), read_plan(arguments.second)
     cluster = cluster_of(first, arguments)

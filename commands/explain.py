@@ -141,8 +141,8 @@ def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> _Answer:
 
 def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
     """Compare the plan with the best one under the pins."""
-    from meshwright.planner.report.data import diff_facts
     from meshwright.planner.report.diff import diff
+    from meshwright.planner.report.search_data import diff_facts
 
     options = argparse.Namespace(
         cluster=arguments.cluster or plan.cluster,

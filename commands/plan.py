@@ -130,7 +130,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _facts(plan: "Plan", output: str) -> dict[str, Any]:
     """Return what --json prints."""
-    from meshwright.planner.report.data import decision, search_facts
+    from meshwright.planner.report.data import decision
+    from meshwright.planner.report.search_data import search_facts
 
     searched = search_facts(plan.found) if plan.found else None
     return {"plan": output, **decision(plan.decisions), "search": searched}
