@@ -17,7 +17,7 @@ FILE = "plan.key"  # what the plan beside it was made from, and its own hash
 
 def key_of(source: "ModelSource", hardware: "Hardware", job: Job) -> str:
     """Hash all that a plan is made from: model, cluster, demands, this package's code and torch's
-    version; "" where code of the user's own decides, of which only its capture knows."""
+    version; "" where nothing says all that decides, as with a loss of the user's own."""
     if not source.determined_by or "py:" in repr(job):
         return ""
     import torch

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .errors import ModelError, nearest
+from .own_files import reading
 from .source import ModelSource
 
 
@@ -27,9 +28,12 @@ def factory_source(spec: str) -> ModelSource:
     parts = spec.split(":")
     if len(parts) != 3 or not all(parts):
         raise ModelError(f"bad model {spec!r}; write py:module:factory")
-    build = _checked(spec, _factory(spec, parts[1], parts[2]))
-    sample = _sample(build)
-    return ModelSource(spec, _vocab_size(spec, sample), _max_seq(sample), build)
+    with reading() as opened:
+        build = _checked(spec, _factory(spec, parts[1], parts[2]))
+        sample = _sample(build)
+    return ModelSource(
+        spec, _vocab_size(spec, sample), _max_seq(sample), build, opened=frozenset(opened)
+    )
 
 
 def _factory(spec: str, module_name: str, name: str) -> Callable[[], object]:

@@ -22,7 +22,8 @@ class ModelSource:
     build: makes the module in the current default dtype and device; its forward takes tokens,
     int64 [B, S], and returns logits [B, S, vocab_size] or an object that has them as `.logits`.
     config: of our own decoders. folder: of Hugging Face models, as their config hf_config, and
-    rebuild, which makes the module of another config.
+    rebuild, which makes the module of another config. opened: files that a factory of the user's
+    own read.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelSource:
     folder: Path | None = None
     hf_config: Any = None
     rebuild: Callable[[Any], nn.Module] | None = None
+    opened: frozenset[str] | None = None
 
     @property
     def kind(self) -> str:
@@ -52,9 +54,13 @@ class ModelSource:
 
     @property
     def determined_by(self) -> str:
-        """Return text that determines the module; "" where only the user's own code does."""
+        """Return text that determines the module; "" where nothing says all that does."""
         if self.config is not None:
             return repr(self.config)
+        if self.opened is not None:
+            from .own_files import determined_by
+
+            return determined_by(self.name, set(self.opened))
         if self.hf_config is None:
             return ""
         import transformers
