@@ -1,6 +1,7 @@
 """Options and settings for every test."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,11 @@ def warm_ranks() -> Iterator[None]:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """True when golden files are to be rewritten."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still; its only element is the seconds that it shows."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now

@@ -4,21 +4,10 @@ import io
 import threading
 
 import pytest
+from terminals import Terminal
 
 from meshwright.commands import doing
 from meshwright.commands.doing import Doing
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr(doing.time, "monotonic", lambda: now[0])
-    return now
 
 
 def test_a_terminal_has_one_line_that_is_left_empty(clock: list[float]) -> None:

@@ -4,14 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
+from terminals import Terminal
 
 from meshwright.runtime.metrics.colour import painted
 from meshwright.runtime.metrics.printed import FILE, Printed
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -2,22 +2,9 @@
 
 import io
 
-import pytest
+from terminals import Terminal
 
-from meshwright.runtime.metrics import progress
 from meshwright.runtime.metrics.progress import Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    return now
 
 
 def test_a_terminal_shows_share_and_time_left(clock: list[float]) -> None:
