@@ -12,6 +12,7 @@ from meshwright.api.errors import RunFailedError
 from meshwright.commands import (
     clusters,
     compile,
+    completion,
     data,
     diff,
     explain,
@@ -30,7 +31,7 @@ from meshwright.runtime.metrics.colour import painted
 # In the order of the help.
 COMMANDS = (
     plan, compile, run, train, resume, runs, explain, diff, weights, generate, plot, data, models,
-    clusters,
+    clusters, completion,
 )  # fmt: skip
 
 
