@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     0 on success, 2 on bad input with one message and no traceback, 130 and 143 when Ctrl-C or
     SIGTERM ended it.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
@@ -83,7 +83,7 @@ def _one_message(error: Exception) -> str:
     return str(error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meshwright",
         description="A compiler for training runs: plan a model for a cluster, write one readable "
