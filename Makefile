@@ -80,7 +80,7 @@ replay: dev ## plan 12 problems at BASE=commit and here, compare; all 16 with RE
 
 docs: dev ## build the documentation's pages into build/site; a broken link or anchor fails
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install -q $(PIP_ARGS) -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open build/site/index.html"
 
 release-check: dev ## build wheel and sdist into build/dist, use the wheel outside of the checkout

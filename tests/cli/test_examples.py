@@ -9,6 +9,7 @@ from house.rooms import ROOT
 from meshwright.api import jobs
 from meshwright.runtime.launch.job import load_job
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 JOBS = sorted((ROOT / "examples").glob("*.toml"))
 
 
@@ -25,3 +26,8 @@ def test_a_job_plans(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pins = dict(pin.split("=") for pin in job.plan["pin"])
     assert all(f"{axis}={pins[axis]}" in mesh for axis in ("pp", "dp", "tp") if axis in pins)
     assert f"meshwright train examples/{path.name} --out runs/" in path.read_text()
+
+
+def test_the_tutorial_shows_the_demo_as_it_is() -> None:
+    """Who has no checkout copies it from there."""
+    assert (ROOT / "examples" / "demo.toml").read_text() in TUTORIAL.read_text()
