@@ -28,10 +28,10 @@ LINKS := build/dev/meshwright
 ROOMS := ir planner codegen runtime models proof api commands
 LINKED := $(wildcard $(ROOMS) cli.py __init__.py py.typed)
 
-.PHONY: help dev links check test long golden replay demo clean
+.PHONY: help dev links check test long golden replay docs release-check demo clean
 
 help: ## print this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
 
 dev: $(STAMP) links ## create .venv, install torch and meshwright with its test tools; fast when done
 
@@ -77,6 +77,15 @@ golden: dev ## write the golden programs anew; read the diff before committing i
 
 replay: dev ## plan 12 problems at BASE=commit and here, compare; all 16 with REPLAY_ARGS=--large
 	@$(BIN)/python benchmarks/replay.py $(if $(BASE),--base "$(BASE)") $(REPLAY_ARGS)
+
+docs: dev ## build the documentation's pages into build/site; a broken link or anchor fails
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install -q $(PIP_ARGS) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open build/site/index.html"
+
+release-check: dev ## build wheel and sdist into build/dist, use the wheel outside of the checkout
+	@$(BIN)/python -c 'import build.__main__' 2>/dev/null || $(BIN)/python -m pip install -q $(PIP_ARGS) -e ".[release]"
+	$(BIN)/python tools/release_check.py --torch "$(TORCH)"
 
 demo: dev ## plan, write and train a small Llama on two CPU ranks
 	$(BIN)/python -m meshwright.cli train examples/demo.toml --out runs/demo

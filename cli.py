@@ -12,6 +12,7 @@ from meshwright.api.errors import RunFailedError
 from meshwright.commands import (
     clusters,
     compile,
+    completion,
     data,
     diff,
     explain,
@@ -30,7 +31,7 @@ from meshwright.runtime.metrics.colour import painted
 # In the order of the help.
 COMMANDS = (
     plan, compile, run, train, resume, runs, explain, diff, weights, generate, plot, data, models,
-    clusters,
+    clusters, completion,
 )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     0 on success, 2 on bad input with one message and no traceback, 130 and 143 when Ctrl-C or
     SIGTERM ended it.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
@@ -82,7 +83,7 @@ def _one_message(error: Exception) -> str:
     return str(error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meshwright",
         description="A compiler for training runs: plan a model for a cluster, write one readable "

@@ -61,11 +61,12 @@ def _add_import(commands: Any) -> None:
 
 def export_checkpoint(manifest: "Manifest", source: "ModelSource", out: Path) -> list[str]:
     """Write a checkpoint of a model as a Hugging Face folder; return the names of its files."""
-    from meshwright.models.stock import write_stock_config
+    from meshwright.models.stock import config_to_write, write_stock_config
     from meshwright.runtime.checkpoint.weights import export_weights
 
+    config = config_to_write(source)  # first: it may be refused, and weights are large
     files = export_weights(manifest, _targets(source), out)
-    files += write_stock_config(source, out)
+    files += write_stock_config(source, config, out)
     # A stock class says in its config.json what it is.
     own = manifest.identity if source.kind == "py" else replace(manifest.identity, model=None)
     return [*files, *_write_identity(own, out)]

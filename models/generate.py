@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .errors import ModelError
+from .hf_extra import transformers_for
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def _words(sampling: Sampling) -> dict[str, Any]:
 
 
 def _model(folder: Path) -> Any:
-    import transformers
-
+    transformers = transformers_for("generate")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no config.json; give a Hugging Face folder")
     if not any(folder.glob("*.safetensors")):
@@ -101,8 +101,7 @@ def _model(folder: Path) -> Any:
 
 
 def _tokenizer(path: str) -> Any:
-    import transformers
-
+    transformers = transformers_for("generate")
     if Path(path).is_file():
         return transformers.PreTrainedTokenizerFast(tokenizer_file=path)
     return transformers.AutoTokenizer.from_pretrained(

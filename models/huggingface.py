@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionCore
 from .errors import ModelError
+from .hf_extra import transformers_for
 from .source import ModelSource
 
 _NAME = "meshwright"
@@ -75,19 +76,11 @@ def config_of_fields(spec: str, fields: dict[str, Any]) -> Any:
     """
     values = {key: value for key, value in fields.items() if key != "transformers_version"}
     try:
-        return _transformers(spec).AutoConfig.for_model(**values)
+        return transformers_for(spec).AutoConfig.for_model(**values)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{spec}: its config is refused: {str(error).splitlines()[0]}") from error
-
-
-def _transformers(spec: str) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ModelError(f"{spec}: needs transformers; pip install 'meshwright[hf]'") from error
-    return transformers
 
 
 def read_hf_config(spec: str, folder: Path) -> Any:
@@ -98,7 +91,7 @@ def read_hf_config(spec: str, folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{spec}: no file {folder / 'config.json'}; hf: takes a local folder")
     try:
-        config = _transformers(spec).AutoConfig.from_pretrained(
+        config = transformers_for(spec).AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except ModelError:
@@ -110,7 +103,7 @@ def read_hf_config(spec: str, folder: Path) -> Any:
 
 
 def _check(spec: str, config: Any) -> None:
-    causal = _transformers(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    causal = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in causal:
         raise ModelError(f"{spec}: {config.model_type} is no causal language model of transformers")
     if getattr(config, "attention_chunk_size", None) is not None:
@@ -122,7 +115,7 @@ def _check(spec: str, config: Any) -> None:
 
 
 def _build(spec: str, config: Any) -> nn.Module:
-    transformers = _transformers(spec)
+    transformers = transformers_for(spec)
     transformers.AttentionInterface.register(_NAME, _attend)
     model = transformers.AutoModelForCausalLM.from_config(
         copy.deepcopy(config), attn_implementation=_NAME, dtype=torch.get_default_dtype()

@@ -17,6 +17,7 @@ import torch
 
 from .config import DecoderConfig
 from .errors import ModelError
+from .hf_extra import transformers_for
 from .source import ModelSource
 
 _PARTS = {
@@ -70,8 +71,7 @@ def stock_family(config: DecoderConfig) -> str:
 
 def stock_config(config: DecoderConfig) -> Any:
     """The `transformers` config of the stock class; needs the `hf` extra."""
-    import transformers
-
+    transformers = transformers_for("a Hugging Face config")
     family = stock_family(config)
     if family == "gpt2":
         return _gpt2_config(config)
@@ -137,9 +137,7 @@ def _gemma(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _gpt2_config(config: DecoderConfig) -> Any:
-    import transformers
-
-    return transformers.GPT2Config(
+    return transformers_for("a Hugging Face config").GPT2Config(
         vocab_size=config.vocab,
         n_embd=config.dim,
         n_layer=config.layers,
@@ -216,17 +214,27 @@ def param_shapes(source: ModelSource) -> dict[str, tuple[int, ...]]:
     return {name: tuple(param.shape) for name, param in module.named_parameters()}
 
 
-def write_stock_config(source: ModelSource, out: Path) -> list[str]:
+def config_to_write(source: ModelSource) -> Any:
+    """Return the config of a model's stock class; None where a folder has it, and of user's code.
+
+    Raises ModelError where transformers is not installed.
+    """
+    if source.kind == "py" or source.folder is not None:
+        return None
+    own = source.config
+    config = copy.deepcopy(source.hf_config) if own is None else stock_config(own)
+    config.architectures = [_class_of(config)]
+    return config
+
+
+def write_stock_config(source: ModelSource, config: Any, out: Path) -> list[str]:
     """config.json, and a Hugging Face folder's tokenizer, beside exported weights; their names.
 
-    The user's own code has neither.
+    config: of `config_to_write`. The user's own code has neither.
     """
     if source.kind == "py":
         return []
     if source.folder is None:
-        own = source.config
-        config = copy.deepcopy(source.hf_config) if own is None else stock_config(own)
-        config.architectures = [_class_of(config)]
         config.save_pretrained(out)
         return ["config.json"]
     kept = [p for p in source.folder.iterdir() if p.suffix in (".json", ".txt", ".model")]

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("ir", "planner", "codegen", "runtime", "models", "proof", "api", "commands")
 # Folders of code that is no room: tests and benchmarks use the doors, nothing imports them.
-AROUND = ("tests", "benchmarks", "examples")
+AROUND = ("tests", "benchmarks", "examples", "tools")
 
 
 def room_files() -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.export import Dim, export
 from meshwright.models import PRESETS, ModelError, load_model
 from meshwright.models.agreement import check_config
 from meshwright.models.attention import AttentionCore
+from meshwright.models.stock import config_to_write
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 
@@ -182,3 +184,9 @@ def test_a_mistral_without_a_window_is_a_llama(folder, tmp_path):
     other = {"model_type": "mistral", "sliding_window": None}
     path.write_text(json.dumps(json.loads(path.read_text()) | other))
     check_config(load_model("tiny-llama"), path.parent)
+
+
+def test_without_transformers_an_export_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match=r"needs transformers; pip install 'meshwright\[hf\]'"):
+        config_to_write(load_model("tiny"))
