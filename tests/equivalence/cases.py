@@ -234,7 +234,8 @@ def draw_narrow_cases(seed: int, count: int, max_world: int) -> list[Case]:
         cases.append(
             replace(
                 case, number=500 + number, dtype="bf16", precision=precision, settings=settings,
-                reduce_dtype=reduce_dtype, optimizer=next(optimizers), seq=max(case.seq, NARROW_SEQ),
+                reduce_dtype=reduce_dtype, optimizer=next(optimizers),
+                seq=max(case.seq, NARROW_SEQ),
             )
         )  # fmt: skip
     return cases
