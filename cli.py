@@ -1,6 +1,5 @@
 """The command line (`meshwright --help` lists the commands): parser, exit codes and messages."""
 
-import argparse
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from meshwright.commands import (
     train,
     weights,
 )
+from meshwright.commands.parser import Parser
 from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
@@ -83,8 +83,8 @@ def _one_message(error: Exception) -> str:
     return str(error)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="meshwright",
         description="A compiler for training runs: plan a model for a cluster, write one readable "
         "PyTorch program per stage, run it.",

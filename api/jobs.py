@@ -81,12 +81,12 @@ def prepare(
 
 def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
     """Return the job; what every rank would refuse is refused before anything is planned."""
+    from meshwright.runtime.given import check_options
     from meshwright.runtime.launch.job import load_job
-    from meshwright.runtime.launch.launcher import check_resume
     from meshwright.runtime.metrics.trackers import check_tracker
 
     job = load_job(path, overrides)
-    check_resume(str(job.run.get("resume", "")))
+    check_options(job.run)
     check_tracker(job.run.get("track", "none"))
     return job
 

@@ -151,7 +151,10 @@ def _check_sizes(job: Job) -> None:
 
 def _check_positions(source: "ModelSource", seq: int) -> None:
     if source.max_seq is not None and seq > source.max_seq:
-        raise ValueError(f"--seq {seq} is past the {source.max_seq} positions of {source.name}")
+        raise ValueError(
+            f"--seq {seq} is past the {source.max_seq} positions of {source.name}; give at most "
+            f"{source.max_seq}"
+        )
 
 
 def _check_lengths(traced: "Traced", seq: int) -> None:

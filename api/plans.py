@@ -83,9 +83,27 @@ class Plan:
 def read_plan(path: str | Path) -> "Decisions":
     """Read a plan's file as data. Raises MeshwrightError with the path where it is none."""
     from meshwright.ir.errors import ParseError
+
+    text = _text_of(Path(path))
     from meshwright.ir.text.plan_text import parse_plan
 
     try:
-        return parse_plan(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # of the text, or of its decoding
+        return parse_plan(text)
+    except ValueError as error:
         raise ParseError(f"{path}: {error}") from None
+
+
+def _text_of(path: Path) -> str:
+    from meshwright.ir.errors import ParseError
+
+    if path.is_dir():
+        known = path / "plan.txt"
+        hint = f", such as {known}" if known.is_file() else ""
+        raise ParseError(f"{path} is a folder; give a plan's file{hint}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            f"{path}: it is no plan: byte {error.start} is 0x{error.object[error.start]:02x}, no "
+            "text; meshwright plan writes plans"
+        ) from None

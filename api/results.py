@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.runtime.checkpoint.manifest import complete
 from meshwright.runtime.training.past_run import LOG, PastRun, read_run
 
 from .errors import one_class
@@ -65,6 +64,8 @@ class RunResult:
 
 def result_of(run: PastRun, exit_code: int) -> RunResult:
     """Return what a run's folder says of it."""
+    from meshwright.runtime.checkpoint.manifest import complete
+
     rows = run.rows
     return RunResult(
         run.folder,

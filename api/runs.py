@@ -59,11 +59,14 @@ class Trainer:
 
         Raises RunFailedError where the run is refused, a rank dies, or none makes progress.
         """
-        from meshwright.runtime.launch.launcher import start_with_restarts
+        from meshwright.runtime.given import check_given
         from meshwright.runtime.training.options import STOPPED
         from meshwright.runtime.training.past_run import read_run
 
         options = asdict(self.options)
+        check_given(self.program, options)
+        from meshwright.runtime.launch.launcher import start_with_restarts
+
         ended = start_with_restarts(
             self.program, options, self.restarts, say=self.say, port=self.port, quiet=self.quiet
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api.files import write_text
+from meshwright.runtime.given import check_file_place
 
 from .output import print_result
 from .parsers import add_command
@@ -108,6 +109,7 @@ def _new(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{path}: a cluster file ends in .toml; call it {path}.toml")
     if path.exists():
         raise ValueError(f"{path} exists; give another name, or remove it first")
+    check_file_place("FILE", path)
     cluster = replace(parse_cluster(arguments.like), name=path.stem)
     write_text(path, explained(format_cluster(cluster)))
     said = f"{path} written with the figures of {arguments.like}; plan with --cluster {path}"

@@ -1,6 +1,7 @@
 """`meshwright compile`: a plan to a program's folder."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .output import print_result
@@ -22,8 +23,11 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from meshwright.api.plans import Plan
     from meshwright.api.programs import compile
+    from meshwright.runtime.given import check_folder_place
 
-    program = compile(Plan.load(arguments.plan), arguments.output)
+    plan = Plan.load(arguments.plan)
+    check_folder_place("-o", Path(arguments.output))
+    program = compile(plan, arguments.output)
     folder, files = program.folder, program.files
     print_result(
         arguments,

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.runtime.given import check_folder_place, check_shards
+
 from .output import print_result
 from .parsers import add_command
 
@@ -99,10 +101,11 @@ def _add_tokens(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_tokenize(arguments: argparse.Namespace) -> None:
+    folder = Path(arguments.output)
+    check_folder_place("-o", folder)
     from meshwright.runtime.data.shards import describe
     from meshwright.runtime.data.tokenize import tokenize
 
-    folder = Path(arguments.output)
     manifest = tokenize(
         arguments.inputs,
         folder,
@@ -133,6 +136,7 @@ def _say_on_stderr(text: str) -> None:
 
 
 def _run_info(arguments: argparse.Namespace) -> None:
+    check_shards(Path(arguments.folder))
     from meshwright.runtime.data.manifest import read_manifest
     from meshwright.runtime.data.shards import check_cheaply, describe
 
@@ -146,6 +150,7 @@ def _run_info(arguments: argparse.Namespace) -> None:
 
 
 def _run_verify(arguments: argparse.Namespace) -> None:
+    check_shards(Path(arguments.folder))
     from meshwright.runtime.data.shards import total_bytes, verify
 
     manifest = verify(Path(arguments.folder))

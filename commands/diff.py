@@ -44,10 +44,10 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _diff_plans(arguments: argparse.Namespace) -> None:
+    first, second = read_plan(arguments.first), read_plan(arguments.second)
     from meshwright.planner.report.diff import diff
     from meshwright.planner.report.search_data import diff_facts
 
-    first, second = read_plan(arguments.first), read_plan(arguments.second)
     cluster = cluster_of(first, arguments)
     if arguments.json:
         print_result(arguments, diff_facts(first, second, cluster), "", "plans")

@@ -9,6 +9,7 @@ from meshwright.api.identity import loss_name
 from meshwright.api.plans import read_plan
 from meshwright.api.proving import TRUSTED
 from meshwright.ir.dtypes import HALVES
+from meshwright.runtime.given import check_file_place
 
 from .output import print_result
 from .parsers import add_cluster, add_command
@@ -64,7 +65,21 @@ class _Answer:
     text: str
 
 
+def _check_questions(arguments: argparse.Namespace) -> None:
+    for name in ("value", "segment"):
+        if getattr(arguments, name) == "":
+            raise ValueError(f"--{name} '': give the name of one, as the whole report lists them")
+    if arguments.model and not arguments.why_not:
+        raise ValueError(
+            f"--model {arguments.model} says where --why-not plans from; ask --why-not KEY=VALUE, "
+            "or leave it out"
+        )
+    if arguments.timeline:
+        check_file_place("--timeline", arguments.timeline)
+
+
 def _run(arguments: argparse.Namespace) -> None:
+    _check_questions(arguments)
     answer = _answer(read_plan(arguments.plan), arguments)
     print_result(arguments, answer.data, answer.text, answer.part)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api.identity import checkpoint_in, model_of
+from meshwright.runtime.given import check_checkpoint
 
 from .output import print_result
 from .parsers import add_command
@@ -53,6 +54,9 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    weights = Path(arguments.weights)
+    if not (weights / "config.json").is_file():
+        check_checkpoint(weights)
     from meshwright.models.generate import generate
 
     sampling = _sampling(arguments)

@@ -6,12 +6,14 @@ from typing import Any
 
 from meshwright.runtime.launch.job import EFFORTS
 
+from .parser import Parser
+
 Run = Callable[[argparse.Namespace], int | None]
 
 
-def add_command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, run: Run, text: str) -> Parser:
     """Add a command's parser. text: its description, of which the first sentence is the help."""
-    parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
+    parser: Parser = commands.add_parser(name, help=text.split(". ")[0], description=text)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of bad input")
     parser.set_defaults(run=run, named=".".join(parser.prog.split()[1:]))

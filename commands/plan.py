@@ -1,6 +1,7 @@
 """`meshwright plan`: a model and a cluster to a plan's file."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
     )
+    parser.instead = _as_pin
     _add_options(parser)
     parser.add_argument(
         "-o",
@@ -109,6 +111,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _as_pin(option: str) -> str:
+    from meshwright.planner.search.pins import Pins
+
+    key = option.removeprefix("--").replace("-", "_")
+    return f"--pin {key}=VALUE" if key in {item.name for item in fields(Pins)} else ""
+
+
 def _free_default() -> str:
     if Path(DEFAULT).exists():
         raise ValueError(
@@ -118,9 +127,10 @@ def _free_default() -> str:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    from meshwright.runtime.given import check_file_place
+
     output = arguments.output or _free_default()
-    if Path(output).is_dir():
-        raise ValueError(f"-o {output} is a folder; give the file that the plan goes to")
+    check_file_place("-o", Path(output))
     plan = plan_of(arguments.model, arguments, stoppable=True)
     plan.save(output)
     why = f"; why: {output}.report.txt" if plan.report else ""

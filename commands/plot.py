@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from meshwright.runtime.given import check_file_place
+
 from .output import print_result
 from .parsers import add_command
 
@@ -35,8 +37,11 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    out = Path(arguments.output)
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"-o {out}: give a name that ends with .png, .svg or .pdf")
+    check_file_place("-o", out)
     from meshwright.runtime.metrics.plot import plot_runs
 
-    out = Path(arguments.output)
     plot_runs([Path(run) for run in arguments.runs], out, arguments.x, arguments.smooth)
     print_result(arguments, {"picture": str(out)}, f"drawn in {out}")

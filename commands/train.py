@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
         "have underscores (save_every for --save-every); --group is groups, --no-search is search "
         "= false.",
     )
+    parser.instead = _as_set
     parser.add_argument("job", help="a job's TOML file")
     parser.add_argument("--out", default=None, help="the run folder (overrides the file's)")
     parser.add_argument(
@@ -32,6 +33,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
     )
+
+
+def _as_set(option: str) -> str:
+    from meshwright.runtime.training.options import flag, option_names
+
+    names = {flag(name): name for name in option_names()}
+    return f"--set run.{names[option]}=VALUE" if option in names else ""
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.api.files import write_text
 from meshwright.api.identity import checkpoint_in, identity_of, model_of
+from meshwright.runtime.given import check_checkpoint, check_folder_place, check_hugging_face
 
 from .output import print_result
 from .parsers import add_command
@@ -83,28 +84,28 @@ def _write_identity(identity: "Identity", out: Path) -> list[str]:
 
 
 def _run_export(arguments: argparse.Namespace) -> None:
+    out, given = Path(arguments.output), Path(arguments.checkpoint)
+    check_checkpoint(given)
+    check_folder_place("-o", out)
     from meshwright.runtime.checkpoint import read_manifest
 
-    out, manifest = (
-        Path(arguments.output),
-        read_manifest(checkpoint_in(Path(arguments.checkpoint)), shows=True),
-    )
+    manifest = read_manifest(checkpoint_in(given), shows=True)
     source = model_of(manifest, arguments.model, arguments.accept_graph)
     _print_written(out, export_checkpoint(manifest, source, out), arguments)
 
 
 def _run_import(arguments: argparse.Namespace) -> None:
     from meshwright.models import load_model
+
+    folder, out = Path(arguments.folder), Path(arguments.output)
+    source = load_model(arguments.model)
+    check_hugging_face(folder)
+    check_folder_place("-o", out)
     from meshwright.models.agreement import check_config
     from meshwright.models.stock import param_shapes
     from meshwright.runtime.checkpoint.weights import import_weights
     from meshwright.runtime.identity import read_identity
 
-    folder, out, source = (
-        Path(arguments.folder),
-        Path(arguments.output),
-        load_model(arguments.model),
-    )
     targets = _targets(source)
     check_config(source, folder)
     files = import_weights(folder, targets, param_shapes(source), out)

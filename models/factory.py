@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from .errors import ModelError, nearest
+from .errors import ModelError, nearest, said_of
 from .own_files import reading
 from .source import ModelSource
 
@@ -52,18 +52,23 @@ def _import(spec: str, module_name: str) -> ModuleType:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
-        raise ModelError(f"{spec}: cannot import {module_name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        hint = ""
+        if module_name.endswith(".py"):
+            hint = f"; write py:{module_name.removesuffix('.py').replace('/', '.')}:factory"
+        raise ModelError(f"{spec}: cannot import {module_name}: {said_of(error)}{hint}") from error
 
 
 def _checked(spec: str, factory: Callable[[], object]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         try:
             module = factory()
-        except Exception as error:
-            raise ModelError(f"{spec}: the factory failed: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise ModelError(f"{spec}: the factory failed: {said_of(error)}") from error
         if not isinstance(module, nn.Module):
-            raise ModelError(f"{spec}: returned a {type(module).__name__}, not an nn.Module")
+            raise ModelError(
+                f"{spec}: returned a {type(module).__name__}, not an nn.Module; return one"
+            )
         return module
 
     return build

@@ -61,11 +61,22 @@ def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | Non
         raise ModelError(f"{folder} has {vocab} tokens, bytes are 256; give its --tokenizer")
     if max(tokens) >= vocab:
         raise ModelError(f"the tokenizer gave token {max(tokens)}, {folder} has {vocab}")
+    _check_length(model.config.get_text_config(), len(tokens), sampling.max_tokens)
     torch.manual_seed(sampling.seed)
     ids = torch.tensor([tokens] * sampling.samples, device=model.device)
     with torch.no_grad():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **_words(sampling))
     return [coder.decode(row.tolist()) for row in out]
+
+
+def _check_length(config: Any, given: int, more: int) -> None:
+    """Raise ModelError where a prompt and its samples are longer than what a model takes."""
+    most = getattr(config, "max_position_embeddings", None)
+    if most is not None and given + more > most:
+        raise ModelError(
+            f"a prompt of {given} tokens and --max-tokens {more} are past the model's {most} "
+            f"positions; give at most {max(most - given, 0)}"
+        )
 
 
 def _words(sampling: Sampling) -> dict[str, Any]:

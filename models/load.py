@@ -38,9 +38,23 @@ def load_model(spec: str) -> ModelSource:
     if spec in PRESETS:
         return _decoder_source(spec, PRESETS[spec])
     raise ModelError(
-        f"unknown model {spec!r}; {nearest(spec, PRESETS)}; "
+        f"unknown model {spec!r}; {_meant(Path(spec))}; "
         "or give a .toml file, hf:DIR or py:module:factory"
     )
+
+
+def _meant(path: Path) -> str:
+    """A hint at what was meant by the name of no preset: what lies there, else the nearest one."""
+    name = str(path)
+    if (path / "config.json").is_file():
+        return f"write hf:{name}"
+    if path.suffix == ".py":
+        return f"write py:{name.removesuffix('.py').replace('/', '.')}:factory"
+    if name.count(":") == 1 and all(name.split(":")):
+        return f"did you mean py:{name}"
+    if path.exists():
+        return f"{name} is a {'folder' if path.is_dir() else 'file'} of another kind"
+    return nearest(name, PRESETS)
 
 
 def rebuild_model(kind: str, name: str, fields: dict[str, Any]) -> ModelSource:

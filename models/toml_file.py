@@ -53,6 +53,8 @@ def _preset(path: Path, name: object) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, value: object) -> object:
+    if key == "model":
+        raise ModelError(f"{path} is a job's file, it names a model: meshwright train {path}")
     if key not in _HINTS:
         raise ModelError(f"{path}: unknown key {key!r}; {nearest(key, [*_HINTS, 'preset'])}")
     if key == "window_pattern":

@@ -51,23 +51,27 @@ def _imported(name: str, where: str) -> ModuleType:
     look_where_told()
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OwnCodeError(
-            f"{where}: cannot import {name}: {error}; it is looked for on PYTHONPATH and in the "
-            "current folder"
+            f"{where}: cannot import {name}: {said_of(error)}; it is looked for on "
+            "PYTHONPATH and in the current folder"
         ) from error
 
 
 def _made(kind: type, where: str) -> object:
     try:
         return kind()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OwnCodeError(f"{where}: {kind.__name__}() fails: {said_of(error)}") from error
 
 
-def said_of(error: Exception) -> str:
+def said_of(error: BaseException) -> str:
     """Return an error in a line, with the place of the innermost code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
     text = next(iter(str(error).splitlines()), "")
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{where}"
+    return f"{type(error).__name__}: {text}{_place_of(error)}"
+
+
+def _place_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [f for f in frames if f.filename[0] != "<" and f.filename != importlib.__file__]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -2,7 +2,9 @@
 
 import inspect
 import logging
+import os
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from inspect import Parameter
@@ -110,6 +112,11 @@ def _logits_in(out: Any) -> Tensor:
             f"its forward returns a {type(out).__name__} without logits; return the logits, or an "
             "object or dictionary that has them as logits"
         )
+    if found.ndim != 3:
+        raise CaptureError(
+            f"its forward returns logits of {found.ndim} dimensions; return [B, S, V], one for "
+            "each token and entry of the vocabulary"
+        )
     return found
 
 
@@ -185,12 +192,35 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     except CaptureError:
         raise
     except Exception as error:
+        if _fails_anyway(module, given, error):
+            raise CaptureError(
+                f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
+            ) from error
         raise CaptureError(
             f"model {name} cannot be traced for every batch and sequence size: {reason_of(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
     drop_true_asserts(program.graph, lengths, name)
     return program
+
+
+def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:
+    """Tell whether the module fails as it did in the export when it is simply called."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            module(*(tensor.to(device) for tensor in given))
+    except Exception as plain:
+        return type(plain) is type(error) and str(plain) == str(error)
+    return False
+
+
+def _said_of(error: Exception) -> str:
+    """Return an error of the module's code in a line, with the place outside of torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f"{os.sep}torch{os.sep}" not in f.filename and f.filename[0] != "<"]
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {reason_of(error)}{where}"
 
 
 def _range_of(message: str, lengths: SeqRange) -> SeqRange:

@@ -81,7 +81,7 @@ def parse_pins(texts: list[str]) -> Pins:
     for text in texts:
         key, _, value = text.partition("=")
         if key not in kinds:
-            near = difflib.get_close_matches(key, kinds, 1)
+            near = difflib.get_close_matches(key.lower(), kinds, 1)
             hint = f"; did you mean {near[0]}" if near else ""
             raise PlanError(f"pin {text!r}: unknown key {key!r}{hint}; keys: {', '.join(kinds)}")
         if key in given:

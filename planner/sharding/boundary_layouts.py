@@ -51,7 +51,10 @@ def uncut(value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = Fals
     divide.
     """
     if sizes["S"] % mesh.count(CONTEXT):
-        raise PlanError(f"S={sizes['S']} does not divide over {mesh.only(CONTEXT)}")
+        over, count = mesh.only(CONTEXT), mesh.count(CONTEXT)
+        raise PlanError(
+            f"S={sizes['S']} does not divide over {over}; give --seq as a multiple of {count}"
+        )
     at, outer = _sequence(value.shape)
     return _placed(value, None, mesh, (at, outer), mirrored)
 

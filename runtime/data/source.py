@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..given import DATA_KINDS
 from .batches import BatchReader, Reader, shuffled_reader
 from .builtin import file_bytes, standard_library, synthetic
 from .corpus import Corpus, JoinedCorpus
@@ -11,11 +12,6 @@ from .mixture import Mixture, read_mixture, shares_of
 from .own_rows import open_own_rows
 from .shards import open_shards
 from .stream import StreamReader, open_stream, stream_file
-
-KINDS = (
-    "demo, file:PATH, shards:DIR, mix:FILE.toml, hf-stream:NAME, py:module:name, random:VOCAB or "
-    "fixed:VOCAB"
-)
 
 
 def open_corpus(name: str, split: str) -> Corpus:
@@ -49,7 +45,7 @@ def open_corpus(name: str, split: str) -> Corpus:
         return synthetic(name, held_out)
     if kind in ("hf-stream", "py") and held_out:
         raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
-    raise DataError(f"unknown corpus {name!r}; give {KINDS}")
+    raise DataError(f"unknown corpus {name!r}; give {DATA_KINDS}")
 
 
 def _held_out_folder(folder: Path) -> Path:

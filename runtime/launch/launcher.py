@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 
 from ..checkpoint.manifest import complete
 from ..data import absolute
+from ..given import check_given
 from ..metrics.trackers import check_tracker
 from ..own_code import IMPORT_PATH
 from ..training.options import STOPPED, RunOptions, flag, run_options
@@ -112,12 +113,10 @@ def _saved(out: Path) -> set[tuple[str, int]]:
 
 
 def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool) -> Ended:
-    layout = folder / "layout.py"
-    if not (folder / "main.py").is_file() or not layout.is_file():
-        raise ProgramError(f"{folder} holds no program (main.py, layout.py); write it with compile")
-    out_folder = _out(options)
+    check_given(folder, options)
+    _check_port(port)
+    layout, out_folder = folder / "layout.py", _out(options)
     check_free(out_folder)
-    check_resume(str(options.get("resume") or ""))
     check_tracker(str(options.get("track") or "none"))
     count = num_ranks(layout.read_text())
     _check_machine(folder, options, count)
@@ -155,21 +154,10 @@ def _hang_after_s(options: dict[str, object]) -> float:
 def _leave_nothing(out: Path) -> None:
     """Of a run that was refused: its marks, and the folder made for them if it holds no more."""
     shutil.rmtree(out / "beats", ignore_errors=True)
+    if {path.name for path in out.glob("*")} == {"lock"}:
+        (out / "lock").unlink()
     with suppress(OSError):
         out.rmdir()
-
-
-def check_resume(path: str) -> None:
-    """Raise ProgramError for a path that every rank would refuse, before any is started."""
-    if path in ("", "auto") or (Path(path) / "manifest.json").is_file():
-        return
-    what = "there is no such folder"
-    if Path(path).exists():
-        what = "holds no manifest.json" if Path(path).is_dir() else "it is a file"
-    raise ProgramError(
-        f"--resume {path}: {what}; give a checkpoint's folder, such as "
-        "OUT/checkpoints/step_00000100, or auto for the newest good one of --out"
-    )
 
 
 def _start(
@@ -335,9 +323,12 @@ def num_ranks(layout: str) -> int:
     )
 
 
-def _port(port: int) -> int:
+def _check_port(port: int) -> None:
     if not 0 <= port < 2**16:
         raise ProgramError(f"--port {port}: give 0 to {2**16 - 1}, 0 takes a free one")
+
+
+def _port(port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

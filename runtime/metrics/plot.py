@@ -45,8 +45,8 @@ def plot_runs(runs: Sequence[Path], out: Path, x: str = "steps", smooth: int = 1
     """
     if smooth < 1:
         raise PlotError(f"--smooth {smooth}: at least 1 step, which smooths nothing")
-    pyplot = _pyplot(out)
     curves = {run: _Curves(_rows(run), x) for run in runs}
+    pyplot = _pyplot(out)
     figure, axes = pyplot.subplots(2, 3, figsize=(16, 8), layout="constrained")
     for axis, panel in zip(axes.flat, PANELS, strict=False):
         for number, run in enumerate(runs):

@@ -247,7 +247,10 @@ def _check(name: str, value: Any, metadata: Any) -> None:
     choices = metadata["choices"]
     low, high, below = (metadata[key] for key in ("low", "high", "below"))
     if choices and value not in choices:
-        raise OptionError(f"{flag(name)} {value}: give one of {', '.join(choices)}")
+        near = difflib.get_close_matches(str(value), choices, 1)
+        hint = f"did you mean {near[0]}; " if near else ""
+        known = ", ".join(filter(None, choices))
+        raise OptionError(f"{flag(name)} {value}: {hint}give one of {known}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{flag(name)} {value}: give a finite number")
     if low is not None and value < low:

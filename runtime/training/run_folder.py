@@ -2,11 +2,11 @@
 
 import fcntl
 import os
-import tempfile
 from pathlib import Path
 from typing import IO
 
 from ..checkpoint.manifest import complete, step_of
+from ..given import check_folder_place
 from ..metrics.step_log import keep_before
 from .program import ProgramError
 
@@ -42,17 +42,8 @@ def hold(out: Path) -> IO[str]:
 
 
 def check_free(out: Path) -> None:
-    """Raise ProgramError where nothing can be written to the folder, or a run holds it."""
-    if out.exists() and not out.is_dir():
-        raise ProgramError(f"--out {out} is a file; give a folder")
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    try:
-        tempfile.TemporaryDirectory(dir=there).cleanup()
-    except OSError as error:
-        raise ProgramError(
-            f"--out {out}: nothing can be written to {there} ({error.strerror}); give another "
-            "folder"
-        ) from None
+    """Raise a ValueError where nothing can be written to the folder, or a run holds it."""
+    check_folder_place("--out", out)
     if (out / "lock").exists():
         hold(out).close()
 

@@ -197,31 +197,6 @@ def test_a_file_that_is_no_text_is_refused_by_its_share(
     assert (tmp_path / "out" / "shard_00000.bin").read_bytes() == kept + b"words\0"
 
 
-REFUSALS = {
-    "absent input": (["no.txt"], "cannot read no.txt: No such file"),
-    "absent tokenizer": (["in.txt", "--tokenizer", "no.json"], "cannot read no.json"),
-    "end of bytes": (["in.txt", "--eos", "<end>"], "--eos <end>"),
-    "workers": (["in.txt", "--workers", "0"], "--workers 0: at least 1"),
-    "shards": (["in.txt", "--shard-tokens", "0"], "--shard-tokens 0: at least 1"),
-    "held out": (["in.txt", "--held-out", "nowhere"], "nowhere/manifest.json"),
-    "dataset": (["hf::train"], "names no dataset"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_tokenize_refuses(
-    name: str,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.txt").write_text("text")
-    arguments, said = REFUSALS[name]
-    assert said in refused(capfd, "data", "tokenize", *arguments, "-o", "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("command", [[], ["tokenize"], ["info"], ["verify"]])
 def test_help_says_what_it_does(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -56,7 +56,7 @@ SIZES = ("--seq", "8", "--global-batch", "4")
     ("words", "code", "said"),
     [
         (("--help",), 0, "Plan a model for a cluster"),
-        (("pln",), 2, "invalid choice: 'pln'"),
+        (("pln",), 2, "COMMAND pln: unknown; did you mean plan"),
         (("plan", "tinyy", *SIZES), 2, "'tinyy'; nearest: tiny;"),
         (("plan", "absent.toml", *SIZES), 2, "cannot read absent.toml"),
     ],

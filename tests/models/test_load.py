@@ -158,7 +158,7 @@ def test_factory(own_module, factory, vocab, max_seq):
         (":", "write py:module:factory"),
         (":bigram", "has no 'bigram'; nearest: Bigram"),
         (":constant", "constant is a int, not a function"),
-        (":broken", "the factory failed: no luck"),
+        (":broken", "the factory failed: RuntimeError: no luck"),
         (":number", "returned a int, not an nn.Module"),
         (":without_vocabulary", "no vocabulary found"),
     ),
@@ -169,7 +169,9 @@ def test_bad_factory(own_module, rest, message):
 
 
 def test_bad_import(own_module):
-    with pytest.raises(ModelError, match="cannot import broken_of_mine: No module named"):
+    with pytest.raises(
+        ModelError, match="cannot import broken_of_mine: ModuleNotFoundError: No module named"
+    ):
         load_model("py:broken_of_mine:make")
 
 
