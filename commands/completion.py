@@ -19,7 +19,7 @@ behind compinit in ~/.zshrc. fish: meshwright completion fish >
 
 @dataclass(frozen=True)
 class Value:
-    """What an option or an argument takes. words: those to offer, files as well where `files`."""
+    """Value of an option or an argument. words: those to offer, files as well where `files`."""
 
     words: tuple[str, ...] = ()
     files: bool = False
