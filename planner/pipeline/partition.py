@@ -94,7 +94,7 @@ def _pack(
     """Stages packed in order, each as far as it may; None when units are left over.
 
     Where a stage has no memory for the first unit that is left to it, the stages before it must end
-    earlier: every stage has a unit, and that one belongs to a later stage.
+    earlier, all of them: every stage has a unit, and that one belongs to a later stage.
     """
     ends = [len(costs) - (num_stages - stage - 1) for stage in range(num_stages)]
     while True:
@@ -104,7 +104,8 @@ def _pack(
         stage = len(starts) - 1
         if stage == 0 or starts[stage] <= stage:
             return None
-        ends[stage - 1] = starts[stage] - 1
+        for before in range(stage):
+            ends[before] = min(ends[before], starts[stage] - (stage - before))
 
 
 def _pack_up_to(

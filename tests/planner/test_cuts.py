@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.planner.bounds.partition_bound import LeastTimes, pipeline_bound
@@ -43,6 +43,7 @@ def test_the_slowest_stage_is_the_fastest_possible_and_ties_cut_earliest(costs, 
     sizes=st.lists(st.integers(1, 5), min_size=8, max_size=8),
     free=st.lists(st.integers(1, 14), min_size=5, max_size=5),
 )
+@example(costs=[1.0] * 5, num_stages=4, sizes=[1, 1, 1, 3, 1, 1, 1, 1], free=[2, 2, 2, 4, 4])
 @settings(max_examples=300, deadline=None)
 def test_cuts_within_growing_memory_are_as_fast_as_any_that_fit(
     costs, num_stages, sizes, free
