@@ -50,6 +50,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(top)
         patch.setattr(sys, "path", [*sys.path])
+        # What Python keeps beside the files would be among what a folder is said to hold.
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         write_files(top)
         write_results(top)
         yield top
