@@ -126,7 +126,7 @@ def _cluster(file: "JobFile") -> Cluster:
 
 
 def _job(file: "JobFile") -> Job:
-    """Return what [plan] says besides the cluster."""
+    """Return the options of [plan], those of the cluster left out."""
     around = ("cluster", "gpu_memory", "host_memory", "pin")
     fields = {name: value for name, value in file.plan.items() if name not in around}
     return Job(**fields, pins=tuple(file.plan["pin"]))

@@ -44,6 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _diff_plans(arguments: argparse.Namespace) -> None:
+    # Read before the planner is imported: what is no plan is refused at once.
     first, second = read_plan(arguments.first), read_plan(arguments.second)
     from meshwright.planner.report.diff import diff
     from meshwright.planner.report.search_data import diff_facts

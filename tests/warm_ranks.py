@@ -153,6 +153,7 @@ def _be_rank(task: dict[str, Any], streams: list[int]) -> None:
     # Its launcher, whose end it watches for, is the process that forked it.
     os.environ.update(task["environment"] | {"MESHWRIGHT_LAUNCHER": str(os.getppid())})
     sys.argv, sys.path[0] = task["words"], task["folder"]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     code = 1
     try:
         runpy.run_path(task["words"][0], run_name="__main__")

@@ -35,6 +35,7 @@ class Ledger:
         self.path = folder / FILE
         self.shards: list[Shard] = []
         self.after: list[Position] = []
+        self._new = False  # nothing of an earlier call was found
 
     @property
     def where(self) -> Position:
@@ -54,6 +55,7 @@ class Ledger:
         """
         if not self.path.exists():
             self._refuse_strangers()
+            self._new = True
             self._record()
             return
         try:
@@ -77,6 +79,13 @@ class Ledger:
     def close(self) -> None:
         """The manifest is written: nothing is left to resume."""
         self.path.unlink(missing_ok=True)
+
+    def drop_empty(self) -> None:
+        """Remove the record of a new job that finished no shard, and its folder if it is empty."""
+        if self._new and not self.shards:
+            self.close()
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
 
     def _refuse_strangers(self) -> None:
         others = sorted(path.name for path in self.folder.iterdir())

@@ -2,10 +2,10 @@
 
 The name is of a function, or of a class that is made without arguments and then called: given
 (index, length) it returns `length` tokens, the same for the same index in every process, from
-whichever thread asks. With a `__len__` it has so many rows, each of which comes once an epoch, in
-an order of the run's seed; without one sample k is row k, without end. It may have `vocab`, which
-its tokens are below, and `identity`, a text that changes with its rows, in place of a hash of the
-first ones.
+whichever thread asks. If it has `__len__`, that is its number of rows: each is read once an epoch,
+in an order that follows from the run's seed. Without `__len__`, sample k is row k, without end. Its
+attribute `vocab`, if any, is above every token; `identity`, if any, is a text that changes with the
+rows and replaces the hash of the first ones.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from ..own_code import OwnCodeError, load_named, said_of
 from .errors import DataError
 from .samples import places
 
-_PROBED = 16  # first rows, by which data are told apart
+_PROBED = 16  # rows that are read at the start; their hash identifies the data
 
 
 class OwnRows:

@@ -67,7 +67,11 @@ def tokenize(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         job = _Job(inputs, folder, settings, tokenizer, on_bad, say)
-        return job.run(workers)
+        try:
+            return job.run(workers)
+        except DataError:
+            job.ledger.drop_empty()
+            raise
     except OSError as error:
         raise no_room(folder, error) from None
     except BrokenProcessPool:

@@ -16,8 +16,8 @@ MAX_ROLLBACKS = 10
 class LossGuard:
     """Losses seen so far, and the level from which one counts as a spike.
 
-    factor: a loss above so many times the median of the last WINDOW losses, and MARGIN above it, is
-    a spike; 0: none is.
+    factor: a loss is a spike if it exceeds both `factor` times the median of the last WINDOW losses
+    and that median plus MARGIN; 0 turns the check off.
     Every rank sees the same losses, so all decide alike.
     """
 

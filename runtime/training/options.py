@@ -159,8 +159,9 @@ class RunOptions:
     )
     spike: float = _option(
         3.0,
-        "a loss above so many times the median of the last 32, and at least 1 above it, counts as "
-        "a spike, after which weights are seldom worth keeping; at least 1, or 0 for none",
+        "a loss is a spike if it exceeds this multiple of the median of the last 32 losses, and "
+        "that median by at least 1; weights are seldom worth keeping after one; at least 1, or 0 "
+        "for none",
         low=0.0,
     )
     hang_after: float = _option(

@@ -122,12 +122,12 @@ class Trainer:
         self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
         first = self.recovery.start()
         hosts = sorted(set(texts_of_all(socket.gethostname())))
-        self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
         return self._recorded(first, hosts) if self.logs else self._run(first)
 
     def _recorded(self, first: int, hosts: list[str]) -> int:
         """Run with a record of how it began and how it ended."""
         self.say.open(self.out)
+        self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
         record = RunRecord(self.out)
         record.begin(self.folder, self.state.options, self.state.identity, hosts, first)
         try:
