@@ -1,6 +1,5 @@
 """The plan in a job's folder, taken again where all that it was made from is the same."""
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +19,17 @@ def key_of(source: "ModelSource", hardware: "Hardware", job: Job) -> str:
     version; "" where nothing says all that decides, as with a loss of the user's own."""
     if not source.determined_by or "py:" in repr(job):
         return ""
-    import torch
-
     from meshwright.planner.hardware.cluster_file import format_cluster
-    from meshwright.proof.cache import ROOMS, code_hash
 
-    parts = (
+    from .kept import PROVING, code_hash, hash_of
+
+    return hash_of(
         source.name,
         source.determined_by,
         format_cluster(hardware),
         repr(job),
-        code_hash((*ROOMS, "planner", "api")),
-        torch.__version__,
+        code_hash((*PROVING, "planner", "api")),
     )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def keep_key(out: Path, key: str, plan: Plan) -> None:

@@ -16,10 +16,10 @@ def loss_of(given: object, vocab_size: int) -> "OwnLoss | None":
     Raises MeshwrightError where it cannot be imported, or is neither a mean nor a sum over the
     labels that count.
     """
-    from meshwright.ir.capture.own_loss import OwnLoss, measured
-
     if given == "":
         return None
+    from meshwright.ir.capture.own_loss import OwnLoss, measured
+
     if isinstance(given, OwnLoss):
         return given
     name = spec_of(given)

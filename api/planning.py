@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .capturing import captured
 from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
@@ -36,16 +37,8 @@ def trace(
     weights nor a GPU are needed. Raises MeshwrightError for a model that cannot be captured as it
     stands.
     """
-    from meshwright.ir.capture import export
-    from meshwright.ir.capture.freezing import parse_freeze
-
     source = load_model(model)
-    own_loss = loss_of(loss, source.vocab_size)
-    say(f"tracing {source.name}")
-    rules = parse_freeze(freeze)
-    traced = export.trace(source.build, source.name, dtype, source.vocab_size, rules, own_loss)
-    say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
-    return traced
+    return captured(source, dtype, freeze, loss_of(loss, source.vocab_size), say)[0]
 
 
 @one_class
@@ -169,7 +162,7 @@ def _check_lengths(traced: "Traced", seq: int) -> None:
 def _proven(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
     """Return the captured model, and what the report says of its proof."""
     own_loss = loss_of(job.loss, source.vocab_size)
-    traced = trace(source, dtype=job.dtype, freeze=job.freeze, loss=own_loss or "", say=say)
+    traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
     _check_lengths(traced, job.seq)
     trust, full = job.trust_capture, job.prove_full
-    return proven(source, traced, own_loss, trust=trust, full=full, say=say)
+    return proven(source, traced, own_loss, key, trust=trust, full=full, say=say)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from . import kept
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,7 @@ def proven(
     source: "ModelSource",
     traced: "Traced",
     own_loss: "OwnLoss | None",
+    key: str,
     *,
     trust: bool,
     full: bool,
@@ -30,20 +33,18 @@ def proven(
 ) -> tuple["Traced", str]:
     """Prove a capture; return it and what the report says of the proof.
 
-    trust: prove nothing. full: prove the whole module whatever its size. Raises ProofError where
-    the capture is wrong, and where it cannot be proven.
+    key: that the capture is kept under, "" for none. trust: prove nothing. full: prove the whole
+    module whatever its size. Raises ProofError where the capture is wrong, and where it cannot be
+    proven.
     """
-    from meshwright.proof import cache
-
     if trust:
         return replace(traced, warnings=(*traced.warnings, TRUSTED)), TRUSTED
-    determined = "" if own_loss else source.determined_by
-    name = cache.key(traced, determined, full) if determined else ""
-    said = cache.known(name) if name else ""
+    name = kept.proof_key(key, full) if key else ""
+    said = kept.known("proofs", name) if name else ""
     if not said:
         said = _prove(source, traced, own_loss, full, say)
         if name:
-            cache.remember(name, said)
+            kept.remember("proofs", name, said)
     return traced, said
 
 

@@ -15,10 +15,9 @@ from functools import cache
 
 import kempnerforge
 
-from meshwright.ir.capture.export import trace
+import meshwright
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import load_model
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.candidate_costs import CandidateCosts
@@ -79,8 +78,7 @@ PURE = Pins(precision="pure", rounding="nearest")
 
 @cache
 def traced(model: str) -> Traced:
-    source = load_model(model)
-    return trace(source.build, source.name, "bf16", source.vocab_size)
+    return meshwright.trace(model, dtype="bf16")
 
 
 def kempner() -> None:

@@ -15,6 +15,8 @@ from .sizes import Shape
 
 # int, float, bool, str, None, a size, or a tuple of them; whoever reads one knows which.
 Attr: TypeAlias = Any
+# Hash, dtype, shape, base64 of the raw bytes.
+Constant: TypeAlias = tuple[str, str, Shape, str]
 
 
 @dataclass(frozen=True, slots=True)

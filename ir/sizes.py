@@ -78,10 +78,13 @@ def _size_of(expression: sympy.Expr) -> sympy.Expr:
     return part(*map(_size_of, expression.args))
 
 
+@lru_cache(maxsize=65536)
 def format_size(size: Size) -> str:
+    """Return the text of a size, without blanks."""
     return str(size).replace(" ", "")
 
 
+@lru_cache(maxsize=65536)
 def parse_size(text: str) -> Size:
     """Inverse of format_size. Raises ParseError for anything but arithmetic over B and S."""
     if text.lstrip("-").isdigit():

@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from .graph import Graph
+from .graph import Constant, Graph
 from .segment import Segmented
-from .sizes import Shape
-
-Constant = tuple[str, str, Shape, str]  # hash, dtype, shape, base64 of the raw bytes
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import base64
 from dataclasses import replace
 
 from meshwright.ir.dtypes import FLOATS, TORCH_NAMES
-from meshwright.ir.graph import Attr, Graph, Op, Value
+from meshwright.ir.graph import Attr, Constant, Graph, Op, Value
 from meshwright.ir.ops.call import DTYPES
-from meshwright.ir.traced import Constant, Traced
+from meshwright.ir.traced import Traced
 from meshwright.runtime.training.program import decode
 
 _WIDE = "f64"

@@ -26,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def kept_together(pytestconfig: pytest.Config) -> None:
+    """Share captures and proofs between the processes of tests, and with later calls of them."""
+    os.environ["XDG_CACHE_HOME"] = str(pytestconfig.rootpath / ".pytest_cache" / "home")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what torch.compile writes out of the folder that other test processes write, and compile
     in the process that asks."""

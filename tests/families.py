@@ -7,10 +7,10 @@ from pathlib import Path
 from equivalence.cases import FAMILIES, ModelDraw
 from equivalence.draws import draw_model
 
+import meshwright
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import load_model
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
@@ -27,8 +27,7 @@ def traced(name: str, dtype: str = "f32") -> Traced:
             draw = ModelDraw(name.removeprefix("hf-"), True, 0, 0)
             drawn = draw_model(draw, Path(folder))
             return trace(drawn.build, name, dtype, drawn.vocab)
-    source = load_model(name)
-    return trace(source.build, source.name, dtype, source.vocab_size)
+    return meshwright.trace(name, dtype=dtype)
 
 
 def planned(name: str, cluster: str, *pins: str, seq: int = 8, rows: int = 4) -> Plan:

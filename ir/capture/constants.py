@@ -6,7 +6,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from ..traced import Constant
+from ..graph import Constant
 from .fx import short_dtype
 
 

@@ -17,13 +17,13 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..errors import CaptureError, MeshwrightError
-from ..graph import Attr, Graph, Input, Op, Value, prune, text_hash, verify
+from ..graph import Attr, Constant, Graph, Input, Op, Value, prune, text_hash, verify
 from ..inputs import Role, data_input
 from ..ops.patterns import head_of
 from ..segment import Segmented, segment
 from ..sizes import B, S
 from ..text.graph_text import format_graph
-from ..traced import Constant, Traced
+from ..traced import Traced
 from . import semantic
 from .collector import rarely_collected
 from .constants import digest_of, encode

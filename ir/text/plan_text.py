@@ -7,7 +7,7 @@ from typing import Any
 
 from ..dtypes import FLOATS, ITEM_BYTES
 from ..errors import ParseError
-from ..graph import text_hash
+from ..graph import Constant, text_hash
 from ..mesh import parse_mesh
 from ..placement import format_placement, parse_placement
 from ..plan import (
@@ -54,7 +54,7 @@ def format_plan(plan: Plan) -> str:
     sections += [(f"piece {p.name}", _format_piece(p)) for p in plan.pieces]
     if plan.identity:
         sections.append(("identity", f"{plan.identity}\n"))
-    sections.append(("constants", "".join(_format_constant(c) for c in plan.constants)))
+    sections.append(("constants", "".join(format_constant(c) for c in plan.constants)))
     return "\n".join(lines) + "\n" + "".join(f"\n[{name}]\n{body}" for name, body in sections)
 
 
@@ -97,7 +97,8 @@ def _format_names(names: tuple[str, ...]) -> str:
     return ", ".join(f"%{name}" for name in names)
 
 
-def _format_constant(constant: tuple[str, str, Shape, str]) -> str:
+def format_constant(constant: Constant) -> str:
+    """Return the line of a constant."""
     digest, dtype, shape, data = constant
     return f"{digest} : {_format_shape(dtype, shape)} = {data}\n"
 
@@ -161,7 +162,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         buckets=_parse_buckets(sections),
         context=parse_placed_graph(sections["context"])[0],
         pieces=tuple(pieces),
-        constants=_rows(sections, "constants", _parse_constant),
+        constants=_rows(sections, "constants", parse_constant),
     )
 
 
@@ -266,7 +267,8 @@ def _parse_names(line: str, key: str) -> tuple[str, ...]:
     return tuple(n.strip().removeprefix("%") for n in names if n.strip())
 
 
-def _parse_constant(line: str) -> tuple[str, str, Shape, str]:
+def parse_constant(line: str) -> Constant:
+    """Read the line of a constant. Raises ParseError."""
     digest, _, rest = line.partition(" : ")
     shape, _, data = rest.partition(" = ")
     return (digest, *_parse_shape(shape), data)

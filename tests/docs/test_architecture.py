@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import meshwright
 from meshwright.codegen.schedule import schedule_source
 from meshwright.codegen.stage import stage_source
-from meshwright.ir.capture.export import trace
 from meshwright.ir.text.graph_text import format_graph
 from meshwright.ir.text.plan_text import format_plan
-from meshwright.models import load_model
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
@@ -22,8 +21,7 @@ PINS = ["dp=2", "tp=2", "zero=3", "shard_weights=1", "micro_batch=2", "recompute
 
 @cache
 def hops() -> dict[str, str]:
-    source = load_model("tiny-llama")
-    traced = trace(source.build, source.name, "f32", source.vocab_size)
+    traced = meshwright.trace("tiny-llama")
     pins = parse_pins([*PINS, "schedule=1f1b"])
     plan = make_plan(traced, parse_cluster("cpu:4"), seq=64, global_batch=8, pins=pins)
     return {

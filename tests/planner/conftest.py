@@ -1,47 +1,31 @@
-"""Graphs that planner tests share: a Llama-shaped model, traced once; and a longest path."""
+"""Captures that planner tests share; and a longest path."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import networkx as nx
 import pytest
 
-from meshwright.ir.capture.export import capture
-from meshwright.ir.capture.joint import joint
-from meshwright.ir.graph import Graph
-from meshwright.ir.segment import Segmented, segment
-from meshwright.models import load_model
+from meshwright import trace
+from meshwright.ir.traced import Traced
 from meshwright.planner.pipeline.schedules import make_schedule, stage_ranks
-
-
-@dataclass(frozen=True)
-class Traced:
-    segmented: Segmented
-    joints: dict[str, Graph]
-
-
-def trace(spec: str) -> Traced:
-    source = load_model(spec)
-    segmented = segment(capture(source.build, source.name, "bf16").graph)
-    return Traced(segmented, {s.name: joint(s) for s in segmented.segments})
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Traced:
     """The smallest preset: 4 layers, dim 128, 8 heads over 4 key/value heads."""
-    return trace("tiny")
+    return trace("tiny", dtype="bf16")
 
 
 @pytest.fixture(scope="session")
 def llama() -> Traced:
     """A Llama of 8 billion parameters; nothing is allocated."""
-    return trace("llama-7b")
+    return trace("llama-7b", dtype="bf16")
 
 
 @pytest.fixture(scope="session")
 def tied() -> Traced:
     """Embedding and head share one table; biases on q, k and v."""
-    return trace("tiny-qwen2")
+    return trace("tiny-qwen2", dtype="bf16")
 
 
 @pytest.fixture(scope="session")

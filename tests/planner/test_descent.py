@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from machines import machine
 
-from meshwright.ir.capture.export import trace
-from meshwright.ir.traced import Traced
-from meshwright.models import load_model
+import meshwright
 from meshwright.planner.pipeline.critical_path import waits_of
 from meshwright.planner.pipeline.schedules import (
     GENERATORS,
@@ -33,8 +31,7 @@ CHUNKED = [name for name in GENERATORS if name not in ("1f1b", "gpipe")]
 
 @pytest.fixture(scope="module")
 def costs() -> CandidateCosts:
-    source = load_model("tiny")
-    model: Traced = trace(source.build, source.name, "bf16", source.vocab_size)
+    model = meshwright.trace("tiny", dtype="bf16")
     return CandidateCosts(Problem(model, machine(2, MEMORY, 1e11, 1e9, 3.0), 64, 8, Pins()))
 
 

@@ -6,6 +6,7 @@ import pytest
 from machines import machine
 from sampling import mostly_long
 
+import meshwright
 from meshwright.ir.traced import Traced
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
@@ -28,11 +29,7 @@ LOOSE = 1e15
 
 @cache
 def _model(frozen: str) -> Traced:
-    from meshwright.ir.capture.export import trace
-    from meshwright.models import load_model
-
-    source = load_model("tiny-llama")
-    return trace(source.build, source.name, "bf16", source.vocab_size, FROZEN[frozen])
+    return meshwright.trace("tiny-llama", dtype="bf16", freeze=",".join(FROZEN[frozen]))
 
 
 def _costs(frozen: str, links: str) -> CandidateCosts:

@@ -8,6 +8,7 @@ import pytest
 from machines import in_nodes, machine
 from sampling import mostly_long
 
+import meshwright
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.sizes import num_elements
@@ -42,21 +43,13 @@ SEQ = 64
 
 @pytest.fixture(scope="module")
 def model() -> Traced:
-    from meshwright.ir.capture.export import trace
-    from meshwright.models import load_model
-
-    source = load_model("tiny-llama")
-    return trace(source.build, source.name, "bf16", source.vocab_size)
+    return meshwright.trace("tiny-llama", dtype="bf16")
 
 
 @pytest.fixture(scope="module")
 def frozen() -> Traced:
     """The same model with a frozen embedding."""
-    from meshwright.ir.capture.export import trace
-    from meshwright.models import load_model
-
-    source = load_model("tiny-llama")
-    return trace(source.build, source.name, "bf16", source.vocab_size, ("embed.*",))
+    return meshwright.trace("tiny-llama", dtype="bf16", freeze="embed.*")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,6 @@ def test_a_large_module_is_proven_on_its_twin(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(proving, "WITH_TWIN_BYTES", 0)
     source = source_of("alike")
     _, said = proving.proven(
-        source, traced(source), None, trust=False, full=False, say=lambda _: None
+        source, traced(source), None, "", trust=False, full=False, say=lambda _: None
     )
     assert said.startswith("capture: proven on a twin of 1,952 bytes of parameters")

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 from launching import CLI, RUN
-from tracing import traced_once
 
 from meshwright.cli import main
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trace_once() -> Iterator[None]:
-    """Plans of these tests share what was traced."""
-    with traced_once():
-        yield
 
 
 @pytest.fixture(scope="module")

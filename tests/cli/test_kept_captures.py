@@ -1,0 +1,102 @@
+"""A capture is kept on disk, and taken from there where all that it was made from is the same."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from families import OURS, traced
+
+from meshwright import load_model, trace
+from meshwright.api import kept
+from meshwright.ir.capture import export
+from meshwright.ir.capture.export import trace as export_trace
+from meshwright.ir.traced import Traced
+from meshwright.ir.traced_text import format_traced, parse_traced
+
+UNTRACED = """
+import sys, meshwright
+meshwright.trace("tiny")
+assert "torch" not in sys.modules, "a kept capture imports torch"
+"""
+
+
+@cache
+def _tiny(dtype: str, freeze: tuple[str, ...]) -> Traced:
+    source = load_model("tiny")
+    return export_trace(source.build, "tiny", dtype, source.vocab_size, freeze)
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that are traced, with an empty folder of what is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found: list[str] = []
+
+    def counting(build, name, dtype, vocab_size, freeze, loss):
+        found.append(name)
+        return _tiny(dtype, freeze)
+
+    monkeypatch.setattr(export, "trace", counting)
+    return found
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_text_says_a_capture_whole(name: str) -> None:
+    text = format_traced(traced(name))
+    assert parse_traced(text) == traced(name) and format_traced(parse_traced(text)) == text
+
+
+def test_a_model_is_traced_once_for_each_thing_that_decides(traces: list[str]) -> None:
+    first = trace("tiny")
+    assert trace("tiny") == first and len(traces) == 1
+    assert trace("tiny", dtype="bf16") != first and len(traces) == 2
+    assert trace("tiny", freeze="embed.*") != first and len(traces) == 3
+    assert trace("tiny") == first and len(traces) == 3
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-9], lambda text: text.replace("S", "B"), lambda _: "v0\n"]
+)
+def test_a_damaged_capture_is_made_anew(damage, traces: list[str], tmp_path: Path) -> None:
+    first = trace("tiny")
+    (path,) = (tmp_path / "meshwright" / "captures").iterdir()
+    good = path.read_text()
+    path.write_text(damage(good))
+    assert trace("tiny") == first and len(traces) == 2
+    assert path.read_text() == good
+
+
+def test_where_nothing_can_be_kept_that_is_said(
+    traces: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said: list[str] = []
+    trace("tiny", say=said.append)
+    assert said[1].endswith("(Not a directory): nothing is kept for the next plan")
+
+
+def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kept, "_MOST", 2)
+    for number, name in enumerate("abc"):
+        kept.remember("texts", name, name)
+        path = tmp_path / "meshwright" / "texts" / name
+        kept.os.utime(path, (number, number))
+        kept.known("texts", "a")  # was read last
+    assert [kept.known("texts", name) for name in "abc"] == ["a", "", "c"]
+
+
+def test_a_kept_capture_needs_no_torch() -> None:
+    trace("tiny")
+    done = subprocess.run([sys.executable, "-c", UNTRACED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_code_that_no_file_holds_has_no_key() -> None:
+    assert kept.capture_key(load_model("tiny"), "f32", "")
+    source = load_model("tiny")
+    unknown = type(source)("py:m:f", source.vocab_size, None, source.build)
+    assert kept.capture_key(unknown, "f32", "") == ""
