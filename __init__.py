@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .api.runs import Trainer as Trainer
     from .api.runs import resume as resume
     from .api.runs import run as run
+    from .api.what_if import priced as priced
+    from .api.what_if import what_if as what_if
     from .ir.errors import MeshwrightError as MeshwrightError
     from .ir.traced import Traced as Traced
     from .models.source import ModelSource as ModelSource

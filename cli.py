@@ -24,14 +24,15 @@ from meshwright.commands import (
     runs,
     train,
     weights,
+    what_if,
 )
 from meshwright.commands.parser import Parser
 from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
 COMMANDS = (
-    plan, compile, run, train, resume, runs, explain, diff, weights, generate, plot, data, models,
-    clusters, completion,
+    plan, compile, run, train, resume, runs, explain, diff, what_if, weights, generate, plot, data,
+    models, clusters, completion,
 )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ EXPORTS = {
     "Traced": "ir.traced",
     "plan": "api.planning",
     "Plan": "api.plans",
+    "what_if": "api.what_if",
+    "priced": "api.what_if",
     "compile": "api.programs",
     "Program": "api.programs",
     "RunOptions": "runtime.training.options",

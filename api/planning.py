@@ -58,7 +58,7 @@ def plan(
     """
     source = _named(model, job)
     hardware, pins = _demanded(at_hand(cluster_of(cluster), say), job)
-    dtype = job.dtype or _usual_dtype(hardware)
+    dtype = job.dtype or usual_dtype(hardware)
     return _planned(source, hardware, pins, replace(job, dtype=dtype), say, stoppable)
 
 
@@ -79,7 +79,7 @@ def _planned(
 
     clock = Clock()
     with clock.layer("tracing"):
-        traced, proof = _proven(source, job, say)
+        traced, proof = proven_capture(source, job, say)
     identity = identity_of(source, traced, job.loss).text()
     if not job.search:
         say(proof)
@@ -106,8 +106,8 @@ def _planned(
 def _named(model: Model, job: Job) -> "ModelSource":
     """Return the model, whose name and rows are checked before anything slow is imported."""
     source = load_model(model)
-    _check_sizes(job)
-    _check_positions(source, job.seq)
+    check_demands(job)
+    check_positions(source, job.seq)
     return source
 
 
@@ -118,16 +118,18 @@ def _demanded(cluster: Cluster, job: Job) -> tuple["Hardware", "Pins"]:
     from meshwright.planner.search.pins import parse_pins
 
     hardware, pins = parse_cluster(cluster.spec), parse_pins(job.pin_texts)
-    dtype = job.dtype or _usual_dtype(hardware)
+    dtype = job.dtype or usual_dtype(hardware)
     check_pins(hardware, job.global_batch, dtype, pins, search=job.search)
     return hardware, pins
 
 
-def _usual_dtype(hardware: "Hardware") -> str:
+def usual_dtype(hardware: "Hardware") -> str:
+    """Return the dtype of plans for a cluster that say none."""
     return "f32" if hardware.device.type == "cpu" else "bf16"
 
 
-def _check_sizes(job: Job) -> None:
+def check_demands(job: Job) -> None:
+    """Raise ValueError for sizes or an effort that no plan can have."""
     from meshwright.runtime.launch.job import EFFORTS
 
     if job.effort not in EFFORTS:
@@ -142,7 +144,8 @@ def _check_sizes(job: Job) -> None:
         )
 
 
-def _check_positions(source: "ModelSource", seq: int) -> None:
+def check_positions(source: "ModelSource", seq: int) -> None:
+    """Raise ValueError where a model has fewer positions than a row has tokens."""
     if source.max_seq is not None and seq > source.max_seq:
         raise ValueError(
             f"--seq {seq} is past the {source.max_seq} positions of {source.name}; give at most "
@@ -159,7 +162,7 @@ def _check_lengths(traced: "Traced", seq: int) -> None:
         )
 
 
-def _proven(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
+def proven_capture(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
     """Return the captured model, and what the report says of its proof."""
     own_loss = loss_of(job.loss, source.vocab_size)
     traced, key = captured(source, job.dtype, job.freeze, own_loss, say)

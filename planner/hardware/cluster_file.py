@@ -233,6 +233,26 @@ def _named(spec: str) -> Cluster:
     return _sized(CATALOGUE[name], int(match[1]), int(match[2] or 1), spec)
 
 
+def resized(spec: str, devices_per_node: int, nodes: int) -> Cluster:
+    """Return the cluster that a spec names with other counts.
+
+    Raises ClusterError where a catalogue's node holds fewer devices, or a file names no link
+    between nodes.
+    """
+    name, *memories = re.split(r",(?=\w+=)", spec)
+    part = name.partition(":")[0]
+    if part in CATALOGUE:
+        counts = f"{devices_per_node}x{nodes}" if nodes > 1 else f"{devices_per_node}"
+        return parse_cluster(",".join([f"{part}:{counts}", *memories]))
+    cluster = parse_cluster(spec)
+    if nodes > 1 and len(cluster.levels) == 1:
+        raise ClusterError(
+            f"cluster {spec}: {nodes} nodes, and its only link, {cluster.levels[0].name}, is "
+            "inside one; add [[levels]] for the network"
+        )
+    return _sized(cluster, devices_per_node, nodes, spec)
+
+
 def _read(path: Path) -> Cluster:
     try:
         return parse_cluster_text(path.read_text(), str(path))

@@ -112,16 +112,25 @@ def search_plan(
 
 
 def search(
-    costs: CandidateCosts, progress: Progress = lambda _: None, stop: Stop | None = None
+    costs: CandidateCosts,
+    progress: Progress = lambda _: None,
+    stop: Stop | None = None,
+    advise: bool = True,
 ) -> Found:
     """Compare every candidate that the pins leave; again with the placements of the best, where
-    they are of another price of a byte. stop: whether Ctrl-C ends it with the best so far."""
+    they are of another price of a byte. stop: whether Ctrl-C ends it with the best so far.
+
+    Raises InfeasibleError where nothing fits. advise: look for the nearest changes that would,
+    which takes seconds.
+    """
     _check(costs)
     stop = stop or Stop()
     limit = usable_bytes(costs.problem.cluster)
     explored = [_explore(costs, limit, progress, stop)]
     first = explored[0].incumbent
     if first.best is None:
+        if not advise:
+            raise InfeasibleError(f"none of {explored[0].num_candidates} combinations fits")
         progress("nothing fits; looking for what would")
         raise InfeasibleError(Refusal(costs, limit).text())
     if not stop.at:

@@ -37,6 +37,27 @@ PANELS = (
 )
 
 
+def draw_lines(
+    lines: dict[str, list[tuple[float, float]]], xlabel: str, ylabel: str, out: Path
+) -> None:
+    """Draw lines of (x, y) by their names, from 0 on; the suffix of `out` says which kind.
+
+    Raises PlotError where matplotlib is missing.
+    """
+    pyplot = _pyplot(out)
+    figure, axis = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for name, points in lines.items():
+        axis.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.set_xlim(left=0)
+    axis.set_ylim(bottom=0)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    figure.savefig(out, dpi=120)
+    pyplot.close(figure)
+
+
 def plot_runs(runs: Sequence[Path], out: Path, x: str = "steps", smooth: int = 1) -> None:
     """Draw runs into one picture; the suffix of `out` says which kind (png, svg, pdf).
 

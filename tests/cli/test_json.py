@@ -68,6 +68,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
         ["explain", plan, "--timeline", str(top / "step.svg")],
         ["explain", plan, "--why-not", "pp=2"],
         ["diff", plan, other],
+        ["what-if", "--plan", plan, "--cluster", "cpu:2"],
         ["compile", plan, "-o", program],
         ["run", program, *RUN, "--steps", "2", "--out", run],
         ["resume", run, "--steps", "3", "--allow-change"],

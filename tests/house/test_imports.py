@@ -60,7 +60,9 @@ def _breaches(path: Path) -> list[str]:
 # them (`planner/solver.py`) belong to no folder: all may import them.
 FOLDERS = {
     "ir": ("ops", "text", "capture"),
-    "planner": tuple("hardware cost sharding pipeline simulate remat bounds search report".split()),
+    "planner": tuple(
+        "hardware cost sharding pipeline simulate remat bounds search report what_if".split()
+    ),
     "runtime": tuple("metrics engine optimizers checkpoint data training launch".split()),
 }
 

@@ -1,0 +1,1 @@
+"""What-if: one model asked about many clusters and sizes at once."""

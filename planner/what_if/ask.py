@@ -1,0 +1,112 @@
+"""Points asked one after another: searched, or a given plan priced."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+
+from ..budget import SearchBudget
+from ..cost.op_cost import Costs
+from ..cost.phase_work import FunctionTable
+from ..cost.piece_cost import WorkTable
+from ..search.candidate_costs import CandidateCosts
+from ..search.demands import check_pins
+from ..search.make_plan import flops_per_token
+from ..search.memo import Memo
+from ..search.pins import Pins
+from ..search.problem import Problem
+from ..search.search import search
+from ..simulate.predict import predict
+from ..simulate.stage_memory import usable_bytes
+from ..simulate.step_model import precision_of_plan
+from ..units import gib
+from .answers import Answer, step_of
+from .edits import Point
+from .prices import Prices
+
+Progress = Callable[[str], None]
+
+
+def searched(
+    traced: Traced,
+    points: Sequence[Point],
+    pins: Pins,
+    prices: Prices,
+    budget: SearchBudget,
+    progress: Progress = lambda _: None,
+) -> Iterator[Answer]:
+    """Search each point for its best plan. What is the same for two points is made once."""
+    memo = Memo()
+    for count, point in enumerate(points, start=1):
+        where = f"point {count} of {len(points)}, {point.cluster.name}"
+        progress(where)
+        part = prices.of(point.cluster.device.name)
+        try:
+            say = partial(_said, progress, where)
+            yield _searched(traced, point, pins, prices, budget, memo, say)
+        except PlanError as error:
+            yield Answer(point, None, str(error), part)
+
+
+def _said(progress: Progress, where: str, what: str) -> None:
+    progress(f"{where}: {what}")
+
+
+def _searched(
+    traced: Traced,
+    point: Point,
+    pins: Pins,
+    prices: Prices,
+    budget: SearchBudget,
+    memo: Memo,
+    progress: Progress,
+) -> Answer:
+    cluster, part = point.cluster, prices.of(point.cluster.device.name)
+    check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
+    problem = Problem(traced, cluster, point.seq, point.global_batch, pins, budget)
+    found = search(CandidateCosts(problem, memo), progress, advise=False)
+    best, c = found.best, found.best.candidate
+    said = f"{c} micro_batches={c.num_microbatches}"
+    made = best.model, best.timeline, c.mesh, best.peak_bytes
+    flops = flops_per_token(traced, point.seq)
+    return Answer(point, step_of(said, point, *made, flops, part, found.gap), part=part)
+
+
+def priced(plan: Plan, points: Sequence[Point], prices: Prices) -> Iterator[Answer]:
+    """Price a plan as it stands on each point's cluster, which has as many devices."""
+    table = FunctionTable()
+    for point in points:
+        part = prices.of(point.cluster.device.name)
+        why = _unpriced(plan, point)
+        yield Answer(point, None, why, part) if why else _priced(plan, point, prices, table)
+
+
+def _unpriced(plan: Plan, point: Point) -> str:
+    """Return why a plan cannot be priced at a point; "" where it can."""
+    asked = {
+        "devices": (plan.mesh.num_devices, point.cluster.num_devices),
+        "seq": (plan.seq, point.seq),
+        "global batch": (plan.global_batch, point.global_batch),
+    }
+    different = (
+        f"the plan's {name} is {has}, the point's {is_}"
+        for name, (has, is_) in asked.items()
+        if has != is_
+    )
+    return next(different, "")
+
+
+def _priced(plan: Plan, point: Point, prices: Prices, functions: FunctionTable) -> Answer:
+    cluster, part = point.cluster, prices.of(point.cluster.device.name)
+    wide = precision_of_plan(plan).wide_grads
+    costs = Costs(cluster, plan.mesh.compute, plan.sizes, wide, functions)
+    found = predict(plan, cluster, WorkTable(costs))
+    most = usable_bytes(cluster)
+    if found.peak_bytes > most:
+        return Answer(point, None, f"needs {gib(found.peak_bytes)} of {gib(most)} usable", part)
+    said = f"{plan.mesh} micro_batch={plan.micro_batch} zero={plan.zero} {plan.schedule_name}"
+    made = found.model, found.timeline, plan.mesh, found.peak_bytes
+    step = step_of(said, point, *made, plan.flops_per_token, part)
+    return Answer(point, step, part=part)

@@ -1,0 +1,225 @@
+"""Sweeps: names of what changes from point to point, and the points that they make.
+
+A sweep is written NAME=VALUE,VALUE,...; a value `xF` is a factor on what the cluster has. What a
+link's bandwidth changes of measured curves is the time above that of the fewest bytes read.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..hardware.cluster import Cluster, ClusterError, Curve, LinkLevel
+from ..hardware.cluster_file import parse_cluster, resized
+
+MOST_DEVICES = 16_384
+MOST_POINTS = 10_000
+_GIB = 2**30
+_FACTORS = ("device.matmul",)  # rates differ by element type
+_SIZES = ("nodes", "devices_per_node", "seq", "global_batch")
+# Figures of a cluster by the name of their sweep: the unit of a value, and how one is changed.
+_Change = Callable[[Cluster, "Value"], Cluster]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a sweep: a number, or a factor."""
+
+    number: float
+    is_factor: bool
+
+    def on(self, present: float, unit: float = 1.0) -> float:
+        """Return what a figure becomes. unit: of the number, in those of the figure."""
+        return present * self.number if self.is_factor else self.number * unit
+
+    def __str__(self) -> str:
+        return f"{'x' if self.is_factor else ''}{self.number:g}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A name and its values."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One question. swept: (name, value) of each sweep, in order."""
+
+    cluster: Cluster
+    seq: int
+    global_batch: int
+    swept: tuple[tuple[str, str], ...] = ()
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Read NAME=V1,V2. Raises ClusterError with the name or value at fault."""
+    name, equals, rest = text.partition("=")
+    if not equals or not rest:
+        raise ClusterError(f"--sweep {text}: write NAME=VALUE,VALUE, such as nodes=1,2,4")
+    if name not in (*_SIZES, *_CHANGES) and not re.fullmatch(_LINK, name):
+        raise ClusterError(f"--sweep {name}: unknown; give one of {', '.join(NAMES)}")
+    return Sweep(name, tuple(_value(name, item.strip()) for item in rest.split(",")))
+
+
+def _value(name: str, text: str) -> Value:
+    factor = text.startswith("x")
+    try:
+        number = float(text.removeprefix("x"))
+    except ValueError:
+        raise ClusterError(
+            f"--sweep {name}={text}: give a number, or a factor such as x2"
+        ) from None
+    if not 0 < number < float("inf"):
+        raise ClusterError(f"--sweep {name}={text}: give a number above 0")
+    if name in _SIZES and (factor or number != int(number)):
+        raise ClusterError(f"--sweep {name}={text}: give a whole number")
+    if name in _FACTORS and not factor:
+        raise ClusterError(f"--sweep {name}={text}: give a factor such as x2")
+    return Value(number, factor)
+
+
+def points(
+    clusters: Sequence[str], sweeps: Sequence[Sweep], seq: int, global_batch: int
+) -> list[Point]:
+    """Return every cluster at every combination of the sweeps' values.
+
+    Raises ClusterError for a name that is swept twice, too many points or devices, and a cluster
+    that has not what is swept.
+    """
+    names = [sweep.name for sweep in sweeps]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ClusterError(f"--sweep {twice[0]}: given twice; put all values into one")
+    count = len(clusters)
+    for sweep in sweeps:
+        count *= len(sweep.values)
+    if count > MOST_POINTS:
+        raise ClusterError(f"{count:,} points, at most {MOST_POINTS:,}; sweep fewer values")
+    return list(_points(clusters, sweeps, seq, global_batch))
+
+
+def _points(
+    clusters: Sequence[str], sweeps: Sequence[Sweep], seq: int, global_batch: int
+) -> Iterator[Point]:
+    for spec in clusters:
+        for values in itertools.product(*(sweep.values for sweep in sweeps)):
+            said = {sweep.name: value for sweep, value in zip(sweeps, values, strict=True)}
+            sizes = {key: int(said[key].number) for key in _SIZES if key in said}
+            cluster = _changed(_sized(spec, sizes), said)
+            rows = sizes.get("seq", seq), sizes.get("global_batch", global_batch)
+            yield Point(cluster, *rows, tuple((name, str(value)) for name, value in said.items()))
+
+
+def _sized(spec: str, sizes: dict[str, int]) -> Cluster:
+    """Return the cluster with as many nodes and devices as are swept, else its own."""
+    cluster = parse_cluster(spec)
+    if "nodes" in sizes or "devices_per_node" in sizes:
+        per_node = sizes.get("devices_per_node", cluster.devices_per_node)
+        cluster = resized(spec, per_node, sizes.get("nodes", cluster.nodes))
+    if cluster.num_devices > MOST_DEVICES:
+        raise ClusterError(
+            f"cluster {cluster.name}: {cluster.num_devices:,} devices, at most {MOST_DEVICES:,}"
+        )
+    return cluster
+
+
+def _changed(cluster: Cluster, said: dict[str, Value]) -> Cluster:
+    for name, value in said.items():
+        if name in _SIZES:
+            continue
+        change = _CHANGES.get(name) or _of_link(cluster, name)
+        cluster = replace(change(cluster, value), name=f"{cluster.name},{name}={value}")
+    return cluster
+
+
+def _of_device(field: str, unit: float) -> _Change:
+    def change(cluster: Cluster, value: Value) -> Cluster:
+        device = cluster.device
+        found = value.on(getattr(device, field), unit)
+        kind = type(getattr(device, field))
+        return replace(cluster, device=replace(device, **{field: kind(found)}))
+
+    return change
+
+
+def _of_host(field: str, unit: float) -> _Change:
+    def change(cluster: Cluster, value: Value) -> Cluster:
+        present = getattr(cluster, field)
+        found = type(present)(value.on(present, unit))
+        return replace(cluster, **{field: found})
+
+    return change
+
+
+def _matmul(cluster: Cluster, value: Value) -> Cluster:
+    """Scale matmuls of every type, and attention."""
+    device, factor = cluster.device, value.number
+    pair = device.attention_flops_per_s
+    changed = replace(
+        device,
+        matmul_flops_per_s=tuple((k, factor * rate) for k, rate in device.matmul_flops_per_s),
+        attention_flops_per_s=pair and (factor * pair[0], factor * pair[1]),
+        attention_readings=tuple(
+            replace(r, forward=factor * r.forward, backward=factor * r.backward)
+            for r in device.attention_readings
+        ),
+    )
+    return replace(cluster, device=changed)
+
+
+_CHANGES: dict[str, _Change] = {
+    "device.memory_gb": _of_device("memory_bytes", _GIB),
+    "device.matmul": _matmul,
+    "device.bandwidth": _of_device("hbm_bytes_per_s", 1e9),
+    "device.launch_us": _of_device("launch_us", 1.0),
+    "host.memory_gb": _of_host("host_memory_bytes", _GIB),
+    "host.bandwidth": _of_host("host_link_bytes_per_s", 1e9),
+}
+_LINK = r"link\.(.+)\.(bandwidth|latency)"
+NAMES = (*_SIZES, *_CHANGES, "link.NAME.bandwidth", "link.NAME.latency")
+
+
+def _of_link(cluster: Cluster, name: str) -> _Change:
+    """Return the change of a link by its name: bandwidth in GB/s, or latency in us."""
+    match = re.fullmatch(_LINK, name)
+    assert match is not None
+    wanted, what = match.groups()
+    known = [level.name for level in cluster.levels]
+    if wanted not in known:
+        raise ClusterError(
+            f"--sweep {name}: cluster {cluster.name} has no link {wanted!r}; it has "
+            f"{', '.join(known)}"
+        )
+    made = _faster if what == "bandwidth" else _later
+
+    def change(cluster: Cluster, value: Value) -> Cluster:
+        levels = (made(v, value) if v.name == wanted else v for v in cluster.levels)
+        return replace(cluster, levels=tuple(levels))
+
+    return change
+
+
+def _faster(level: LinkLevel, value: Value) -> LinkLevel:
+    rate = value.on(level.bytes_per_s, 1e9)
+    factor = rate / level.bytes_per_s
+    return replace(
+        level,
+        bytes_per_s=rate,
+        curves=_curves(level, lambda us, first: first + (us - first) / factor),
+    )
+
+
+def _later(level: LinkLevel, value: Value) -> LinkLevel:
+    alpha = value.on(level.alpha_us)
+    more = alpha - level.alpha_us
+    return replace(level, alpha_us=alpha, curves=_curves(level, lambda us, _: max(us + more, 1e-3)))
+
+
+def _curves(level: LinkLevel, change: Callable[[float, float], float]) -> tuple[Curve, ...]:
+    """Return the level's curves with times changed. change: of (us, us of the fewest bytes)."""
+    return tuple(
+        replace(curve, points=tuple((b, change(us, curve.points[0][1])) for b, us in curve.points))
+        for curve in level.curves
+    )

@@ -1,0 +1,74 @@
+"""What devices cost and draw: parts.toml beside this file, and a file of the user's own."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..hardware.cluster import ClusterError
+
+HEADER = "# meshwright parts v1"
+BUILT_IN = Path(__file__).with_name("parts.toml")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Figures of one device, None where they are not known.
+
+    price_per_hour: US dollars, rented. watts: at work. peak_flops_per_s: dense bf16.
+    """
+
+    price_per_hour: float | None = None
+    watts: float | None = None
+    peak_flops_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Figures by a part of the device's name; the first that fits counts."""
+
+    parts: tuple[tuple[str, Part], ...]
+
+    def of(self, device: str) -> Part:
+        """Return the figures of a device by its name."""
+        return next((part for key, part in self.parts if key in device), Part())
+
+
+def read_prices(own: Path | None = None) -> Prices:
+    """Read the figures. own: a file whose entries come first, each with what the built-in file
+    says of the same name beside it. Raises ClusterError with the file and the entry at fault."""
+    known = _read(BUILT_IN)
+    given = _read(own) if own else {}
+    first = {name: {**known.get(name, {}), **said} for name, said in given.items()}
+    rest = {name: said for name, said in known.items() if name not in first}
+    return Prices(tuple((name, Part(**said)) for name, said in (first | rest).items()))
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"--prices {path} cannot be read: {reason}") from None
+    first = text.partition("\n")[0].strip()
+    if first != HEADER:
+        raise ClusterError(f"--prices {path}: the first line must be {HEADER!r}, found {first!r}")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"--prices {path}: not TOML: {error}") from None
+    return {name: _part(path, name, table) for name, table in tables.items()}
+
+
+def _part(path: Path, name: str, table: object) -> dict[str, float]:
+    if not isinstance(table, Mapping):
+        raise ClusterError(f"--prices {path}: {name} = {table!r}; write [{name}] and its figures")
+    known = [item.name for item in fields(Part)]
+    found = {key: value for key, value in table.items() if key != "sources"}
+    for key, value in found.items():
+        where = f"--prices {path}: [{name}] {key}"
+        if key not in known:
+            raise ClusterError(f"{where}: unknown; give {', '.join(known)}, or sources")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ClusterError(f"{where} is {value!r}; give a number above 0")
+    return found

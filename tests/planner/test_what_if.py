@@ -1,0 +1,138 @@
+"""What-if: sweeps make points, and what a point is answered is what `plan` says of it."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from meshwright import Job, MeshwrightError, Plan, plan, priced, what_if
+from meshwright.cli import main
+from meshwright.planner.hardware.cluster import collective_us
+from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
+from meshwright.planner.what_if.edits import Point, parse_sweep, points
+from meshwright.planner.what_if.prices import read_prices
+
+ASKED = Job(seq=64, global_batch=8, effort="fast")
+SWEEPS = ("nodes=1,2", "device.memory_gb=24", "link.nvlink.bandwidth=x0.1")
+
+
+def changed(spec: str, *sweeps: str) -> list[Point]:
+    return points([spec], [parse_sweep(text) for text in sweeps], 64, 8)
+
+
+def test_a_point_of_every_combination() -> None:
+    found = changed("h200:8", "nodes=1,4", "seq=32,64", "device.memory_gb=x0.5")
+    assert [(p.cluster.nodes, p.seq) for p in found] == [(1, 32), (1, 64), (4, 32), (4, 64)]
+    assert {p.cluster.device.memory_bytes for p in found} == {
+        parse_cluster("h200:8").device.memory_bytes // 2
+    }
+    assert found[0].swept == (("nodes", "1"), ("seq", "32"), ("device.memory_gb", "x0.5"))
+
+
+def test_counts_are_those_of_the_named_cluster() -> None:
+    (four,) = changed("h200:8", "nodes=4")
+    assert format_cluster(four.cluster) == format_cluster(parse_cluster("h200:8x4"))
+
+
+def test_a_link_of_twice_the_bandwidth_halves_what_bytes_take() -> None:
+    (twice,) = changed("h200:8", "link.nvlink.bandwidth=x2")
+    base = parse_cluster("h200:8")
+    few, many = 1, 2**29
+    for kind in ("all_gather", "send_recv"):
+        before, after = (
+            collective_us(c, kind, many, 2) - collective_us(c, kind, few, 2)
+            for c in (base, twice.cluster)
+        )
+        assert after == pytest.approx(before / 2)
+    (same,) = changed("h200:8", f"link.nvlink.bandwidth={base.levels[0].bytes_per_s / 1e9!r}")
+    times = [collective_us(c, "all_gather", many, 8) for c in (base, same.cluster)]
+    assert times[1] == pytest.approx(times[0], rel=1e-5)
+
+
+def test_answers_are_those_of_plan() -> None:
+    """Though points share what is the same for them, in one order and the other."""
+    answers = what_if("tiny-llama", clusters=["h200:2"], job=ASKED, sweeps=SWEEPS)
+    assert len(answers) == 2
+    for answer in answers:
+        assert answer.step is not None
+        text = format_cluster(answer.point.cluster)
+        own = _planned(text)
+        assert answer.step.step_us == own.costs["predicted_step_us"]
+        assert answer.step.peak_bytes == own.costs["predicted_peak_bytes"]
+        assert answer.step.tokens_per_s == pytest.approx(own.costs["predicted_tokens_per_s"])
+        assert sum(share for _, share in answer.step.shares) == pytest.approx(1.0)
+
+
+def _planned(cluster: str) -> Plan:
+    path = Path("cluster.toml")
+    path.write_text(cluster)
+    return plan("tiny-llama", cluster=str(path), job=ASKED)
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_priced_elsewhere() -> None:
+    """Twice the matmul rate takes less time; where the plan does not fit, that is said."""
+    made = plan("tiny-llama", cluster="h200:2", job=ASKED)
+    sweeps = ["device.matmul=x1,x2", "device.memory_gb=140,0.001"]
+    same, small, fast, _ = priced(made, clusters=["h200:2"], sweeps=sweeps)
+    assert same.step is not None and fast.step is not None and small.step is None
+    assert same.step.step_us == made.costs["predicted_step_us"] > fast.step.step_us
+    assert small.why.startswith("needs 4.")
+    (other,) = priced(made, clusters=["h200:4"])
+    assert other.why == "the plan's devices is 2, the point's is 4"
+
+
+def test_days_price_and_energy() -> None:
+    (answer,) = what_if("tiny-llama", clusters=["h200:2"], job=ASKED)
+    assert answer.step is not None
+    budget = answer.budget(1e9)
+    hours = 1e9 / answer.step.tokens_per_s / 3600
+    assert budget is not None and budget.days == pytest.approx(hours / 24)
+    assert budget.dollars == pytest.approx(hours * 2 * 4.0)
+    assert budget.kwh == pytest.approx(hours * 2 * 0.7)
+
+
+def test_own_prices_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('# meshwright parts v1\n["H200"]\nprice_per_hour = 2\n[CPU]\nwatts = 9.5\n')
+    found = read_prices(path)
+    assert found.of("NVIDIA H200 SXM").price_per_hour == 2
+    assert found.of("NVIDIA H200 SXM").watts == 700
+    assert found.of("CPU rank").watts == 9.5 and found.of("CPU rank").price_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prices = 1\n", "the first line must be '# meshwright parts v1'"),
+        ("# meshwright parts v1\n[H200]\nprice = 1\n", "[H200] price: unknown; give price_per"),
+        (
+            "# meshwright parts v1\n[H200]\nwatts = -1\n",
+            "[H200] watts is -1; give a number above 0",
+        ),
+        ("# meshwright parts v1\nH200 = 3\n", "H200 = 3; write [H200] and its figures"),
+    ],
+)
+def test_a_price_file_with_a_mistake(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(text)
+    with pytest.raises(MeshwrightError) as caught:
+        read_prices(path)
+    assert said in str(caught.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["what-if", "tiny-llama", "--cluster", "h200:2", "--seq", "64", "--global-batch", "8"]
+    words += ["--sweep", "device.memory_gb=0.001,40", "--tokens", "1e9", "--compare", "dp=2"]
+    assert main([*words, "--objective", "energy", "--csv", "t.csv", "--plot", "t.svg"]) == 0
+    said, _, unfit, fits = capsys.readouterr().out.splitlines()
+    assert said == "tiny-llama: searched, --effort fast"
+    assert "none of" in unfit and fits.startswith("*  h200:2,device.memory_gb=40")
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [row["device.memory_gb"] for row in rows] == ["0.001", "40"]
+    assert float(rows[1]["compared_step_time_s"]) > float(rows[1]["step_time_s"])
+    assert (tmp_path / "t.svg").read_text().startswith("<?xml")
