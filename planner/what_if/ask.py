@@ -91,7 +91,7 @@ def _unpriced(plan: Plan, point: Point) -> str:
         "global batch": (plan.global_batch, point.global_batch),
     }
     different = (
-        f"the plan's {name} is {has}, the point's {is_}"
+        f"{name}: the plan has {has}, the point {is_}"
         for name, (has, is_) in asked.items()
         if has != is_
     )

@@ -81,9 +81,9 @@ def test_a_plan_priced_elsewhere() -> None:
     same, small, fast, _ = priced(made, clusters=["h200:2"], sweeps=sweeps)
     assert same.step is not None and fast.step is not None and small.step is None
     assert same.step.step_us == made.costs["predicted_step_us"] > fast.step.step_us
-    assert small.why.startswith("needs 4.")
+    assert small.why.endswith(" of 0.9 MiB usable")
     (other,) = priced(made, clusters=["h200:4"])
-    assert other.why == "the plan's devices is 2, the point's is 4"
+    assert other.why == "devices: the plan has 2, the point 4"
 
 
 def test_days_price_and_energy() -> None:
