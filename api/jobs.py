@@ -1,10 +1,13 @@
 """Plan, compile and run from one job file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from meshwright.ir.errors import PlanError
 
 from .demands import Cluster, Job, Say, silent
 from .errors import one_class
@@ -119,13 +122,24 @@ def _planned(file: "JobFile", out: Path, say: Say) -> tuple[Plan, str]:
     """Return the job's plan, that of its folder where it was made from the same; and its key."""
     from meshwright.planner.hardware.cluster_file import parse_cluster
 
-    source, cluster, job = load_model(file.model), at_hand(_cluster(file), say), _job(file)
-    key = key_of(source, parse_cluster(cluster.spec), job)
-    known = kept_plan(out, key)
-    if known is not None:
-        say(f"{out / 'plan.txt'} was made from the same: taken as it is")
-        return known, key
-    return plan(source, cluster=cluster, job=job, say=say), key
+    source, job = load_model(file.model), _job(file)
+    with _named(file.path):
+        cluster = at_hand(_cluster(file), say)
+        key = key_of(source, parse_cluster(cluster.spec), job)
+        known = kept_plan(out, key)
+        if known is not None:
+            say(f"{out / 'plan.txt'} was made from the same: taken as it is")
+            return known, key
+        return plan(source, cluster=cluster, job=job, say=say), key
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the job file before what its table [plan] asks for and cannot have."""
+    try:
+        yield
+    except PlanError as error:
+        raise type(error)(f"{path}: [plan] {error}") from error
 
 
 def _cluster(file: "JobFile") -> Cluster:
