@@ -17,7 +17,7 @@ from ..hardware.catalogue import CPU
 from ..pipeline.schedules import in_flight
 from ..simulate.stage_memory import Peak, plan_peaks
 from ..simulate.step_model import step_model
-from ..units import gib
+from ..units import duration, gib
 
 Costs = tuple[tuple[str, float], ...]  # predicted numbers by name, as in Plan
 
@@ -57,9 +57,21 @@ def summary(plan: Plan, costs: Costs | None = None) -> str:
     ]
     if plan.mirrored:
         lines.append(f"  sequence in mirrored shards over {mesh.only(CONTEXT)}")
-    lines += [f"  {name}: {value:,.6g}" for name, value in costs or plan.costs]
+    lines += [f"  {_cost(name, value)}" for name, value in costs or plan.costs]
     lines += [f"  note: {c}" for c in plan.coverage]
     return "\n".join(lines)
+
+
+def _cost(name: str, value: float) -> str:
+    """Return a predicted number as people read it; its name ends with the unit."""
+    words = name.replace("_", " ")
+    if name.endswith("_us"):
+        return f"{words.removesuffix(' us')}: {duration(value)}"
+    if name.endswith("_bytes"):
+        return f"{words.removesuffix(' bytes')} memory: {gib(value)}"
+    if name == "gap" or name.endswith("_share"):
+        return f"{words}: {value:.2%}"
+    return f"{words.replace(' per s', '/s')}: {value:,.6g}"
 
 
 def report(plan: Plan, costs: Costs | None = None) -> str:
@@ -163,7 +175,7 @@ def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
     """Return a warning where a plan's predicted numbers differ from what its decisions give."""
     found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
     off = [
-        f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"
+        f"{_cost(name, value)}, where this text takes {_cost(name, found[name])}"
         for name, value in plan.costs
         if name in found and abs(value / found[name] - 1) > 1e-6
     ]
