@@ -1,6 +1,7 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
 import difflib
+from typing import Any
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
@@ -128,6 +129,11 @@ def explain_value(plan: Plan, name: str) -> str:
     """Return where a value lies, whether it is kept, who makes and reads it, per piece that has
     it."""
     name = name.removeprefix("%")
+    return "\n".join(line for p in pieces_with(plan, name) for line in _value_lines(plan, p, name))
+
+
+def pieces_with(plan: Plan, name: str) -> list[Piece]:
+    """Return the pieces that have a value. Raises PlanError with the nearest names without any."""
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:
         known = sorted({n for p in plan.pieces for n in p.graph.values})
@@ -135,7 +141,29 @@ def explain_value(plan: Plan, name: str) -> str:
         raise PlanError(
             f"no value %{name} among the plan's {len(known)}; near: {', '.join(near) or 'none'}"
         )
-    return "\n".join(line for piece in holders for line in _value_lines(plan, piece, name))
+    return holders
+
+
+def value_facts(plan: Plan, name: str) -> list[dict[str, Any]]:
+    """Return of each piece that has a value what explain_value says of it there, as data."""
+    name = name.removeprefix("%")
+    return [_value_in(plan, piece, name) for piece in pieces_with(plan, name)]
+
+
+def _value_in(plan: Plan, piece: Piece, name: str) -> dict[str, Any]:
+    value, maker = piece.graph.values[name], piece.graph.producer.get(name)
+    users = piece.graph.users[name]
+    return {
+        "piece": piece.name,
+        "dtype": value.dtype,
+        "shape": [str(size) for size in value.shape],
+        "placement": format_placement(piece.placements[name]),
+        "bytes": plan.local_bytes(piece, name),
+        "op": maker.target if maker else None,
+        "source": maker.source or None if maker else None,
+        "fate": _kept(piece, name),
+        "read_by": [{"value": op.output.name, "op": op.target} for op in users],
+    }
 
 
 def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
@@ -144,17 +172,20 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     maker = graph.producer.get(name)
     source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
     readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
-    forward = {v.name for op in forward_ops(graph) for v in op.outputs}
-    kept = (
-        _fate(piece, name) if name in forward else "a value of the backward" if maker else "given"
-    )
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
         f"  placement {format_placement(piece.placements[name])}, "
         f"{gib(plan.local_bytes(piece, name))} a rank",
-        f"  made by {source}; {kept}",
+        f"  made by {source}; {_kept(piece, name)}",
         f"  read by {readers}",
     ]
+
+
+def _kept(piece: Piece, name: str) -> str:
+    """What becomes of any value."""
+    if name in {v.name for op in forward_ops(piece.graph) for v in op.outputs}:
+        return _fate(piece, name)
+    return "a value of the backward" if name in piece.graph.producer else "given"
 
 
 def _fate(piece: Piece, name: str) -> str:
