@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         print(painted("error:", "error", sys.stderr), _one_message(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
-        print("interrupted; nothing was left half-written", file=sys.stderr)
+        lost = str(interrupt) or "nothing was left half-written"
+        print(f"interrupted; {lost}", file=sys.stderr)
         return 143 if isinstance(interrupt, _Terminated) else 130
 
 

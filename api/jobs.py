@@ -1,10 +1,13 @@
 """Plan, compile and run from one job file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from meshwright.ir.errors import PlanError
 
 from .demands import Cluster, Job, Say, silent
 from .errors import one_class
@@ -24,15 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is planned and compiled into its run's folder. fresh: it is to start at step 0."""
+    """A job that is planned and compiled into its run's folder.
+
+    fresh: it is to start at step 0. aside: what is to be said of an earlier job's files there.
+    """
 
     folder: Path
     plan: Plan
+    aside: str
     fresh: bool
     file: "JobFile"
 
     def train(self, *, quiet: bool = False, say: Say = silent) -> RunResult:
         """Run it; quiet: print nothing of what rank 0 prints. Raises as Trainer does."""
+        if self.aside:
+            say(self.aside)
         options = {**self.file.run, "out": str(self.folder), "fresh": self.fresh}
         restarts, program = self.file.restarts, self.folder / "program"
         return Trainer(program, restarts=restarts, quiet=quiet, say=say, **options).train()
@@ -76,7 +85,7 @@ def prepare(
     file = _load_checked(Path(job), [*overrides, *given])
     folder = Path(file.run.get("out", "run"))
     fresh = fresh or bool(file.run.get("fresh"))
-    return Prepared(folder, _write_job(file, folder, fresh, say), fresh, file)
+    return Prepared(folder, *_write_job(file, folder, fresh, say), fresh, file)
 
 
 def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
@@ -91,33 +100,46 @@ def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
     return job
 
 
-def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> Plan:
-    """Write plan, report, program and the resolved job file into the run's folder."""
-    from meshwright.runtime.training.run_folder import begin_job, check_free
+def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan, str]:
+    """Write plan, report, program and the resolved job file into the run's folder.
+
+    Returns the plan, and what is to be said of an earlier job's files, which are moved aside.
+    """
+    from meshwright.runtime.training.run_folder import begin_job, check_free, unsaved
 
     check_free(out)
     made, key = _planned(file, out, say)
+    why = "" if fresh else unsaved(out)
     aside = begin_job(out, made.text, fresh)
-    if aside is not None:
-        say(f"what an earlier job left in {out} is now in {aside}")
     made.save(out / "plan.txt")
     keep_key(out, key, made)
     compile(made, out / "program")
     write_text(out / "job.toml", file.text)
-    return made
+    return made, f"{why}what an earlier job left in {out} is now in {aside}" if aside else ""
 
 
 def _planned(file: "JobFile", out: Path, say: Say) -> tuple[Plan, str]:
     """Return the job's plan, that of its folder where it was made from the same; and its key."""
     from meshwright.planner.hardware.cluster_file import parse_cluster
 
-    source, cluster, job = load_model(file.model), at_hand(_cluster(file), say), _job(file)
-    key = key_of(source, parse_cluster(cluster.spec), job)
-    known = kept_plan(out, key)
-    if known is not None:
-        say(f"{out / 'plan.txt'} was made from the same: taken as it is")
-        return known, key
-    return plan(source, cluster=cluster, job=job, say=say), key
+    source, job = load_model(file.model), _job(file)
+    with _named(file.path):
+        cluster = at_hand(_cluster(file), say)
+        key = key_of(source, parse_cluster(cluster.spec), job)
+        known = kept_plan(out, key)
+        if known is not None:
+            say(f"{out / 'plan.txt'} was made from the same: taken as it is")
+            return known, key
+        return plan(source, cluster=cluster, job=job, say=say), key
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the job file before what its table [plan] asks for and cannot have."""
+    try:
+        yield
+    except PlanError as error:
+        raise type(error)(f"{path}: [plan] {error}") from error
 
 
 def _cluster(file: "JobFile") -> Cluster:

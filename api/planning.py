@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshwright.ir.errors import PlanError
+
 from .capturing import captured
 from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
@@ -133,21 +135,21 @@ def check_demands(job: Job) -> None:
     from meshwright.runtime.launch.job import EFFORTS
 
     if job.effort not in EFFORTS:
-        raise ValueError(f"effort {job.effort!r}: give one of {', '.join(EFFORTS)}")
+        raise PlanError(f"effort {job.effort!r}: give one of {', '.join(EFFORTS)}")
     for name in ("seq", "global_batch"):
         if getattr(job, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(job, name)}: at least 1")
+            raise PlanError(f"--{name.replace('_', '-')} {getattr(job, name)}: at least 1")
     if job.global_batch > _MOST_ROWS:
-        raise ValueError(
+        raise PlanError(
             f"--global-batch {job.global_batch}: at most {_MOST_ROWS} rows of --seq tokens; "
             "is it a number of tokens"
         )
 
 
 def check_positions(source: "ModelSource", seq: int) -> None:
-    """Raise ValueError where a model has fewer positions than a row has tokens."""
+    """Raise PlanError where a model has fewer positions than a row has tokens."""
     if source.max_seq is not None and seq > source.max_seq:
-        raise ValueError(
+        raise PlanError(
             f"--seq {seq} is past the {source.max_seq} positions of {source.name}; give at most "
             f"{source.max_seq}"
         )
@@ -156,7 +158,7 @@ def check_positions(source: "ModelSource", seq: int) -> None:
 def _check_lengths(traced: "Traced", seq: int) -> None:
     least, most = traced.lengths
     if seq < least or (most is not None and seq > most):
-        raise ValueError(
+        raise PlanError(
             f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
             "tokens; give one of these, or change what in it depends on the length"
         )

@@ -23,6 +23,7 @@ class Doing:
         self.every = EVERY_S if self.live else EVERY_IN_LOG_S
         self.began = time.monotonic()
         self.drawn, self.text = float("-inf") if self.live else self.began, ""
+        self.told = ""  # what the last line said
         self._left, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._go_on, daemon=True)
 
@@ -33,7 +34,8 @@ class Doing:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._left.set()
         self._thread.join()
-        if kind is None and self.text and time.monotonic() - self.began > self.every:
+        told = not self.live and self.told == self.text
+        if kind is None and self.text and not told and time.monotonic() - self.began > self.every:
             self._close(self.text)
         elif self.live:
             print("\r\x1b[K", end="", file=self.stream, flush=True)
@@ -60,7 +62,7 @@ class Doing:
         with self._lock:
             now = time.monotonic()
             if self.text and now - self.drawn >= self.every:
-                self.drawn = now
+                self.drawn, self.told = now, self.text
                 self._draw(self._timed(self.text))
 
     def _draw(self, text: str) -> None:

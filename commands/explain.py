@@ -85,17 +85,19 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _answer(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
-    from meshwright.planner.report.explain import explain_value
-    from meshwright.planner.report.segments import explain_segment
+    from meshwright.planner.report.explain import explain_value, value_facts
+    from meshwright.planner.report.segments import explain_segment, segment_facts
 
     if arguments.why_not:
         return _why_not(plan, arguments)
     if name := arguments.value:
         text = explain_value(plan, name)
-        return _Answer("value", {"value": name, "text": text}, text)
+        return _Answer(
+            "value", {"value": name.removeprefix("%"), "pieces": value_facts(plan, name)}, text
+        )
     if name := arguments.segment:
-        text = explain_segment(plan, name, cluster_of(plan, arguments))
-        return _Answer("segment", {"segment": name, "text": text}, text)
+        asked = plan, name, cluster_of(plan, arguments)
+        return _Answer("segment", segment_facts(*asked), explain_segment(*asked))
     if arguments.timeline:
         return _timeline(plan, cluster_of(plan, arguments), arguments.timeline)
     if arguments.cluster and (cluster := cluster_of(plan, arguments)).name != plan.cluster:

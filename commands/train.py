@@ -31,7 +31,12 @@ def add(commands: Any) -> None:
     )
     add_effort(parser, None)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", help="override a value of the file"
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        help="override a value of the file, such as run.steps=200; "
+        "plan.pin={} drops all of its pins",
     )
 
 

@@ -1,4 +1,4 @@
-"""Bytes as text for people, and back."""
+"""Bytes and times as text for people, and bytes back."""
 
 import re
 
@@ -9,6 +9,11 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 def gib(size: float) -> str:
     """A size in bytes as GiB, or as MiB where it is below a quarter of one GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"
+
+
+def duration(us: float) -> str:
+    """A time in microseconds as seconds, or as milliseconds where it is below one second."""
+    return f"{us / 1e6:,.4g} s" if us >= 1e6 else f"{us / 1e3:,.4g} ms"
 
 
 def parse_bytes(text: str) -> int:

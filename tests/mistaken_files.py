@@ -171,6 +171,8 @@ FILES: dict[str, str | bytes] = {
     "negmix.toml": '[[source]]\npath = "data"\nweight = -1\n',
     "job.toml": 'model = "tiny"\n[plan]\ncluster = "cpu:1"\nseq = 8\nglobal_batch = 4\n',
     "keys.toml": 'model = "tiny"\n[plan]\nseq = 8\nglobal_batch = 4\nsteps = 3\n',
+    "top.toml": 'model = "tiny"\nweights = "x"\n[plan]\nseq = 8\nglobal_batch = 4\n',
+    "below.toml": 'model = "tiny"\n[plan]\nseq = 8\n[run]\nglobal_batch = 4\nrestarts = 2\n',
     "lists.toml": 'model = ["tiny"]\n[plan]\nseq = [8]\nglobal_batch = 4\n',
     "badhf/config.json": "{",
     "badweights/model.safetensors": b"short",

@@ -1,6 +1,7 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
 import difflib
+from typing import Any
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
@@ -17,7 +18,7 @@ from ..hardware.catalogue import CPU
 from ..pipeline.schedules import in_flight
 from ..simulate.stage_memory import Peak, plan_peaks
 from ..simulate.step_model import step_model
-from ..units import gib
+from ..units import duration, gib
 
 Costs = tuple[tuple[str, float], ...]  # predicted numbers by name, as in Plan
 
@@ -57,9 +58,21 @@ def summary(plan: Plan, costs: Costs | None = None) -> str:
     ]
     if plan.mirrored:
         lines.append(f"  sequence in mirrored shards over {mesh.only(CONTEXT)}")
-    lines += [f"  {name}: {value:,.6g}" for name, value in costs or plan.costs]
+    lines += [f"  {_cost(name, value)}" for name, value in costs or plan.costs]
     lines += [f"  note: {c}" for c in plan.coverage]
     return "\n".join(lines)
+
+
+def _cost(name: str, value: float) -> str:
+    """Return a predicted number as people read it; its name ends with the unit."""
+    words = name.replace("_", " ")
+    if name.endswith("_us"):
+        return f"{words.removesuffix(' us')}: {duration(value)}"
+    if name.endswith("_bytes"):
+        return f"{words.removesuffix(' bytes')} memory: {gib(value)}"
+    if name == "gap" or name.endswith("_share"):
+        return f"{words}: {value:.2%}"
+    return f"{words.replace(' per s', '/s')}: {value:,.6g}"
 
 
 def report(plan: Plan, costs: Costs | None = None) -> str:
@@ -116,6 +129,11 @@ def explain_value(plan: Plan, name: str) -> str:
     """Return where a value lies, whether it is kept, who makes and reads it, per piece that has
     it."""
     name = name.removeprefix("%")
+    return "\n".join(line for p in pieces_with(plan, name) for line in _value_lines(plan, p, name))
+
+
+def pieces_with(plan: Plan, name: str) -> list[Piece]:
+    """Return the pieces that have a value. Raises PlanError with the nearest names without any."""
     holders = [p for p in plan.pieces if name in p.graph.values]
     if not holders:
         known = sorted({n for p in plan.pieces for n in p.graph.values})
@@ -123,7 +141,29 @@ def explain_value(plan: Plan, name: str) -> str:
         raise PlanError(
             f"no value %{name} among the plan's {len(known)}; near: {', '.join(near) or 'none'}"
         )
-    return "\n".join(line for piece in holders for line in _value_lines(plan, piece, name))
+    return holders
+
+
+def value_facts(plan: Plan, name: str) -> list[dict[str, Any]]:
+    """Return of each piece that has a value what explain_value says of it there, as data."""
+    name = name.removeprefix("%")
+    return [_value_in(plan, piece, name) for piece in pieces_with(plan, name)]
+
+
+def _value_in(plan: Plan, piece: Piece, name: str) -> dict[str, Any]:
+    value, maker = piece.graph.values[name], piece.graph.producer.get(name)
+    users = piece.graph.users[name]
+    return {
+        "piece": piece.name,
+        "dtype": value.dtype,
+        "shape": [str(size) for size in value.shape],
+        "placement": format_placement(piece.placements[name]),
+        "bytes": plan.local_bytes(piece, name),
+        "op": maker.target if maker else None,
+        "source": maker.source or None if maker else None,
+        "fate": _kept(piece, name),
+        "read_by": [{"value": op.output.name, "op": op.target} for op in users],
+    }
 
 
 def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
@@ -132,17 +172,20 @@ def _value_lines(plan: Plan, piece: Piece, name: str) -> list[str]:
     maker = graph.producer.get(name)
     source = f"{maker.target} {maker.source}".strip() if maker else "an input of the piece"
     readers = ", ".join(f"%{op.output.name} ({op.target})" for op in graph.users[name]) or "nobody"
-    forward = {v.name for op in forward_ops(graph) for v in op.outputs}
-    kept = (
-        _fate(piece, name) if name in forward else "a value of the backward" if maker else "given"
-    )
     return [
         f"piece {piece.name}: %{name} : {value.dtype}{list(value.shape)}",
         f"  placement {format_placement(piece.placements[name])}, "
         f"{gib(plan.local_bytes(piece, name))} a rank",
-        f"  made by {source}; {kept}",
+        f"  made by {source}; {_kept(piece, name)}",
         f"  read by {readers}",
     ]
+
+
+def _kept(piece: Piece, name: str) -> str:
+    """What becomes of any value."""
+    if name in {v.name for op in forward_ops(piece.graph) for v in op.outputs}:
+        return _fate(piece, name)
+    return "a value of the backward" if name in piece.graph.producer else "given"
 
 
 def _fate(piece: Piece, name: str) -> str:
@@ -163,7 +206,7 @@ def outdated(plan: Plan, step_us: float, peak_bytes: float) -> str:
     """Return a warning where a plan's predicted numbers differ from what its decisions give."""
     found = {"predicted_step_us": step_us, "predicted_peak_bytes": peak_bytes}
     off = [
-        f"{name} {value:,.6g}, where this text takes {found[name]:,.6g}"
+        f"{_cost(name, value)}, where this text takes {_cost(name, found[name])}"
         for name, value in plan.costs
         if name in found and abs(value / found[name] - 1) > 1e-6
     ]

@@ -24,7 +24,7 @@ def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
         [f"ranks (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
          *_ranks(plan, prediction)],
         [f"memory at the peak of rank {prediction.peak_rank}", *_memory(prediction)],
-        ["runners-up and why each lost", *_losers(found)],
+        ["runners-up: why each lost, or was passed over", *_losers(found)],
         ["coverage", *coverage(plan, cluster)],
         ["bound", *_bound(found)],
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def _above(found: Found) -> str:
 def _words(budget: SearchBudget) -> str:
     if budget.effort == "best":
         return "the full search; --effort normal and fast take less time"
-    return f"ends where less than {budget.worth:.1%} could be gained; --effort best looks further"
+    return f"passes over what could gain less than {budget.worth:.1%}; --effort best does not"
 
 
 def _bound(found: Found) -> list[str]:

@@ -27,7 +27,7 @@ from ..remat.options import fastest, picks_by_price
 from ..remat.rules import SavedSet
 from ..remat.selection import Picks, is_exact, select_options
 from ..simulate.simulator import Timeline, simulate
-from ..simulate.stage_memory import StageMemory, host_bytes, model_peaks, usable_host_bytes
+from ..simulate.stage_memory import Peak, StageMemory, host_bytes, model_peaks, usable_host_bytes
 from ..simulate.step_model import StepModel
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
@@ -170,6 +170,12 @@ def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:
     return next(_found(costs, c, limit_bytes), None) is not None
 
 
+def peak_under(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Peak:
+    """Return the peak of the fullest rank under a limit that `fits` says the candidate keeps."""
+    _, model, _ = next(_found(costs, c, limit_bytes))
+    return _fullest(costs, c, model)
+
+
 def never_fits(costs: CandidateCosts, c: Candidate) -> bool:
     """Return whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short
     models."""
@@ -199,10 +205,14 @@ def _fitting(
         model = step_of(costs, c, *placed)
         if costs.problem.offloads and not _host_holds(costs, model):
             continue
-        peaks = model_peaks(model, c.mesh, costs.precision(c), costs.problem.context_bytes(c))
-        peak = max(p.total_bytes for p in peaks)
+        peak = _fullest(costs, c, model).total_bytes
         if peak <= limit_bytes:
             yield placed, model, peak
+
+
+def _fullest(costs: CandidateCosts, c: Candidate, model: StepModel) -> Peak:
+    peaks = model_peaks(model, c.mesh, costs.precision(c), costs.problem.context_bytes(c))
+    return max(peaks, key=lambda peak: peak.total_bytes)
 
 
 def _host_holds(costs: CandidateCosts, model: StepModel) -> bool:

@@ -34,13 +34,17 @@ class Loser:
     fits: bool | None = None
 
     def reason(self, best: Fitted) -> str:
-        """Return in one line why the candidate lost."""
+        """Return in one line why the candidate lost, or what it could gain at most where it was
+        not simulated."""
         won = best.timeline.step_us
         if self.step_us is not None:
             return f"{self.step_us / 1e3:,.1f} ms a step, {self.step_us / won - 1:+.1%}"
         if self.fits is False:
             return "its cuts do not fit the memory"
-        return f"at least {self.bound_us / 1e3:,.1f} ms a step, {self.bound_us / won - 1:+.1%}"
+        least = f"at least {self.bound_us / 1e3:,.1f} ms a step"
+        if self.bound_us >= won:
+            return f"{least}, {self.bound_us / won - 1:+.1%}"
+        return f"not simulated: {least}, {1 - self.bound_us / won:.1%} to gain at most"
 
 
 @dataclass

@@ -22,11 +22,11 @@ from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
 from ..hardware.cluster_file import parse_cluster
 from ..remat.options import CHOSEN
-from ..simulate.stage_memory import usable_bytes
+from ..simulate.stage_memory import Peak, usable_bytes
 from ..units import gib
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
-from .fitting import fits, least_bound_bytes, least_peak_bytes
+from .fitting import fits, least_bound_bytes, least_peak_bytes, peak_under
 from .pins import MESH_PINS, Pins
 from .precision import resolve_precision
 from .problem import Problem
@@ -38,6 +38,7 @@ MEMORY_PINS = (
 )  # fmt: skip
 
 
+_MOST_PARTS = 4  # of a peak, that a refusal names
 _WITHOUT_MASTERS = (
     "--pin precision=pure --pin rounding=stochastic (weights and moments without float32 masters)"
 )
@@ -54,13 +55,14 @@ class Refusal:
     def text(self) -> str:
         conflict = self.conflict()
         need, candidate = self.least(conflict)
+        parts = _parts(peak_under(self.under_alone(conflict), candidate, need))
         device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
         names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
         what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
         verb = "need" if len(conflict) > 1 else "needs"
         text = (
             f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
-            f"{gib(need - self.limit_bytes)} too much; {device.name} holds "
+            f"{gib(need - self.limit_bytes)} too much: {parts}; {device.name} holds "
             f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
         )
         ways = list(self.changes())
@@ -95,7 +97,7 @@ class Refusal:
         They are asked in order of a lower bound. One that does not fit into the least so far needs
         more than that.
         """
-        freed = self.without([n for n in self.pinned() if n not in conflict])
+        freed = self.under_alone(conflict)
         (_, first), *others = sorted((least_bound_bytes(freed, c), c) for c in frugal(freed))
         found = least_peak_bytes(freed, first), first
         for bound, c in others:
@@ -167,6 +169,10 @@ class Refusal:
         other = self.costs.under(pins=pins)
         return bool(Refusal(other, self.limit_bytes).fitting(other))
 
+    def under_alone(self, names: tuple[str, ...]) -> CandidateCosts:
+        """Return the costs with all pins free but these."""
+        return self.without([n for n in self.pinned() if n not in names])
+
     def without(self, names: tuple[str, ...] | list[str]) -> CandidateCosts:
         """Return the costs with these pins free; the placements stay."""
         pins = replace(self.costs.problem.pins, **dict.fromkeys(names))
@@ -183,6 +189,12 @@ class Refusal:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
+
+
+def _parts(peak: Peak) -> str:
+    """Return the kinds of memory that make up most of a peak, the largest first."""
+    kinds = sorted(peak.bytes_by_kind, key=lambda kind: -kind[1])[:_MOST_PARTS]
+    return ", ".join(f"{kind} {gib(size)}" for kind, size in kinds if size)
 
 
 def states_bytes(problem: Problem) -> float:

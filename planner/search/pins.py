@@ -95,7 +95,7 @@ def _convert(key: str, value: str, kind: str) -> object:
         if not value:
             raise PlanError(f"pin {key}=: no value; leave the pin out to let the search choose")
         if key in CHOICES and value not in CHOICES[key]:
-            raise PlanError(f"{key}={value}: unknown; give one of {', '.join(CHOICES[key])}")
+            raise PlanError(f"pin {key}={value}: unknown; give one of {', '.join(CHOICES[key])}")
         return value
     try:
         number = float(value) if kind.startswith("float") else int(value)

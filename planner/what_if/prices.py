@@ -52,7 +52,9 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
         raise ClusterError(f"--prices {path} cannot be read: {reason}") from None
     first = text.partition("\n")[0].strip()
     if first != HEADER:
-        raise ClusterError(f"--prices {path}: the first line must be {HEADER!r}, found {first[:40]!r}")
+        raise ClusterError(
+            f"--prices {path}: the first line must be {HEADER!r}, found {first[:40]!r}"
+        )
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -24,6 +24,7 @@ weight_decay = 0.0
 
 import difflib
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,10 @@ RUN: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """model: a spec. plan: options of `plan`. run: options of `run`. text: as resolved, TOML."""
+    """path: of the file. model: a spec. plan: options of `plan`. run: options of `run`. text: as
+    resolved, TOML."""
 
+    path: Path
     model: str
     restarts: int
     plan: dict
@@ -91,7 +94,7 @@ def load_job(path: Path, overrides: list[str]) -> Job:
     run = dict(data.get("run", {}))
     if "groups" in run:
         run["groups"] = group_texts(run["groups"])
-    return Job(data["model"], data.get("restarts", 0), plan, run, _toml(data))
+    return Job(path, data["model"], data.get("restarts", 0), plan, run, _toml(data))
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict:
@@ -216,11 +219,21 @@ _WORDS = {
 def _check_keys(where: str, prefix: str, table: dict, known: set[str]) -> None:
     for key in table:
         if key not in known:
+            _check_table(where, prefix, key)
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {prefix}{near[0]}" if near else ""
             raise JobError(
                 f"{where}: unknown key {prefix}{key}{hint}; keys: {', '.join(sorted(known))}"
             )
+
+
+def _check_table(where: str, prefix: str, key: str) -> None:
+    """Raise JobError for a key of another table than the one it stands in."""
+    tables: dict[str, Collection[str]] = {"plan": PLAN, "run": RUN}
+    homes = [f"in [{name}], as {name}.{key}" for name, keys in tables.items() if key in keys]
+    homes += ["at the top, before the first table"] if key in TOP else []
+    if homes:
+        raise JobError(f"{where}: {prefix}{key} belongs {' or '.join(homes)}")
 
 
 def _toml(data: dict) -> str:

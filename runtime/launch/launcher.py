@@ -22,6 +22,7 @@ from ..data import absolute
 from ..given import check_given
 from ..metrics.trackers import check_tracker
 from ..own_code import IMPORT_PATH
+from ..training.interrupted import RunInterrupted, record_interrupted
 from ..training.options import STOPPED, RunOptions, flag, run_options
 from ..training.past_run import COMMAND, FOLDER
 from ..training.program import ProgramError
@@ -125,7 +126,7 @@ def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool
     beats, new = out_folder / "beats", not out_folder.exists()
     shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
     sightings, limit_s = Sightings(beats, range(count)), start_limit_s(_hang_after_s(options))
-    with tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
+    with _told_of(out_folder), tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
         out = subprocess.DEVNULL if quiet else _STDERR
         for n in range(count):
             environment = _environment(n, count, port)
@@ -209,7 +210,7 @@ class _Forwarding:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
             print(
-                "stopping within two steps, saving; Ctrl-C again ends the run at once",
+                "stopping within two steps, saving; Ctrl-C again ends the run at once, unsaved",
                 file=sys.stderr,
             )
             number = signal.SIGTERM
@@ -234,6 +235,18 @@ def _forwarding() -> Iterator[_Forwarding]:
         yield forwarding
     finally:
         forwarding.end()
+
+
+@contextmanager
+def _told_of(out: Path) -> Iterator[None]:
+    """Say what is lost where a second Ctrl-C ended the ranks, in the run's folder and to the user.
+
+    Raises RunInterrupted then.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterrupted(record_interrupted(out, _command())) from None
 
 
 def _wait(ranks: list[_Rank], silent: Callable[[list[_Rank]], str]) -> tuple[list[_Rank], str]:

@@ -160,8 +160,8 @@ class RunOptions:
     spike: float = _option(
         3.0,
         "a loss is a spike if it exceeds this multiple of the median of the last 32 losses, and "
-        "that median by at least 1; weights are seldom worth keeping after one; at least 1, or 0 "
-        "for none",
+        "that median by at least 1; none is seen before 16 losses are known; weights are seldom "
+        "worth keeping after one; at least 1, or 0 for none",
         low=0.0,
     )
     hang_after: float = _option(

@@ -51,8 +51,8 @@ class PastRun:
 
     @property
     def state(self) -> str:
-        """Return finished, stopped, failed or running; a run that holds no lock and did not say how
-        it ended has failed."""
+        """Return finished, stopped, interrupted, failed or running; a run that holds no lock and
+        did not say how it ended has failed."""
         state = str(self.said["state"])
         return "failed" if state == "running" and not is_held(self.folder) else state
 

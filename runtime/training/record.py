@@ -59,7 +59,7 @@ class RunRecord:
 
     def end(self, state: str, why: str = "") -> None:
         """Write how the run ended: "finished", "stopped" or "failed". A rank that is killed, or one
-        that another ends, writes nothing."""
+        that another ends, writes nothing; a launcher writes "interrupted" (see interrupted.py)."""
         self.said |= {"state": state, "ended": _now(), "why": why}
         self._write()
 

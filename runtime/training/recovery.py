@@ -71,10 +71,15 @@ class Recovery:
             )
 
     def _make_way(self, manifest: Manifest | None, first: int) -> None:
-        own = manifest is not None and manifest.path.parent.resolve() == self.folder.resolve()
-        aside = run_folder.go_on(self.out, first) if own else run_folder.begin(self.out)
+        why = "" if self.options.fresh or manifest else run_folder.unsaved(self.out)
+        aside = self._set_aside(manifest, first)
         if aside is not None:
-            self.say(f"what an earlier run left in {self.out} past step {first} is now in {aside}")
+            left = f"an earlier run left in {self.out} past step {first} is now in {aside}"
+            self.say(f"{why}what {left}")
+
+    def _set_aside(self, manifest: Manifest | None, first: int) -> Path | None:
+        own = manifest is not None and manifest.path.parent.resolve() == self.folder.resolve()
+        return run_folder.go_on(self.out, first) if own else run_folder.begin(self.out)
 
     def roll_back(self, step: int, error: BadStepError) -> int:
         """Restore the newest good checkpoint; skip the batches up to that of the bad step.

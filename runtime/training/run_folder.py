@@ -8,6 +8,7 @@ from typing import IO
 from ..checkpoint.manifest import complete, step_of
 from ..given import check_folder_place
 from ..metrics.step_log import keep_before
+from .past_run import RunError, read_run
 from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")
@@ -54,6 +55,18 @@ def begin(out: Path) -> Path | None:
     Returns where they went, None when there was nothing.
     """
     return _set_aside(out, [out / name for name in RUN_FILES])
+
+
+def unsaved(out: Path) -> str:
+    """Return why a run begins anew in a folder that holds one, to be said before where that one
+    went; "" where there is none, or it saved a checkpoint."""
+    if complete(out / "checkpoints"):
+        return ""
+    try:
+        done = read_run(out).done
+    except RunError:
+        return ""
+    return f"the run in {out} ended after {done} steps, none of them saved: starting anew; "
 
 
 def begin_job(out: Path, plan: str, fresh: bool) -> Path | None:

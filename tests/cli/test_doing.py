@@ -30,6 +30,14 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(clock: list[float]) ->
     assert lines == ["candidate 25", "candidate 50", "candidate 75", "planned"]
 
 
+def test_a_log_has_its_last_line_once(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Doing(stream) as say:
+        clock[0] = 9.0
+        say("planned")
+    assert stream.getvalue().count("planned") == 1
+
+
 def test_a_log_hears_again_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doing, "EVERY_IN_LOG_S", 0.01)
     again = threading.Event()

@@ -37,7 +37,7 @@ def _explain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, floa
     capsys.readouterr()
     assert main(["explain", *words]) == 0
     text = capsys.readouterr().out
-    match = re.search(r"predicted_step_us: ([\d.,e+]+)", text)
+    match = re.search(r"predicted step: ([\d.,e+]+) ms", text)
     assert match is not None, text
     return text, float(match[1].replace(",", ""))
 

@@ -8,9 +8,10 @@ import pytest
 from launching import RUN, losses
 
 from meshwright.cli import main
+from meshwright.runtime.training.interrupted import record_interrupted
 from meshwright.runtime.training.past_run import find_runs, program_hash, read_run
 from meshwright.runtime.training.record import git_state
-from meshwright.runtime.training.run_folder import hold
+from meshwright.runtime.training.run_folder import hold, unsaved
 
 WORDS = [*RUN, "--warmup", "0", "--save-every", "2"]
 
@@ -77,7 +78,9 @@ def written(folder: Path, state: str = "running", steps: int = 3) -> Path:
         "version": "meshwright run v1",
         "state": state,
         "ended": None if state == "running" else "2026-01-02T03:04:05+00:00",
-        "starts": [{"time": "2026-01-01T00:00:00+00:00", "command": "meshwright run program"}],
+        "starts": [
+            {"time": "2026-01-01T00:00:00+00:00", "step": 0, "command": "meshwright run program"}
+        ],
         "options": {"steps": 10},
         "identity": {"model": {"name": "tiny"}, "tokenizer": None},
         **dict.fromkeys(("program", "plan", "versions", "git"), {}),
@@ -86,6 +89,29 @@ def written(folder: Path, state: str = "running", steps: int = 3) -> Path:
     rows = [json.dumps({"step": step, "loss": 4.0 - step}) + "\n" for step in range(steps)]
     (folder / "metrics.jsonl").write_text("".join(rows))
     return folder
+
+
+def test_a_second_ctrl_c_says_what_is_lost_and_how_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = written(Path("a run"), steps=7)
+    assert record_interrupted(run, "train job.toml") == (
+        "steps 0 to 6 are lost: nothing was saved; it starts anew with: train job.toml"
+    )
+    assert read_run(run).state == "interrupted" and read_run(run).said["ended"]
+    assert (
+        unsaved(run) == "the run in a run ended after 7 steps, none of them saved: starting anew; "
+    )
+    (run / "checkpoints" / "step_00000005").mkdir(parents=True)
+    assert record_interrupted(run, "train job.toml") == (
+        "steps 5 to 6 are lost; the run goes on from step 5 with: meshwright resume 'a run'"
+    )
+    assert unsaved(run) == ""
+    assert "had not begun; start it again with: c" in record_interrupted(tmp_path, "c")
+    # A start that had not begun its first step does not change how an earlier one ended.
+    record_interrupted(written(tmp_path / "b", "stopped"), "c")
+    assert read_run(tmp_path / "b").state == "stopped"
 
 
 def test_runs_are_listed_with_their_state(

@@ -11,6 +11,8 @@ import pytest
 from launching import TIMEOUT_S, after_step, children, losses, rank_pids
 from sampling import mostly_long
 
+from meshwright.runtime.training.past_run import read_run
+
 
 @pytest.mark.parametrize(
     "number", mostly_long([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], signal.SIGTERM)
@@ -25,6 +27,24 @@ def test_a_signal_saves_and_leaves_with_its_own_code(
     assert process.wait(TIMEOUT_S) == 75
     last = max(losses(run))
     assert (run / "checkpoints" / f"step_{last + 1:08d}" / "manifest.json").exists()
+
+
+@pytest.mark.long
+def test_a_second_ctrl_c_ends_the_run_and_says_what_is_lost(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = started("--steps", "20000", "--save-every", "3")
+    after_step(run, 4)
+    os.kill(rank_pids(process)[1], signal.SIGSTOP)  # so that no rank comes to save
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 130
+    saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
+    assert process.stderr is not None
+    assert f"the run goes on from step {saved} with: meshwright resume " in process.stderr.read()
+    assert read_run(run).state == "interrupted"
 
 
 @pytest.mark.long
