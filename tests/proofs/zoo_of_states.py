@@ -122,3 +122,11 @@ def _looked_up(self):
 @with_parts(_looked_up)
 def positions_looked_up(self, h):
     return self.proj(h) + self.table(torch.arange(h.shape[1]))
+
+
+@plain
+def floats_of_integers(self, h):
+    steps, (x, y) = torch.arange(h.shape[1]), self.proj(h).chunk(2, -1)
+    angles = torch.outer(steps, 1.0 / (100 ** (torch.arange(0, DIM, 2) / DIM)))
+    turned = torch.cat([x * angles.cos() - y * angles.sin(), y * angles.cos()], -1)
+    return turned * ((steps > 2) * 0.3 + (steps + 1).sqrt())[:, None].to(h.dtype)
