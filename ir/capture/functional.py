@@ -99,8 +99,8 @@ def no_value_hooks(name: str) -> Any:
 
     def register_hook(self: Tensor, hook: Any) -> Any:
         raise CaptureError(
-            f"model {name}: its forward sets a hook on the gradient of a value of shape "
-            f"{list(self.shape)}, whose effect capture cannot see; write it into forward, as in "
+            f"model {name}: its forward sets a hook on the gradient of a value of {self.ndim} "
+            "dimensions, whose effect capture cannot see; write it into forward, as in "
             "x * a + (x * (1 - a)).detach(), or make it a torch.library.custom_op with "
             "register_autograd"
         )
