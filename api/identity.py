@@ -56,7 +56,6 @@ def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False
     Raises ValueError where a field of the config, a parameter's name or shape, or (unless
     accept_graph) what the user's own code computes differs; and where nothing says the model.
     """
-    from meshwright.models.stock import param_shapes
     from meshwright.runtime.checkpoint import check_params
     from meshwright.runtime.identity import check_code, check_model
 
@@ -64,10 +63,26 @@ def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False
     source = _source(manifest, model)
     way_out = "leave out --model, as the checkpoint says its model itself"
     check_model(where, theirs, identity_of(source), way_out)
-    check_params(manifest, param_shapes(source))
+    check_params(manifest, _shapes_read(manifest, source))
     if source.kind == "py" and not accept_graph:
         check_code(where, theirs, _captured(source, theirs))
     return source
+
+
+def unread(manifest: "Manifest", source: "ModelSource") -> list[str]:
+    """Return the parameters of a module that its checkpoint lacks, as its forward reads none of
+    them; our own decoders read all of theirs."""
+    from meshwright.models.stock import param_shapes
+
+    own = source.config is not None
+    return [] if own else [n for n in param_shapes(source) if n not in manifest.params]
+
+
+def _shapes_read(manifest: "Manifest", source: "ModelSource") -> dict[str, tuple[int, ...]]:
+    from meshwright.models.stock import param_shapes
+
+    left_out = set(unread(manifest, source))
+    return {n: shape for n, shape in param_shapes(source).items() if n not in left_out}
 
 
 def _source(manifest: "Manifest", model: str | None) -> "ModelSource":

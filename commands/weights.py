@@ -1,12 +1,13 @@
 """`meshwright export` and `meshwright import`: weights to and from Hugging Face folders."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api.files import write_text
-from meshwright.api.identity import checkpoint_in, identity_of, model_of
+from meshwright.api.identity import checkpoint_in, identity_of, model_of, unread
 from meshwright.runtime.given import check_checkpoint, check_folder_place, check_hugging_face
 
 from .output import print_result
@@ -61,12 +62,17 @@ def _add_import(commands: Any) -> None:
 
 
 def export_checkpoint(manifest: "Manifest", source: "ModelSource", out: Path) -> list[str]:
-    """Write a checkpoint of a model as a Hugging Face folder; return the names of its files."""
+    """Write a checkpoint of a model as a Hugging Face folder; return the names of its files.
+
+    Parameters that the checkpoint lacks, as the model's forward does not read them, are left out.
+    """
     from meshwright.models.stock import config_to_write, write_stock_config
     from meshwright.runtime.checkpoint.weights import export_weights
 
     config = config_to_write(source)  # first: it may be refused, and weights are large
-    files = export_weights(manifest, _targets(source), out)
+    left_out = set(unread(manifest, source))
+    targets = [target for target in _targets(source) if not left_out.intersection(target[1])]
+    files = export_weights(manifest, targets, out)
     files += write_stock_config(source, config, out)
     # A stock class says in its config.json what it is.
     own = manifest.identity if source.kind == "py" else replace(manifest.identity, model=None)
@@ -91,7 +97,14 @@ def _run_export(arguments: argparse.Namespace) -> None:
 
     manifest = read_manifest(checkpoint_in(given), shows=True)
     source = model_of(manifest, arguments.model, arguments.accept_graph)
-    _print_written(out, export_checkpoint(manifest, source, out), arguments)
+    files = export_checkpoint(manifest, source, out)
+    if left_out := unread(manifest, source):
+        print(
+            f"{out} is without {len(left_out)} parameters that the forward does not read, such as "
+            f"{left_out[0]}: load it with strict=False",
+            file=sys.stderr,
+        )
+    _print_written(out, files, arguments)
 
 
 def _run_import(arguments: argparse.Namespace) -> None:

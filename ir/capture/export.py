@@ -38,6 +38,7 @@ from .fx import FxReader, torch_dtype
 from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
 from .own_loss import LossTotal, OwnLoss
+from .promotion import cast_integers
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
@@ -184,6 +185,7 @@ class _Reader(FxReader):
         Functionalise(self.program.graph, self._state()).run()
         params = set(self.program.graph_signature.inputs_to_parameters)
         drop_idle_detaches(self.program.graph, params)
+        cast_integers(self.program.graph)
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":

@@ -19,7 +19,8 @@ from ..errors import CaptureError
 from ..inputs import Role, known_arguments, role_of
 from . import semantic
 from .asserts import drop_true_asserts
-from .functional import check_hooks, no_custom_functions
+from .functional import check_hooks, no_custom_functions, no_value_hooks
+from .tables import longest
 
 # The shortest and the longest sequence that a graph is for; None: any.
 SeqRange: TypeAlias = tuple[int, int | None]
@@ -152,8 +153,8 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     """Return the exported program, and the lengths of sequence that it is for.
 
-    A module that asks for some range of them, for instance the rows of a table of positions, or
-    two tokens at least, is exported again for that range.
+    A module that asks for some range of them, for instance the rows of a table of positions that
+    it slices, or two tokens at least, is exported again for that range.
     """
     _swap_semantic(module)
     check_hooks(module, name)
@@ -161,7 +162,8 @@ def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     asserts = False
     while True:
         try:
-            return _exported(module, name, lengths, asserts), lengths
+            program = _exported(module, name, lengths, asserts)
+            return program, _within_tables(program, module, lengths, name)
         except CaptureError as error:
             message = str(error.__cause__)
             found = _range_of(message, lengths)
@@ -170,6 +172,14 @@ def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
             # A guard that torch cannot solve may be true for every length: it becomes an assertion.
             asserts = asserts or found == lengths
             lengths = found
+
+
+def _within_tables(
+    program: ExportedProgram, module: Logits, lengths: SeqRange, name: str
+) -> SeqRange:
+    positions = program.graph_signature.user_inputs[1 : len(module.arguments)]
+    known = [n for n in (lengths[1], longest(program, positions, name)) if n is not None]
+    return lengths[0], min(known, default=None)
 
 
 def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> ExportedProgram:
@@ -181,7 +191,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
     try:
-        with torch.enable_grad(), no_custom_functions(name), _quiet():
+        with torch.enable_grad(), no_custom_functions(name), no_value_hooks(name), _quiet():
             program = export(
                 module,
                 given,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
 from .fx import source_of, writes
@@ -67,11 +68,15 @@ def check_hooks(module: nn.Module, name: str) -> None:
 def no_custom_functions(name: str) -> Any:
     """Refuse autograd.Function, of which an export keeps the forward alone.
 
-    Functions of torch itself, such as those of torch.library's custom ops, are let through.
+    Functions of torch itself, such as those of torch.library's custom ops, are let through. What is
+    checkpointed is computed plainly: what backward computes again is the plan's decision.
     """
     kept = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            function, _, *given = args
+            return function(*given)
         if cls.__module__.startswith("torch."):
             return kept.__get__(None, cls)(*args, **kwargs)
         raise CaptureError(
@@ -85,6 +90,26 @@ def no_custom_functions(name: str) -> Any:
         yield
     finally:
         torch.autograd.Function.apply = kept  # type: ignore[method-assign]
+
+
+@contextmanager
+def no_value_hooks(name: str) -> Any:
+    """Refuse hooks on the gradients of values, which an export does not keep."""
+    kept = torch.Tensor.register_hook
+
+    def register_hook(self: Tensor, hook: Any) -> Any:
+        raise CaptureError(
+            f"model {name}: its forward sets a hook on the gradient of a value of {self.ndim} "
+            "dimensions, whose effect capture cannot see; write it into forward, as in "
+            "x * a + (x * (1 - a)).detach(), or make it a torch.library.custom_op with "
+            "register_autograd"
+        )
+
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = kept  # type: ignore[method-assign]
 
 
 # Graphs within the graph

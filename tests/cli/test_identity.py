@@ -218,6 +218,9 @@ def test_a_model_of_own_code_is_compared_by_shapes_and_graph(
     modules = {"same": "", "moved": "", "theta": ", rope_theta=7.0", "wide": ", ffn=48"}
     for name, text in modules.items():
         (tmp_path / f"own_{name}.py").write_text("\n" * (name == "moved") + _code(text))
+    spare = "def spare():\n    made = build()\n    made.spare = Linear(2, 2)\n    return made\n"
+    spare = f"from torch.nn import Linear\n{_code('')}\n\n{spare}"
+    (tmp_path / "own_spare.py").write_text(spare)
     source = load_model("py:own_same:build")
     identity = identity_of(source, trace(source.build, source.name, "f32", source.vocab_size))
 
@@ -230,10 +233,13 @@ def test_a_model_of_own_code_is_compared_by_shapes_and_graph(
         assert said in refused(capsys, "export", checkpoint, *words)
     taken = {"itself": (), "moved": ("--model", "py:own_moved:build")}
     taken["theta"] = ("--model", "py:own_theta:build", "--accept-graph")
+    taken["spare"] = ("--model", "py:own_spare:spare")
     for name, words in taken.items():
         assert main(["export", checkpoint, *words, "-o", str(tmp_path / name)]) == 0, name
-    weights = load_file(tmp_path / "itself" / "model.safetensors")
-    assert sorted(weights) == sorted(dict(source.build().named_parameters()))
+    assert "without 2 parameters that the forward does not read" in capsys.readouterr().err
+    for name in ("itself", "spare"):
+        weights = load_file(tmp_path / name / "model.safetensors")
+        assert sorted(weights) == sorted(dict(source.build().named_parameters()))
     assert "no class of transformers to sample from" in refused(capsys, "generate", checkpoint)
 
     def lose(said: dict) -> None:

@@ -177,3 +177,40 @@ def test_a_chunk_of_unequal_parts_keeps_the_rest() -> None:
     widths = [op.output.shape[-1] for op in joints if op.target == "slice.Tensor"]
     assert widths[:3] == [3, 3, 1]
     assert cat.output.shape[-1] == 7
+
+
+class LookedUp(nn.Module):
+    """Positions looked up in tables: of 40 rows, of 18 from the second on, of 30 for two each, and
+    of 15 distances."""
+
+    vocab_size = 37
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(37, 8), nn.Linear(8, 37)
+        self.positions, self.shifted = nn.Embedding(40, 8), nn.Embedding(18, 8)
+        self.pairs = nn.Parameter(torch.randn(30, 8))
+        self.distances = nn.Embedding(15, 1)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            places = torch.arange(tokens.shape[1])
+        x = self.embed(tokens) + self.positions(position_ids) + self.pairs[-1 - places // 2]
+        x = x + self.shifted(torch.ones_like(tokens).cumsum(1) + 1)
+        return self.head(x + self.distances((places[:, None] - places).abs()).squeeze(-1) @ x)
+
+
+@pytest.mark.parametrize(
+    ("large", "longest"),
+    [((), 15), (("distances",), 16), (("distances", "shifted"), 40)],
+)
+def test_positions_looked_up_in_tables_bound_the_length(
+    large: tuple[str, ...], longest: int
+) -> None:
+    def build() -> nn.Module:
+        module = LookedUp()
+        for name in large:
+            setattr(module, name, nn.Embedding(500, getattr(module, name).embedding_dim))
+        return module
+
+    assert capture(build, "looked-up", "f32").lengths == (1, longest)

@@ -14,6 +14,7 @@ from meshwright.proof.prove import Subject, prove
 REFUSED = {
     "custom_function": "torch.autograd.Function Triple has a backward that capture cannot see",
     "parameter_hook": "parameter proj.weight has a hook on its gradient",
+    "value_hook": "a hook on the gradient of a value of 3 dimensions",
     "module_hook": "module proj has a backward hook",
     "in_place_residual": "the module itself fails in PyTorch",
     "counts_calls": "each call of its forward changes attribute calls",

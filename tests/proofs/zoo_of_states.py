@@ -4,6 +4,7 @@ import torch
 from proofs.zoo import DIM, plain, with_parts
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 def _calls(self):
@@ -100,3 +101,32 @@ def _conv_norm(self):
 def grouped_after_convolution(self, h):
     y = self.conv(h.transpose(1, 2))[..., : h.shape[1]].transpose(1, 2)
     return self.norm(y.reshape(-1, DIM)).view_as(h)
+
+
+@plain
+def value_hook(self, h):
+    y = self.proj(h)
+    y.register_hook(lambda g: g * 2)
+    return y.tanh()
+
+
+@plain
+def checkpointed_by_the_module(self, h):
+    return checkpoint(lambda x: self.proj(x).sin() * x, h, use_reentrant=True)
+
+
+def _looked_up(self):
+    self.table = nn.Embedding(16, DIM)
+
+
+@with_parts(_looked_up)
+def positions_looked_up(self, h):
+    return self.proj(h) + self.table(torch.arange(h.shape[1]))
+
+
+@plain
+def floats_of_integers(self, h):
+    steps, (x, y) = torch.arange(h.shape[1]), self.proj(h).chunk(2, -1)
+    angles = torch.outer(steps, 1.0 / (100 ** (torch.arange(0, DIM, 2) / DIM)))
+    turned = torch.cat([x * angles.cos() - y * angles.sin(), y * angles.cos()], -1)
+    return turned * ((steps > 2) * 0.3 + (steps + 1).sqrt())[:, None].to(h.dtype)
