@@ -1,6 +1,7 @@
 """A plan: decisions as text, and why they are so."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,24 @@ if TYPE_CHECKING:
     from meshwright.planner.search.search import Found
 
 
+def plotly_script() -> Path | None:
+    """Return the file of Plotly's script; None where Plotly is not installed."""
+    found = find_spec("plotly")
+    places = found.submodule_search_locations if found else None
+    path = Path(places[0]) / "package_data" / "plotly.min.js" if places else None
+    return path if path and path.is_file() else None
+
+
 @dataclass(frozen=True)
 class Plan:
     """A plan that was made or read. decisions: all of it as data. report: what the search said of
-    it, "" where none was made. found: what the search passed over, None where the plan was read."""
+    it, "" where none was made. found: what the search passed over, None where the plan was read.
+    proof: what is said of the capture's proof."""
 
     decisions: "Decisions"
     report: str = ""
     found: "Found | None" = None
+    proof: str = ""
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -28,10 +39,26 @@ class Plan:
         return Plan(read_plan(path))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan's file; beside it, as `<path>.report.txt`, what the search said."""
+        """Write the plan's file; beside it what the search said, as `<path>.report.txt`, and as a
+        page for a browser, `<path>.html`."""
         write_text(Path(path), self.text)
         if self.report:
             write_text(Path(f"{path}.report.txt"), self.report)
+        if page := self.page:
+            write_text(Path(f"{path}.html"), page)
+
+    @property
+    def page(self) -> str:
+        """Return the report as one page for a browser; "" where the plan was not searched, or
+        Plotly is not installed."""
+        if self.found is None or (plotly := plotly_script()) is None:
+            return ""
+        from meshwright.planner.page.page import page
+        from meshwright.planner.simulate.predict import predict
+
+        prediction = predict(self.decisions, self.hardware)
+        script = plotly.read_text(encoding="utf-8")
+        return page(self.decisions, self.found, prediction, self.proof, script)
 
     @one_class
     def explain(self, *, value: str = "", segment: str = "") -> str:

@@ -134,6 +134,7 @@ def _run(arguments: argparse.Namespace) -> None:
     plan = plan_of(arguments.model, arguments, stoppable=True)
     plan.save(output)
     why = f"; why: {output}.report.txt" if plan.report else ""
+    why += f", and {output}.html in a browser" if Path(f"{output}.html").is_file() else ""
     said = plan.report or plan.summary
     print_result(arguments, _facts(plan, output), f"{said}\nplan written to {output}{why}")
 

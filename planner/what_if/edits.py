@@ -125,6 +125,11 @@ def _sized(spec: str, sizes: dict[str, int]) -> Cluster:
     return cluster
 
 
+def with_figures(cluster: Cluster, sweeps: Sequence[Sweep]) -> Cluster:
+    """Return a cluster with the first value of each sweep of its figures."""
+    return _changed(cluster, {sweep.name: sweep.values[0] for sweep in sweeps})
+
+
 def _changed(cluster: Cluster, said: dict[str, Value]) -> Cluster:
     for name, value in said.items():
         if name in _SIZES:

@@ -61,7 +61,7 @@ def _breaches(path: Path) -> list[str]:
 FOLDERS = {
     "ir": ("ops", "text", "capture"),
     "planner": tuple(
-        "hardware cost sharding pipeline simulate remat bounds search report what_if".split()
+        "hardware cost sharding pipeline simulate remat bounds search report what_if page".split()
     ),
     "runtime": tuple("metrics engine optimizers checkpoint data training launch".split()),
 }

@@ -1,0 +1,82 @@
+"""The page of a plan: its figures say what was predicted, and a browser draws them offline."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright.api.plans import plotly_script
+from meshwright.planner.page import figures, words
+from meshwright.planner.simulate.predict import Prediction, predict
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def made() -> meshwright.Plan:
+    job = meshwright.Job(seq=64, global_batch=8, pins={"pp": 2}, effort="fast")
+    return meshwright.plan("tiny-llama", cluster="h200:4", job=job)
+
+
+@pytest.fixture(scope="module")
+def prediction(made: meshwright.Plan) -> Prediction:
+    return predict(made.decisions, made.hardware)
+
+
+def test_times_of_the_step_add_up(made: meshwright.Plan, prediction: Prediction) -> None:
+    (bars,) = figures.shares(made.decisions, prediction)["data"]
+    assert sum(bars["x"]) == pytest.approx(prediction.step_us / 1e3, rel=2e-3)
+
+
+def test_the_timeline_holds_every_action(made: meshwright.Plan, prediction: Prediction) -> None:
+    drawn = figures.timeline(made.decisions, prediction)["data"]
+    spans = [
+        (row, start, start + length)
+        for trace in drawn
+        for row, start, length in zip(trace["y"], trace["base"], trace["x"], strict=True)
+    ]
+    for rank in range(2):
+        inside = [(a, b) for row, a, b in spans if row == f"rank {rank}"]
+        busy = sum(b - a for a, b in inside) * 1e3
+        waited = prediction.timeline.exposed_us[rank]
+        assert busy == pytest.approx(prediction.timeline.busy_us[rank] + waited)
+        assert max(b for _, b in inside) <= prediction.step_us / 1e3
+
+
+def test_memory_reaches_the_peak_and_no_more(prediction: Prediction) -> None:
+    traces = [t for t in figures.memory(prediction)["data"] if t.get("visible")]
+    level = [sum(t["y"][k] for t in traces) for k in range(len(traces[0]["x"]))]
+    assert max(level) * 2**30 == pytest.approx(prediction.peak_bytes)
+
+
+def test_more_of_a_resource_never_costs(made: meshwright.Plan, prediction: Prediction) -> None:
+    gains = words.gains(made.decisions, prediction)
+    assert gains[0][1] > 0 and all(share > -1e-9 for _, share in gains)
+
+
+@pytest.mark.skipif(plotly_script() is None, reason="Plotly is not installed")
+def test_the_page_needs_nothing_else(made: meshwright.Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.txt"
+    made.save(path)
+    text = Path(f"{path}.html").read_text(encoding="utf-8")
+    outside = text.replace(plotly_script().read_text(encoding="utf-8"), "")  # type: ignore[union-attr]
+    assert not re.search(r"https?:|(src|@import)=", outside) and "@@" not in outside
+    drawn = json.loads(re.search(r"^const figures = (.*);$", outside, re.MULTILINE)[1])  # type: ignore[index]
+    assert set(re.findall(r'<div id="(figure-\w+)"', outside)) == set(drawn)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(plotly_script() is None, reason="Plotly is not installed")
+def test_a_browser_draws_every_figure(made: meshwright.Plan, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(made.page, encoding="utf-8")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--virtual-time-budget=5000", f"--user-data-dir={tmp_path}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    count = len(re.findall(r'<div id="figure-', made.page))
+    assert f'data-drawn="{count}"' in done.stdout, done.stderr[-2000:]
+    assert done.stdout.count('class="main-svg"') >= count
