@@ -51,8 +51,7 @@ def torch_version() -> str:
 
 def capture_key(source: ModelSource, dtype: str, freeze: str) -> str:
     """Return the key of a capture; "" where nothing says all that the module is made from."""
-    determined = source.determined_by
-    if not determined:
+    if not (determined := source.determined_by):
         return ""
     shape = f"{source.name} {source.vocab_size}"
     return hash_of(shape, determined, dtype, freeze, code_hash(CAPTURING))
@@ -64,8 +63,8 @@ def proof_key(capture: str, full: bool) -> str:
 
 
 def known(kind: str, key: str) -> str:
-    """Return the text that is kept under a key, "" where there is none."""
-    path = folder() / kind / key
+    """Return the text that is kept under a key, "" where there is none, and for no key."""
+    path = folder() / kind / (key or "none")
     try:
         digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):

@@ -70,6 +70,12 @@ def _prices(own: Path | None) -> "Prices":
     return read_prices(own)
 
 
+def _check(source: "ModelSource", points: "list[Point]", job: Job) -> None:
+    for point in points:
+        check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
+        check_positions(source, point.seq)
+
+
 def _searched(
     source: "ModelSource", points: "list[Point]", job: Job, prices: "Prices", say: Say
 ) -> "Iterator[Answer]":
@@ -79,9 +85,7 @@ def _searched(
     from meshwright.planner.what_if.ask import searched
 
     pins = parse_pins(job.pin_texts)
-    for point in points:
-        check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
-        check_positions(source, point.seq)
+    _check(source, points, job)
     dtypes = {job.dtype or usual_dtype(point.cluster) for point in points}
     found: dict[int, Answer] = {}
     for dtype in sorted(dtypes):

@@ -114,9 +114,14 @@ def _check(arguments: argparse.Namespace) -> None:
     for option in ("csv", "plot"):
         if path := getattr(arguments, option):
             check_file_place(f"--{option}", path)
+    if not arguments.plan:
+        _check_sizes(arguments)
+
+
+def _check_sizes(arguments: argparse.Namespace) -> None:
     swept = {text.partition("=")[0] for text in arguments.sweep}
     for name in ("seq", "global_batch"):
-        if not arguments.plan and getattr(arguments, name) is None and name not in swept:
+        if getattr(arguments, name) is None and name not in swept:
             option = name.replace("_", "-")
             raise ValueError(f"give --{option} N, or --sweep {name}=N,N")
 
@@ -232,9 +237,7 @@ def _text(
     others: "list[Answer] | None",
     best: "Answer | None",
 ) -> str:
-    head = ["", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / usable GiB"]
-    head += ["gap"] * (arguments.plan is None) + ["compared"] * (others is not None)
-    head += ["days", "dollars", "MWh"] * (arguments.tokens is not None)
+    head = _head(arguments)
     rows = [[*head, "limited by", "plan"]]
     for number, answer in enumerate(answers):
         other = others[number] if others else None
@@ -244,6 +247,12 @@ def _text(
     lines = ["  ".join([*map(_padded, row, widths, range(99)), row[-1]]).rstrip() for row in rows]
     speed = f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands"
     return "\n".join([f"{arguments.model or arguments.plan}: {speed}", *lines])
+
+
+def _head(arguments: argparse.Namespace) -> list[str]:
+    head = ["", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / usable GiB"]
+    head += ["gap"] * (arguments.plan is None) + ["compared"] * bool(arguments.compare)
+    return head + ["days", "dollars", "MWh"] * (arguments.tokens is not None)
 
 
 def _padded(text: str, width: int, column: int) -> str:
@@ -263,13 +272,25 @@ def _columns(
     if arguments.plan is None:
         cells.append(f"{step.gap:.1%}")
     if arguments.compare:
-        cells.append(
-            f"{other.step.step_us / step.step_us - 1:+.1%}" if other and other.step else "-"
-        )
-    if budget := answer.budget(arguments.tokens) if arguments.tokens else None:
-        cells += map(_short, (budget.days, budget.dollars, budget.kwh and budget.kwh / 1e3))
+        cells.append(_compared(answer, other))
+    if arguments.tokens:
+        cells += _budget(answer, arguments.tokens)
     kind, share = step.shares[0]
     return [*cells, f"{kind} {share:.0%}", step.plan]
+
+
+def _compared(answer: "Answer", other: "Answer | None") -> str:
+    """Return how much slower the other pins are; "-" where nothing fits under them."""
+    if answer.step is None or other is None or other.step is None:
+        return "-"
+    return f"{other.step.step_us / answer.step.step_us - 1:+.1%}"
+
+
+def _budget(answer: "Answer", tokens: float) -> list[str]:
+    """Return days, dollars and MWh."""
+    found = answer.budget(tokens)
+    assert found is not None, answer.why
+    return [*map(_short, (found.days, found.dollars, found.kwh and found.kwh / 1e3))]
 
 
 def _short(value: float | None) -> str:

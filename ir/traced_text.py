@@ -37,15 +37,18 @@ def format_traced(traced: Traced) -> str:
 def parse_traced(text: str) -> Traced:
     """Read a capture. Raises ParseError for a text of another version, and for a damaged one."""
     head, *rest = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    try:
+        return _build(_keys(head), sections)
+    except (KeyError, ValueError, SyntaxError) as error:
+        raise ParseError(f"a damaged capture: {error!r}") from None
+
+
+def _keys(head: str) -> dict[str, str]:
     first, *lines = head.splitlines() or [""]
     if first != HEADER:
         raise ParseError(f"a capture begins with {HEADER!r}, not {first[:40]!r}")
-    keys = dict(line.split(": ", 1) for line in lines if line)
-    sections = dict(zip(rest[::2], rest[1::2], strict=True))
-    try:
-        return _build(keys, sections)
-    except (KeyError, ValueError, SyntaxError) as error:
-        raise ParseError(f"a damaged capture: {error!r}") from None
+    return dict(line.split(": ", 1) for line in lines if line)
 
 
 def _build(keys: dict[str, str], sections: dict[str, str]) -> Traced:

@@ -40,8 +40,7 @@ class OwnLoss:
         if not self.is_mean:
             return self.value(logits, labels)
         count = (labels != IGNORED_LABEL).sum()
-        some = torch.where(count > 0, labels, torch.zeros_like(labels))
-        return self.value(logits, some) * count
+        return self.value(logits, torch.where(count > 0, labels, torch.zeros_like(labels))) * count
 
     def __str__(self) -> str:
         return f"{self.name}, a {'mean' if self.is_mean else 'sum'} over the labels that count"

@@ -17,9 +17,8 @@ def cast_integers(graph: Graph) -> None:
     """Give each pointwise op without a float tensor, whose result is one, casts of its operands."""
     for node in list(graph.nodes):
         if _promotes(node):
-            for operand in node.all_input_nodes:
-                if _dtype(operand) is not None:
-                    node.replace_input_with(operand, _cast(graph, operand, node))
+            for operand in filter(_dtype, node.all_input_nodes):
+                node.replace_input_with(operand, _cast(graph, operand, node))
 
 
 def _promotes(node: Node) -> bool:

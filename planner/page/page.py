@@ -124,20 +124,18 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _bound(found: Found) -> str:
-    step = found.best.timeline.step_us
     return (
-        f"<p>No combination takes less than {found.bound_us / 1e3:,.1f} ms; this plan takes "
-        f"{step / 1e3:,.1f} ms, a gap of {found.gap:.2%}. {found.num_candidates} combinations, "
-        f"{found.num_simulated} simulated, {found.num_unfit} do not fit.</p>"
+        f"<p>No combination takes less than {found.bound_us / 1e3:,.1f} ms: a gap of "
+        f"{found.gap:.2%}. {found.num_candidates} combinations, {found.num_simulated} simulated, "
+        f"{found.num_unfit} do not fit.</p>"
     )
 
 
 def _levels(plan: Plan, found: Found, prediction: Prediction) -> figures.Figure:
     """The floor is the model's flops at the data sheet's dense bf16 peak, where that is known."""
-    cluster = prediction.cluster
-    peak = read_prices().of(cluster.device.name).peak_flops_per_s
+    peak = read_prices().of(prediction.cluster.device.name).peak_flops_per_s
     flops = plan.flops_per_token * plan.global_batch * plan.seq
-    floor = None if peak is None else flops / peak / cluster.num_devices * 1e6
+    floor = None if peak is None else flops / peak / prediction.cluster.num_devices * 1e6
     return figures.levels(prediction.step_us, found.bound_us, floor)
 
 

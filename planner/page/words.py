@@ -3,6 +3,7 @@
 from meshwright.ir.mesh import CONTEXT, DATA, PIPELINE, REPLICA, TENSOR
 from meshwright.ir.plan import Plan
 
+from ..hardware.cluster import Cluster
 from ..report.report import runners_up
 from ..report.shares import shares_of
 from ..search.search import Found
@@ -41,13 +42,16 @@ def _layout(plan: Plan) -> str:
     cut = [f"{sizes[role]} {words}" for role, words in _ROLES.items() if sizes[role] > 1]
     mesh = " x ".join(cut) or "one device, nothing cut"
     zero = f", ZeRO {plan.zero}" if plan.zero else ""
-    count, rows = plan.num_microbatches, plan.micro_batch
-    parts = f"{count} micro-batches of {rows} rows" if count > 1 else f"one micro-batch of {rows}"
     order = f", scheduled as {plan.schedule_name}" if sizes[PIPELINE] > 1 else ""
     return (
         f"{plan.model} on {plan.cluster}: {mesh}{zero}. A step of {plan.global_batch:,} rows of "
-        f"{plan.seq:,} tokens runs on each data rank as {parts}{order}."
+        f"{plan.seq:,} tokens runs on each data rank as {_passes(plan)}{order}."
     )
+
+
+def _passes(plan: Plan) -> str:
+    count, rows = plan.num_microbatches, plan.micro_batch
+    return f"{count} micro-batches of {rows} rows" if count > 1 else f"one micro-batch of {rows}"
 
 
 def _numbers(plan: Plan, prediction: Prediction) -> str:
@@ -84,19 +88,24 @@ def gains(plan: Plan, prediction: Prediction) -> list[tuple[str, float]]:
 
     The plan stays as it is: a search anew may save more.
     """
-    cluster = prediction.cluster
-    names = {
+    names = _resources(prediction.cluster)
+    points = [_with_more(plan, prediction.cluster, name) for name in names]
+    answers = zip(names.values(), priced(plan, points, Prices(())), strict=True)
+    found = [(words, a.step.step_us) for words, a in answers if a.step is not None]
+    saved = [(words, 1 - step_us / prediction.step_us) for words, step_us in found]
+    return sorted(saved, key=lambda row: -row[1])
+
+
+def _resources(cluster: Cluster) -> dict[str, str]:
+    """Return names of sweeps, and what they are in words."""
+    return {
         "device.matmul": "matmul and attention rates",
         "device.bandwidth": "memory bandwidth",
         "host.bandwidth": "link to the host",
         **{f"link.{v.name}.bandwidth": f"bandwidth of {v.name}" for v in cluster.levels},
     }
-    points = [
-        Point(with_figures(cluster, [parse_sweep(f"{name}={MORE}")]), plan.seq, plan.global_batch)
-        for name in names
-    ]
-    found = []
-    for words, answer in zip(names.values(), priced(plan, points, Prices(())), strict=True):
-        if answer.step is not None:
-            found.append((words, 1 - answer.step.step_us / prediction.step_us))
-    return sorted(found, key=lambda row: -row[1])
+
+
+def _with_more(plan: Plan, cluster: Cluster, name: str) -> Point:
+    changed = with_figures(cluster, [parse_sweep(f"{name}={MORE}")])
+    return Point(changed, plan.seq, plan.global_batch)

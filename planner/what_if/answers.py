@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Budget:
-    """What training on some tokens takes; None where the part's figure is not known."""
+    """Cost of training on some tokens; None where the part's figure is not known."""
 
     days: float
     dollars: float | None

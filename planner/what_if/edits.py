@@ -5,6 +5,7 @@ link's bandwidth changes of measured curves is the time above that of the fewest
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -89,15 +90,16 @@ def points(
     Raises ClusterError for a name that is swept twice, too many points or devices, and a cluster
     that has not what is swept.
     """
-    names = [sweep.name for sweep in sweeps]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ClusterError(f"--sweep {twice[0]}: given twice; put all values into one")
-    count = len(clusters)
-    for sweep in sweeps:
-        count *= len(sweep.values)
+    _check_once([sweep.name for sweep in sweeps])
+    count = len(clusters) * math.prod(len(sweep.values) for sweep in sweeps)
     if count > MOST_POINTS:
         raise ClusterError(f"{count:,} points, at most {MOST_POINTS:,}; sweep fewer values")
     return list(_points(clusters, sweeps, seq, global_batch))
+
+
+def _check_once(names: list[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ClusterError(f"--sweep {twice[0]}: given twice; put all values into one")
 
 
 def _points(
@@ -131,9 +133,8 @@ def with_figures(cluster: Cluster, sweeps: Sequence[Sweep]) -> Cluster:
 
 
 def _changed(cluster: Cluster, said: dict[str, Value]) -> Cluster:
-    for name, value in said.items():
-        if name in _SIZES:
-            continue
+    figures = {name: value for name, value in said.items() if name not in _SIZES}
+    for name, value in figures.items():
         change = _CHANGES.get(name) or _of_link(cluster, name)
         cluster = replace(change(cluster, value), name=f"{cluster.name},{name}={value}")
     return cluster
@@ -142,9 +143,9 @@ def _changed(cluster: Cluster, said: dict[str, Value]) -> Cluster:
 def _of_device(field: str, unit: float) -> _Change:
     def change(cluster: Cluster, value: Value) -> Cluster:
         device = cluster.device
-        found = value.on(getattr(device, field), unit)
-        kind = type(getattr(device, field))
-        return replace(cluster, device=replace(device, **{field: kind(found)}))
+        present = getattr(device, field)
+        changed = replace(device, **{field: type(present)(value.on(present, unit))})
+        return replace(cluster, device=changed)
 
     return change
 
@@ -152,8 +153,7 @@ def _of_device(field: str, unit: float) -> _Change:
 def _of_host(field: str, unit: float) -> _Change:
     def change(cluster: Cluster, value: Value) -> Cluster:
         present = getattr(cluster, field)
-        found = type(present)(value.on(present, unit))
-        return replace(cluster, **{field: found})
+        return replace(cluster, **{field: type(present)(value.on(present, unit))})
 
     return change
 

@@ -71,6 +71,10 @@ def _part(path: Path, name: str, table: object) -> dict[str, float]:
         where = f"--prices {path}: [{name}] {key}"
         if key not in known:
             raise ClusterError(f"{where}: unknown; give {', '.join(known)}, or sources")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not _is_positive(value):
             raise ClusterError(f"{where} is {value!r}; give a number above 0")
     return found
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

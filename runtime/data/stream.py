@@ -171,8 +171,7 @@ class StreamReader:
         check_rows(start, stop, self.global_batch)
         if step != self._step:
             self._seek(step)
-        both = self._pack()
-        return split_labels(both[start:stop].copy(), self.global_batch * self.seq)
+        return split_labels(self._pack()[start:stop].copy(), self.global_batch * self.seq)
 
     def _pack(self) -> np.ndarray:
         width = self.seq + 1

@@ -73,8 +73,7 @@ def halo(x: Tensor, dim: int, size: int, index: int, group: Group) -> Tensor:
     if group is None:
         return x
     last = x.narrow(dim, x.shape[dim] - size, size)
-    before = _to_neighbour(last, dim, index, index + 1, index - 1, group)
-    return torch.cat((before, x), dim)
+    return torch.cat((_to_neighbour(last, dim, index, index + 1, index - 1, group), x), dim)
 
 
 def reduce_halo(x: Tensor, dim: int, size: int, index: int, group: Group) -> Tensor:

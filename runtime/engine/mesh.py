@@ -165,8 +165,7 @@ def owns(over: Iterable[str]) -> bool:
 
     What is equal along an axis belongs to its first rank.
     """
-    differs = set(over)
-    return all(at == 0 for name, at in _state.coordinates.items() if name not in differs)
+    return all(at == 0 for name, at in _state.coordinates.items() if name not in over)
 
 
 def world() -> int:

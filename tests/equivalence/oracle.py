@@ -5,7 +5,8 @@ float32 for an optimizer over float32 copies, which are cast back.
 """
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -33,7 +34,8 @@ class Outcome:
 
 
 class Widened(TorchFunctionMode):
-    """Casts to float32 become casts to float64, as capture has it for models in float64."""
+    """Casts to float32 become casts to float64, as capture has it for models in float64; what has
+    no dtype of its own has that one."""
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -90,10 +92,16 @@ def plain_run(
 
 
 def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    with _default(dtype):
+        return build().train()
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        return build().train()
+        yield
     finally:
         torch.set_default_dtype(before)
 
@@ -134,7 +142,7 @@ def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy over the unignored labels of the global batch."""
     wide = next(module.parameters()).dtype is torch.float64
     if wide:
-        with Widened():
+        with _default(torch.float64), Widened():
             out = module(tokens)
     else:
         out = module(tokens)
