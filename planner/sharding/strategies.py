@@ -62,8 +62,7 @@ class Axis:
         return ROLES[self.name] == CONTEXT
 
     def divides(self, size: Size, blocks: int = 1) -> bool:
-        """Return whether a factor splits evenly, `blocks` times; rows of the batch are never
-        split."""
+        """Return whether a factor splits evenly, `blocks` times; no row of a batch is split."""
         if not isinstance(size, int) and B in size.free_symbols:
             return False
         chunks = 2 if self.mirrored and is_sequence(size) else 1

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,6 @@ from families import OURS, traced
 from meshwright import load_model, trace
 from meshwright.api import kept
 from meshwright.ir.capture import export
-from meshwright.ir.capture.export import trace as export_trace
-from meshwright.ir.traced import Traced
 from meshwright.ir.traced_text import format_traced, parse_traced
 
 UNTRACED = """
@@ -20,12 +18,6 @@ import sys, meshwright
 meshwright.trace("tiny")
 assert "torch" not in sys.modules, "a kept capture imports torch"
 """
-
-
-@cache
-def _tiny(dtype: str, freeze: tuple[str, ...]) -> Traced:
-    source = load_model("tiny")
-    return export_trace(source.build, "tiny", dtype, source.vocab_size, freeze)
 
 
 @pytest.fixture
@@ -36,7 +28,7 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counting(build, name, dtype, vocab_size, freeze, loss):
         found.append(name)
-        return _tiny(dtype, freeze)
+        return replace(traced("tiny-llama"), dtype=dtype, warnings=freeze)
 
     monkeypatch.setattr(export, "trace", counting)
     return found
