@@ -8,9 +8,6 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
 from ..budget import SearchBudget
-from ..cost.op_cost import Costs
-from ..cost.phase_work import FunctionTable
-from ..cost.piece_cost import WorkTable
 from ..search.candidate_costs import CandidateCosts
 from ..search.demands import check_pins
 from ..search.make_plan import flops_per_token
@@ -18,13 +15,12 @@ from ..search.memo import Memo
 from ..search.pins import Pins
 from ..search.problem import Problem
 from ..search.search import search
-from ..simulate.predict import predict
 from ..simulate.stage_memory import usable_bytes
-from ..simulate.step_model import precision_of_plan
 from ..units import gib
 from .answers import Answer, step_of
 from .edits import Point
 from .prices import Prices
+from .shape import Shape
 
 Progress = Callable[[str], None]
 
@@ -76,11 +72,11 @@ def _searched(
 
 def priced(plan: Plan, points: Sequence[Point], prices: Prices) -> Iterator[Answer]:
     """Price a plan as it stands on each point's cluster, which has as many devices."""
-    table = FunctionTable()
+    shape = Shape(plan)
     for point in points:
         part = prices.of(point.cluster.device.name)
         why = _unpriced(plan, point)
-        yield Answer(point, None, why, part) if why else _priced(plan, point, prices, table)
+        yield Answer(point, None, why, part) if why else _priced(shape, point, prices)
 
 
 def _unpriced(plan: Plan, point: Point) -> str:
@@ -98,11 +94,9 @@ def _unpriced(plan: Plan, point: Point) -> str:
     return next(different, "")
 
 
-def _priced(plan: Plan, point: Point, prices: Prices, functions: FunctionTable) -> Answer:
+def _priced(shape: Shape, point: Point, prices: Prices) -> Answer:
     cluster, part = point.cluster, prices.of(point.cluster.device.name)
-    wide = precision_of_plan(plan).wide_grads
-    costs = Costs(cluster, plan.mesh.compute, plan.sizes, wide, functions)
-    found = predict(plan, cluster, WorkTable(costs))
+    found, plan = shape.on(cluster), shape.plan
     most = usable_bytes(cluster)
     if found.peak_bytes > most:
         return Answer(point, None, f"needs {gib(found.peak_bytes)} of {gib(most)} usable", part)

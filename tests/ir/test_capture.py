@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from meshwright.ir.capture.export import capture, trace
 from meshwright.ir.errors import CaptureError
 
-# Processor time, not the clock, though a core whose twin is busy takes up to half as long again: of
-# 80 layers 20 s on an idle core, 30 s beside other tests. What is quadratic in layers takes minutes.
+# Processor time, not the clock, though a core whose twin is busy takes up to half as long again: 80
+# layers take 20 s of an idle core, 30 s beside other tests. What is quadratic in layers: minutes.
+
+# Processor time, not the clock, though a core whose twin is busy takes up to half as long again: 80
+# layers take 20 s of an idle core, 30 s beside other tests. What is quadratic in layers: minutes.
 SECONDS_A_LAYER, GIB = 0.75, 3.0
 COST = """
 import resource, sys

@@ -1,0 +1,56 @@
+"""A plan as it stands, priced on many clusters: what two clusters share is made once."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from meshwright.ir.plan import Plan
+
+from ..cost.op_cost import Costs
+from ..cost.phase_work import FunctionTable
+from ..cost.piece_cost import WorkTable
+from ..hardware.cluster import Cluster
+from ..simulate.predict import Prediction
+from ..simulate.simulator import Timeline, simulate
+from ..simulate.stage_memory import Peak, plan_peaks
+from ..simulate.step_model import StepModel, precision_of_plan, step_model
+
+
+@dataclass
+class Shape:
+    """Prices of one plan. Its bytes are the same everywhere; times follow from a cluster's rates,
+    those of a piece from its device, and from links where its values are cut."""
+
+    plan: Plan
+    _functions: FunctionTable = field(default_factory=FunctionTable)
+    _works: dict[Hashable, WorkTable] = field(default_factory=dict)
+    _steps: dict[Cluster, tuple[StepModel, Timeline]] = field(default_factory=dict)
+    _peaks: tuple[Peak, ...] = ()
+
+    def on(self, cluster: Cluster) -> Prediction:
+        """Return the step on a cluster of as many devices."""
+        rates = _rates(cluster)
+        if rates not in self._steps:
+            model = step_model(self.plan, rates, self._table(rates))
+            self._steps[rates] = model, simulate(model)
+        model, timeline = self._steps[rates]
+        self._peaks = self._peaks or plan_peaks(self.plan, model)
+        return Prediction(cluster, model, timeline, self._peaks)
+
+    def _table(self, rates: Cluster) -> WorkTable:
+        key = rates if self._cuts_values else (rates.device, rates.host_link_bytes_per_s)
+        if key not in self._works:
+            plan, wide = self.plan, precision_of_plan(self.plan).wide_grads
+            costs = Costs(rates, plan.mesh.compute, plan.sizes, wide, self._functions)
+            self._works[key] = WorkTable(costs)
+        return self._works[key]
+
+    @cached_property
+    def _cuts_values(self) -> bool:
+        return self.plan.mesh.compute.num_devices > 1
+
+
+def _rates(cluster: Cluster) -> Cluster:
+    """Return a cluster without what no time follows from: names, and sizes of memory."""
+    device = replace(cluster.device, name="", memory_bytes=0)
+    return replace(cluster, name="", device=device, host_memory_bytes=0)
