@@ -24,6 +24,7 @@ from .fx import source_of, writes
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = "wrap_with_autocast"
 
 # Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
@@ -124,10 +125,7 @@ def inline_regions(module: GraphModule) -> None:
         ):
             continue
         if node.target is not _SET_GRAD:
-            raise CaptureError(
-                f"{node.target.name()} at {_source(node)}: a region of its own; only no_grad and "
-                "enable_grad regions are captured (autocast: cast where you need it)"
-            )
+            _refuse_region(module, node)
         enabled, called, *given = node.args
         inner = getattr(module, called.target)
         inline_regions(inner)
@@ -145,6 +143,23 @@ def inline_regions(module: GraphModule) -> None:
             user.replace_all_uses_with(value)
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _refuse_region(module: GraphModule, node: Node) -> None:
+    """Refuse a graph within the graph, with the first line in it."""
+    parts = [getattr(module, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
+    inner = (n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes)
+    line = next(filter(None, map(source_of, (node, *inner))), "a line of torch's own")
+    name = node.target.name()  # type: ignore[union-attr]
+    if name == _AUTOCAST:
+        raise CaptureError(
+            f"torch.autocast around {line}: the dtype of each op is the plan's decision (--dtype); "
+            "leave autocast out, or cast where it is needed, as in x.bfloat16()"
+        )
+    raise CaptureError(
+        f"{name} at {line}: a region of its own; only no_grad and enable_grad regions are "
+        "captured, so write what it computes in tensor ops"
+    )
 
 
 def _refuse_outer_writes(graph: Graph) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..dtypes import SHORT_NAMES, TORCH_NAMES
+from ..dtypes import FLOATS, SHORT_NAMES, TORCH_NAMES
 from ..errors import CaptureError
 from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
@@ -34,7 +34,7 @@ def torch_dtype(short: str) -> torch.dtype:
 class FxReader:
     """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
 
-    promote: float32 becomes float64 (see capture). joint: the graph is forward and backward.
+    promote: every float becomes float64 (see capture). joint: the graph is forward and backward.
     """
 
     promote: bool = False
@@ -85,9 +85,11 @@ class FxReader:
             ) from None
 
     def value(self, tensor: Tensor, name: str) -> Value:
-        dtype = short_dtype(tensor.dtype)
-        dtype = "f64" if self.promote and dtype == "f32" else dtype
-        return Value(name, dtype, tuple(self._size(s) for s in tensor.shape))
+        return Value(name, self._dtype(tensor.dtype), tuple(self._size(s) for s in tensor.shape))
+
+    def _dtype(self, dtype: torch.dtype) -> str:
+        short = short_dtype(dtype)
+        return "f64" if self.promote and short in FLOATS else short
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
@@ -229,8 +231,7 @@ class FxReader:
         if isinstance(given, list | tuple):
             return tuple(self._attr(g) for g in given)
         if isinstance(given, torch.dtype):
-            short = short_dtype(given)
-            return "f64" if self.promote and short == "f32" else short
+            return self._dtype(given)
         return given
 
 
@@ -293,8 +294,7 @@ def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
 
 
 def _same_dtype(before: torch.dtype, after: torch.dtype, promote: bool) -> bool:
-    known = (torch.float32, torch.float64)
-    return before == after or (promote and before in known and after in known)
+    return before == after or (promote and before.is_floating_point and after.is_floating_point)
 
 
 _NOT_MODEL = ("/torch/", "/ir/capture/")

@@ -130,3 +130,14 @@ def floats_of_integers(self, h):
     angles = torch.outer(steps, 1.0 / (100 ** (torch.arange(0, DIM, 2) / DIM)))
     turned = torch.cat([x * angles.cos() - y * angles.sin(), y * angles.cos()], -1)
     return turned * ((steps > 2) * 0.3 + (steps + 1).sqrt())[:, None].to(h.dtype)
+
+
+def _narrow(self):
+    self.narrow = nn.Linear(DIM, DIM).bfloat16()
+
+
+@with_parts(_narrow)
+def narrow_parts(self, h):
+    y = self.proj(h).half().sin().float().to(h.dtype)
+    scale = torch.ones(DIM, dtype=torch.float16).type(torch.bfloat16)
+    return y + (self.narrow(h.bfloat16()).tanh() * scale).type_as(h)
