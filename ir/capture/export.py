@@ -180,8 +180,9 @@ class _Reader(FxReader):
     warnings: list[str] = field(default_factory=list)
 
     def read(self) -> Captured:
-        inline_regions(self.program.graph_module)
-        Functionalise(self.program.graph, self._state()).run()
+        state = self._state()
+        inline_regions(self.program.graph_module, state)
+        Functionalise(self.program.graph, state).run()
         params = set(self.program.graph_signature.inputs_to_parameters)
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..dtypes import FLOATS, SHORT_NAMES, TORCH_NAMES
@@ -65,9 +65,7 @@ class FxReader:
 
     def where(self, node: Node) -> str:
         """The op of a node and its line, for messages."""
-        target = node.target
-        named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
-        return f"{named} at {source_of(node) or 'an unknown line'}"
+        return _where(node)
 
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
@@ -117,6 +115,11 @@ class FxReader:
                 f"{self.where(node)} changes its operand in place; write it as an op that "
                 "returns a new tensor"
             )
+        if _draws_by_itself(node):
+            raise CaptureError(
+                f"{self.where(node)} draws from a torch.Generator of its own; a program draws "
+                "nothing in forward: draw when the module is built, with a seed, into a buffer"
+            )
         if value is None:  # assertions about sizes and metadata
             return
         alias = _alias_of(node, self.promote, self.joint)
@@ -140,11 +143,7 @@ class FxReader:
 
     def _output(self, given: object, name: str, node: Node) -> Value:
         if isinstance(given, Tensor):
-            if str(given.dtype).removeprefix("torch.") not in SHORT_NAMES:
-                raise CaptureError(
-                    f"{self.where(node)} makes a tensor of {given.dtype}; a plan knows "
-                    f"{', '.join(SHORT_NAMES)}"
-                )
+            _check_dtype(node, given)
             return self.value(given, name)
         if given is not None:
             raise CaptureError(
@@ -261,6 +260,37 @@ def target_name(target: Any) -> str:
 
 def _plain_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
+
+
+def _where(node: Node) -> str:
+    target = node.target
+    named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
+    return f"{named} at {source_of(node) or 'an unknown line'}"
+
+
+def check_dtypes(graph: Graph) -> None:
+    """Raise CaptureError for an op that makes a tensor of a dtype that no plan has."""
+    for node in (n for n in graph.nodes if n.op == "call_function"):
+        made = node.meta.get("val")
+        for value in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(value, Tensor):
+                _check_dtype(node, value)
+
+
+def _check_dtype(node: Node, made: Tensor) -> None:
+    if str(made.dtype).removeprefix("torch.") not in SHORT_NAMES:
+        way = "; write it in real and imaginary parts" if made.is_complex() else ""
+        raise CaptureError(
+            f"{_where(node)} makes a tensor of {made.dtype}; a plan knows "
+            f"{', '.join(SHORT_NAMES)}{way}"
+        )
+
+
+def _draws_by_itself(node: Node) -> bool:
+    """Whether an op is given a generator."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))
 
 
 def writes(node: Node) -> bool:
