@@ -16,9 +16,11 @@ from meshwright.ir.errors import ProofError
 
 from .outcome import Batch, Outcome
 
+_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+
 
 class Widened(TorchFunctionMode):
-    """Casts to float32 become casts to float64, and defaults that hang on the dtype stay.
+    """Casts to any float become casts to float64, and defaults that hang on the dtype stay.
 
     epsilon: what torch's RMSNorm takes in the plan's dtype where it is given none.
     """
@@ -30,7 +32,7 @@ class Widened(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        func = Tensor.double if func is Tensor.float else func
+        func = Tensor.double if func in _CASTS else func
         if func is F.rms_norm:
             args, kwargs = (), _rms_norm_arguments(self.epsilon, *args, **(kwargs or {}))
         wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
@@ -49,7 +51,8 @@ def _rms_norm_arguments(
 
 
 def _wide(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+    narrow = isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if narrow else value
 
 
 class _InFloat32(TorchFunctionMode):

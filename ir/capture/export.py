@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -123,7 +122,7 @@ def capture(
 ) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
-    In f64, casts to float32 become casts to float64, and buffers of float32 are widened: a float32
+    In f64, casts to any float become casts to float64, and buffers of floats are widened: a narrow
     detour would hide real errors in the float64 comparison (tests compare with the plain model
     under the same rule).
     Raises CaptureError where the module cannot be exported, or binds B or S to a number, and where
@@ -181,8 +180,9 @@ class _Reader(FxReader):
     warnings: list[str] = field(default_factory=list)
 
     def read(self) -> Captured:
-        inline_regions(self.program.graph_module)
-        Functionalise(self.program.graph, self._state()).run()
+        state = self._state()
+        inline_regions(self.program.graph_module, state)
+        Functionalise(self.program.graph, state).run()
         params = set(self.program.graph_signature.inputs_to_parameters)
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
@@ -272,7 +272,7 @@ class _Reader(FxReader):
         else:
             tensor = self.program.state_dict.get(name)
             tensor = self.program.constants[name] if tensor is None else tensor
-        if self.promote and tensor.dtype is torch.float32:
+        if self.promote and tensor.is_floating_point():
             tensor = tensor.double()
         if isinstance(tensor, FakeTensor):
             raise CaptureError(

@@ -19,7 +19,9 @@ from ..errors import CaptureError
 from ..inputs import Role, known_arguments, role_of
 from . import semantic
 from .asserts import drop_true_asserts
+from .bound_sizes import binding_call
 from .functional import check_hooks, no_custom_functions, no_value_hooks
+from .fx import check_dtypes
 from .tables import longest
 
 # The shortest and the longest sequence that a graph is for; None: any.
@@ -33,6 +35,7 @@ _SHORT = 4
 # What torch calls a size of the tokens in its messages.
 _SIZE = "L['given'][0].size()[{}]"
 _GUARD = "satisfy the generated guard"
+_SPECIALIZED = "resulted in a specialized value of"
 
 
 def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
@@ -206,10 +209,14 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             raise CaptureError(
                 f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
             ) from error
+        with _quiet():
+            call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
         raise CaptureError(
-            f"model {name} cannot be traced for every batch and sequence size: {reason_of(error)}; "
+            f"model {name} cannot be traced for every batch and sequence size: "
+            f"{f'{call}: ' if call else ''}{reason_of(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
+    check_dtypes(program.graph)
     drop_true_asserts(program.graph, lengths, name)
     return program
 
@@ -271,6 +278,12 @@ def reason_of(error: Exception) -> str:
         return (
             f"{fixed[1]} is bound to a number {fixed[2]}, as by a loop over tokens or a recurrent "
             "layer of torch"
+        )
+    if fixed := re.search(rf"{_SPECIALIZED} (\d+)", reason):
+        size = "S" if _SIZE.format(1) in reason else "B"
+        return (
+            f"{size} is bound to a number ({fixed[1]}), as by chunk or split of that dimension "
+            "into a number of parts; cut it by narrow or slices at sizes calculated from it"
         )
     for dim, size in enumerate("BS"):
         reason = reason.replace(f"{size} = {_SIZE.format(dim)}", size)

@@ -24,6 +24,11 @@ from .fx import source_of, writes
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = "wrap_with_autocast"
+_SPECTRAL = (
+    "_SpectralNorm",
+    "SpectralNorm",
+)  # of torch.nn.utils.parametrizations, and torch.nn.utils
 
 # Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
@@ -61,6 +66,14 @@ def check_hooks(module: nn.Module, name: str) -> None:
             raise CaptureError(
                 f"model {name}: module {path or 'itself'} has a backward hook, which a program "
                 "does not run; write what it does into forward, or remove it"
+            )
+        if any(
+            type(rule).__name__ in _SPECTRAL for rule in (part, *part._forward_pre_hooks.values())
+        ):
+            raise CaptureError(
+                f"model {name}: module {path} belongs to a spectral_norm, which keeps vectors that "
+                "each forward updates; a program keeps no such state: train without it, or divide "
+                "by torch.linalg.matrix_norm(w, 2) in forward"
             )
 
 
@@ -115,8 +128,11 @@ def no_value_hooks(name: str) -> Any:
 # Graphs within the graph
 
 
-def inline_regions(module: GraphModule) -> None:
-    """Write out no_grad regions; what they return is detached. Other regions are refused."""
+def inline_regions(module: GraphModule, state: dict[Node, str]) -> None:
+    """Write out no_grad regions; what they return is detached. Other regions are refused.
+
+    state: names of what outlives a step, by node.
+    """
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(
@@ -124,16 +140,14 @@ def inline_regions(module: GraphModule) -> None:
         ):
             continue
         if node.target is not _SET_GRAD:
-            raise CaptureError(
-                f"{node.target.name()} at {_source(node)}: a region of its own; only no_grad and "
-                "enable_grad regions are captured (autocast: cast where you need it)"
-            )
+            _refuse_region(module, node)
         enabled, called, *given = node.args
         inner = getattr(module, called.target)
-        inline_regions(inner)
-        if not enabled:
-            _refuse_outer_writes(inner.graph)
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        known = {p: state[g] for p, g in zip(places, given, strict=True) if g in state}
+        inline_regions(inner, known)
+        if not enabled:
+            _refuse_outer_writes(inner.graph, known)
         with graph.inserting_before(node):
             made = graph.graph_copy(inner.graph, dict(zip(places, given, strict=True)))
         results = made if isinstance(made, tuple | list) else (made,)
@@ -147,7 +161,24 @@ def inline_regions(module: GraphModule) -> None:
         graph.erase_node(node)
 
 
-def _refuse_outer_writes(graph: Graph) -> None:
+def _refuse_region(module: GraphModule, node: Node) -> None:
+    """Refuse a graph within the graph, with the first line in it."""
+    parts = [getattr(module, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
+    inner = (n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes)
+    line = next(filter(None, map(source_of, (node, *inner))), "a line of torch's own")
+    name = node.target.name()  # type: ignore[union-attr]
+    if name == _AUTOCAST:
+        raise CaptureError(
+            f"torch.autocast around {line}: the dtype of each op is the plan's decision (--dtype); "
+            "leave autocast out, or cast where it is needed, as in x.bfloat16()"
+        )
+    raise CaptureError(
+        f"{name} at {line}: a region of its own; only no_grad and enable_grad regions are "
+        "captured, so write what it computes in tensor ops"
+    )
+
+
+def _refuse_outer_writes(graph: Graph, state: dict[Node, str]) -> None:
     """A write under no_grad into a tensor from outside is one that autograd does not see."""
     places = {n for n in graph.nodes if n.op == "placeholder"}
     of = {n: n for n in places}
@@ -155,6 +186,8 @@ def _refuse_outer_writes(graph: Graph) -> None:
         first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         if node.op == "call_function" and first in of:
             if writes(node):
+                if of[first] in state:
+                    raise _writes_state(node, state[of[first]])
                 raise CaptureError(
                     f"{op_name(node.target)} at {_source(node)} writes under no_grad into a tensor "
                     "made outside, which autograd does not see; write before the region, or "
@@ -162,6 +195,13 @@ def _refuse_outer_writes(graph: Graph) -> None:
                 )
             if _is_view(node) or node.target is operator.getitem:
                 of[node] = of[first]
+
+
+def _writes_state(node: Node, name: str) -> CaptureError:
+    return CaptureError(
+        f"{op_name(node.target)} at {_source(node)} writes into {name}, which outlives the "
+        "step; a program keeps no such state: make it a value that forward returns"
+    )
 
 
 def _call(graph: Graph, target: Any, args: tuple, like: Node, kwargs: dict | None = None) -> Node:
@@ -271,10 +311,7 @@ class Functionalise:
 
     def _write(self, node: Node, name: str, base: Node, chain: Chain) -> None:
         if base in self.state:
-            raise CaptureError(
-                f"{name} at {_source(node)} writes into {self.state[base]}, which outlives the "
-                "step; a program keeps no such state: make it a value that forward returns"
-            )
+            raise _writes_state(node, self.state[base])
         through = [op_name(view.target) for view in chain]
         for shared in {"detach", "expand"}.intersection(through):
             raise CaptureError(

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..dtypes import SHORT_NAMES, TORCH_NAMES
+from ..dtypes import FLOATS, SHORT_NAMES, TORCH_NAMES
 from ..errors import CaptureError
 from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
@@ -34,7 +34,7 @@ def torch_dtype(short: str) -> torch.dtype:
 class FxReader:
     """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
 
-    promote: float32 becomes float64 (see capture). joint: the graph is forward and backward.
+    promote: every float becomes float64 (see capture). joint: the graph is forward and backward.
     """
 
     promote: bool = False
@@ -65,9 +65,7 @@ class FxReader:
 
     def where(self, node: Node) -> str:
         """The op of a node and its line, for messages."""
-        target = node.target
-        named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
-        return f"{named} at {source_of(node) or 'an unknown line'}"
+        return _where(node)
 
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
@@ -85,9 +83,11 @@ class FxReader:
             ) from None
 
     def value(self, tensor: Tensor, name: str) -> Value:
-        dtype = short_dtype(tensor.dtype)
-        dtype = "f64" if self.promote and dtype == "f32" else dtype
-        return Value(name, dtype, tuple(self._size(s) for s in tensor.shape))
+        return Value(name, self._dtype(tensor.dtype), tuple(self._size(s) for s in tensor.shape))
+
+    def _dtype(self, dtype: torch.dtype) -> str:
+        short = short_dtype(dtype)
+        return "f64" if self.promote and short in FLOATS else short
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
@@ -115,6 +115,11 @@ class FxReader:
                 f"{self.where(node)} changes its operand in place; write it as an op that "
                 "returns a new tensor"
             )
+        if _draws_by_itself(node):
+            raise CaptureError(
+                f"{self.where(node)} draws from a torch.Generator of its own; a program draws "
+                "nothing in forward: draw when the module is built, with a seed, into a buffer"
+            )
         if value is None:  # assertions about sizes and metadata
             return
         alias = _alias_of(node, self.promote, self.joint)
@@ -138,11 +143,7 @@ class FxReader:
 
     def _output(self, given: object, name: str, node: Node) -> Value:
         if isinstance(given, Tensor):
-            if str(given.dtype).removeprefix("torch.") not in SHORT_NAMES:
-                raise CaptureError(
-                    f"{self.where(node)} makes a tensor of {given.dtype}; a plan knows "
-                    f"{', '.join(SHORT_NAMES)}"
-                )
+            _check_dtype(node, given)
             return self.value(given, name)
         if given is not None:
             raise CaptureError(
@@ -229,8 +230,7 @@ class FxReader:
         if isinstance(given, list | tuple):
             return tuple(self._attr(g) for g in given)
         if isinstance(given, torch.dtype):
-            short = short_dtype(given)
-            return "f64" if self.promote and short == "f32" else short
+            return self._dtype(given)
         return given
 
 
@@ -260,6 +260,37 @@ def target_name(target: Any) -> str:
 
 def _plain_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
+
+
+def _where(node: Node) -> str:
+    target = node.target
+    named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
+    return f"{named} at {source_of(node) or 'an unknown line'}"
+
+
+def check_dtypes(graph: Graph) -> None:
+    """Raise CaptureError for an op that makes a tensor of a dtype that no plan has."""
+    for node in (n for n in graph.nodes if n.op == "call_function"):
+        made = node.meta.get("val")
+        for value in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(value, Tensor):
+                _check_dtype(node, value)
+
+
+def _check_dtype(node: Node, made: Tensor) -> None:
+    if str(made.dtype).removeprefix("torch.") not in SHORT_NAMES:
+        way = "; write it in real and imaginary parts" if made.is_complex() else ""
+        raise CaptureError(
+            f"{_where(node)} makes a tensor of {made.dtype}; a plan knows "
+            f"{', '.join(SHORT_NAMES)}{way}"
+        )
+
+
+def _draws_by_itself(node: Node) -> bool:
+    """Whether an op is given a generator."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))
 
 
 def writes(node: Node) -> bool:
@@ -293,8 +324,7 @@ def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
 
 
 def _same_dtype(before: torch.dtype, after: torch.dtype, promote: bool) -> bool:
-    known = (torch.float32, torch.float64)
-    return before == after or (promote and before in known and after in known)
+    return before == after or (promote and before.is_floating_point and after.is_floating_point)
 
 
 _NOT_MODEL = ("/torch/", "/ir/capture/")

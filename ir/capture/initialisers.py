@@ -6,6 +6,7 @@ because their values (rotary tables, scales) lie in no checkpoint.
 """
 
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
@@ -30,6 +35,7 @@ from .contents import (
     format_program,
     view_of,
 )
+from .fx import short_line
 from .init_log import InitLog
 from .storages import (
     all_equal,
@@ -192,6 +198,7 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
         _logged_trunc_normal(log),
         _FakeData(mode),
         log,
+        _no_choices(),
     ):
         module = build()
     tied = _tied(module)
@@ -200,6 +207,22 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
         if tied[name] == name:
             recipes.add(name, param)
     return Built(module.train(), recipes.texts, tied, recipes.stored)
+
+
+@contextmanager
+def _no_choices() -> Iterator[None]:
+    """Refuse a constructor that asks for values of parameters, which have no memory."""
+    try:
+        yield
+    except DataDependentOutputException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [short_line(f.filename, f.lineno or 0) for f in frames if f.name == "__init__"]
+        line = next(filter(None, reversed(lines)), "an unknown line")
+        raise CaptureError(
+            f"{error.func} under {line}, as the module is built, reads values of a parameter, "
+            "which is captured without them; of torch.nn.utils.parametrizations orthogonal does "
+            "so: compute what it gives in forward, or start from nn.init.orthogonal_ alone"
+        ) from error
 
 
 def _tied(module: nn.Module) -> dict[str, str]:

@@ -34,19 +34,20 @@ class Outcome:
 
 
 class Widened(TorchFunctionMode):
-    """Casts to float32 become casts to float64, as capture has it for models in float64; what has
+    """Casts to any float become casts to float64, as capture has it for models in float64; what has
     no dtype of its own has that one."""
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        func = Tensor.double if func is Tensor.float else func
+        func = Tensor.double if func in (Tensor.float, Tensor.half, Tensor.bfloat16) else func
         wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
         return func(*map(_wide, args), **wide)
 
 
 def _wide(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
+    narrow = isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if narrow else value
 
 
 def plain_run(

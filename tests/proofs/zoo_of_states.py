@@ -130,3 +130,65 @@ def floats_of_integers(self, h):
     angles = torch.outer(steps, 1.0 / (100 ** (torch.arange(0, DIM, 2) / DIM)))
     turned = torch.cat([x * angles.cos() - y * angles.sin(), y * angles.cos()], -1)
     return turned * ((steps > 2) * 0.3 + (steps + 1).sqrt())[:, None].to(h.dtype)
+
+
+def _narrow(self):
+    self.narrow = nn.Linear(DIM, DIM).bfloat16()
+
+
+@with_parts(_narrow)
+def narrow_parts(self, h):
+    y = self.proj(h).half().sin().float().to(h.dtype)
+    scale = torch.ones(DIM, dtype=torch.float16).type(torch.bfloat16)
+    return y + (self.narrow(h.bfloat16()).tanh() * scale).type_as(h)
+
+
+@plain
+def cut_in_two(self, h):
+    first, second = self.proj(h).chunk(2, dim=1)
+    return torch.cat([second, first], 1)
+
+
+@plain
+def draws_by_itself(self, h):
+    return self.proj(h) + torch.rand(DIM, generator=torch.Generator().manual_seed(3))
+
+
+def _mean(self):
+    self.register_buffer("mean", torch.zeros(DIM))
+
+
+@with_parts(_mean)
+def running_mean(self, h):
+    with torch.no_grad():
+        self.mean.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
+    return self.proj(h) - self.mean
+
+
+def _orthogonal(self):
+    self.turn = nn.utils.parametrizations.orthogonal(nn.Linear(DIM, DIM))
+
+
+@with_parts(_orthogonal)
+def orthogonal_weight(self, h):
+    return self.turn(h)
+
+
+def _spectral(self):
+    self.bound = nn.utils.parametrizations.spectral_norm(nn.Linear(DIM, DIM))
+
+
+@with_parts(_spectral)
+def spectral(self, h):
+    return self.bound(h)
+
+
+def _filter(self):
+    self.filter = nn.Parameter(torch.randn(16, DIM))
+
+
+@with_parts(_filter)
+def fast_convolution(self, h):
+    s = h.shape[1]
+    made = torch.fft.rfft(h, 2 * s, dim=1) * torch.fft.rfft(self.filter[:s], 2 * s, dim=0)
+    return self.proj(torch.fft.irfft(made, 2 * s, dim=1)[:, :s])
