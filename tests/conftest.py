@@ -9,6 +9,7 @@ import pytest
 import torch
 from warm_ranks import Forks
 
+from meshwright.api import plans
 from meshwright.runtime.launch import launcher
 
 
@@ -29,6 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def kept_together(pytestconfig: pytest.Config) -> None:
     """Share captures and proofs between the processes of tests, and with later calls of them."""
     os.environ["XDG_CACHE_HOME"] = str(pytestconfig.rootpath / ".pytest_cache" / "home")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_pages() -> Iterator[None]:
+    """Write no page for a browser beside each plan: 5 MB, which only tests of the page read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "plotly_script", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 import meshwright
+from meshwright.api import plans
 from meshwright.api.plans import plotly_script
 from meshwright.planner.page import figures, words
 from meshwright.planner.simulate.predict import Prediction, predict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write pages, as outside of tests."""
+    monkeypatch.setattr(plans, "plotly_script", plotly_script)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ def test_more_of_a_resource_never_costs(made: meshwright.Plan, prediction: Predi
 
 
 @pytest.mark.skipif(plotly_script() is None, reason="Plotly is not installed")
-def test_the_page_needs_nothing_else(made: meshwright.Plan, tmp_path: Path) -> None:
+def test_the_page_needs_nothing_else(made: meshwright.Plan, pages: None, tmp_path: Path) -> None:
     path = tmp_path / "plan.txt"
     made.save(path)
     text = Path(f"{path}.html").read_text(encoding="utf-8")
@@ -69,9 +76,10 @@ def test_the_page_needs_nothing_else(made: meshwright.Plan, tmp_path: Path) -> N
     assert set(re.findall(r'<div id="(figure-\w+)"', outside)) == set(drawn)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.skipif(plotly_script() is None, reason="Plotly is not installed")
-def test_a_browser_draws_every_figure(made: meshwright.Plan, tmp_path: Path) -> None:
+def test_a_browser_draws_every_figure(made: meshwright.Plan, pages: None, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(made.page, encoding="utf-8")
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]

@@ -13,7 +13,7 @@ from meshwright.planner.what_if.edits import Point, parse_sweep, points
 from meshwright.planner.what_if.prices import read_prices
 
 ASKED = Job(seq=64, global_batch=8, effort="fast")
-SWEEPS = ("nodes=1,2", "device.memory_gb=24", "link.nvlink.bandwidth=x0.1")
+SWEEPS = ("device.memory_gb=24", "link.nvlink.bandwidth=x0.1,x1")
 
 
 def changed(spec: str, *sweeps: str) -> list[Point]:
@@ -127,7 +127,16 @@ def test_a_price_file_with_a_mistake(text: str, said: str, tmp_path: Path) -> No
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["what-if", "tiny-llama", "--cluster", "h200:2", "--seq", "64", "--global-batch", "8"]
-    words += ["--sweep", "device.memory_gb=0.001,40", "--tokens", "1e9", "--compare", "dp=2"]
+    words += [
+        "--pin",
+        "pp=1",
+        "--sweep",
+        "device.memory_gb=0.001,40",
+        "--tokens",
+        "1e9",
+        "--compare",
+        "dp=2",
+    ]
     assert main([*words, "--objective", "energy", "--csv", "t.csv", "--plot", "t.svg"]) == 0
     said, _, unfit, fits = capsys.readouterr().out.splitlines()
     assert said == "tiny-llama: searched, --effort fast"

@@ -171,7 +171,7 @@ def run(count: int, seed: int) -> None:
 
 
 def test_bound_best_and_gap_enclose_the_truth() -> None:
-    run(30, seed=1)
+    run(20, seed=1)
 
 
 @pytest.mark.parametrize("effort", ["fast", "normal"])
