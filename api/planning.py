@@ -102,7 +102,9 @@ def _planned(
     )
     say(f"planned; time by layer: {clock.text()}")
     made = replace(made, identity=identity)
-    return Plan(made, f"{search_report(made, found, prediction)}\n{proof}\n", found, proof)
+    return Plan(
+        made, f"{search_report(made, found, prediction)}\n{proof}\n", found, prediction, proof
+    )
 
 
 def _named(model: Model, job: Job) -> "ModelSource":

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshwright.ir.plan import Plan as Decisions
     from meshwright.planner.hardware.cluster import Cluster as Hardware
     from meshwright.planner.search.search import Found
+    from meshwright.planner.simulate.predict import Prediction
 
 
 def plotly_script() -> Path | None:
@@ -26,11 +27,12 @@ def plotly_script() -> Path | None:
 class Plan:
     """A plan that was made or read. decisions: all of it as data. report: what the search said of
     it, "" where none was made. found: what the search passed over, None where the plan was read.
-    proof: what is said of the capture's proof."""
+    prediction: its simulated step. proof: what is said of the capture's proof."""
 
     decisions: "Decisions"
     report: str = ""
     found: "Found | None" = None
+    prediction: "Prediction | None" = None
     proof: str = ""
 
     @staticmethod
@@ -51,14 +53,13 @@ class Plan:
     def page(self) -> str:
         """Return the report as one page for a browser; "" where the plan was not searched, or
         Plotly is not installed."""
-        if self.found is None or (plotly := plotly_script()) is None:
+        plotly = plotly_script()
+        if self.found is None or self.prediction is None or plotly is None:
             return ""
         from meshwright.planner.page.page import page
-        from meshwright.planner.simulate.predict import predict
 
-        prediction = predict(self.decisions, self.hardware)
         script = plotly.read_text(encoding="utf-8")
-        return page(self.decisions, self.found, prediction, self.proof, script)
+        return page(self.decisions, self.found, self.prediction, self.proof, script)
 
     @one_class
     def explain(self, *, value: str = "", segment: str = "") -> str:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import meshwright
 from meshwright.api import plans
 from meshwright.api.plans import plotly_script
+from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
 from meshwright.planner.page import figures, words
-from meshwright.planner.simulate.predict import Prediction, predict
+from meshwright.planner.simulate.predict import Prediction
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -24,14 +26,18 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made() -> meshwright.Plan:
+def made(tmp_path_factory: pytest.TempPathFactory) -> meshwright.Plan:
+    """Of a cluster that has no name in the catalogue."""
+    path = tmp_path_factory.mktemp("cluster") / "mine.toml"
+    path.write_text(format_cluster(replace(parse_cluster("h200:4"), name="mine")))
     job = meshwright.Job(seq=64, global_batch=8, pins={"pp": 2}, effort="fast")
-    return meshwright.plan("tiny-llama", cluster="h200:4", job=job)
+    return meshwright.plan("tiny-llama", cluster=str(path), job=job)
 
 
 @pytest.fixture(scope="module")
 def prediction(made: meshwright.Plan) -> Prediction:
-    return predict(made.decisions, made.hardware)
+    assert made.prediction is not None
+    return made.prediction
 
 
 def test_times_of_the_step_add_up(made: meshwright.Plan, prediction: Prediction) -> None:
