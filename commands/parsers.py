@@ -44,5 +44,5 @@ def add_effort(parser: argparse.ArgumentParser, default: str | None) -> None:
         choices=EFFORTS,
         default=default,
         help="of the search: fast passes over what could gain less than 5%%, normal less than "
-        "0.5%%, best nothing, which takes the longest (default: normal)",
+        f"0.5%%, best nothing, which takes the longest (default: {default or 'the file has it'})",
     )

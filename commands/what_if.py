@@ -238,25 +238,29 @@ def _text(
     best: "Answer | None",
 ) -> str:
     head = _head(arguments)
-    rows = [[*head, "limited by", "plan"]]
+    rows = [head]
     for number, answer in enumerate(answers):
         other = others[number] if others else None
         star = "*" if answer is best else ""
-        rows.append([star, *_columns(arguments, answer, other, len(head) - 1)])
-    widths = [max(len(row[k]) for row in rows) for k in range(len(head) + 1)]
-    lines = ["  ".join([*map(_padded, row, widths, range(99)), row[-1]]).rstrip() for row in rows]
+        rows.append([star, str(number + 1), *_columns(arguments, answer, other, len(head) - 2)])
+    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+    lines = ["  ".join(map(_padded, row, widths, head)).rstrip() for row in rows]
     speed = f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands"
-    return "\n".join([f"{arguments.model or arguments.plan}: {speed}", *lines])
+    plans = [
+        f"   {number:>{widths[1]}}  {answer.step.plan if answer.step else answer.why}"
+        for number, answer in enumerate(answers, start=1)
+    ]
+    return "\n".join([f"{arguments.model or arguments.plan}: {speed}", *lines, "plans", *plans])
 
 
 def _head(arguments: argparse.Namespace) -> list[str]:
-    head = ["", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / usable GiB"]
+    head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
     head += ["gap"] * (arguments.plan is None) + ["compared"] * bool(arguments.compare)
-    return head + ["days", "dollars", "MWh"] * (arguments.tokens is not None)
+    return head + ["days", "dollars", "MWh"] * (arguments.tokens is not None) + ["limited by"]
 
 
-def _padded(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column < 2 else text.rjust(width)
+def _padded(text: str, width: int, head: str) -> str:
+    return text.ljust(width) if head in ("cluster", "limited by") else text.rjust(width)
 
 
 def _columns(
@@ -265,7 +269,7 @@ def _columns(
     step, point = answer.step, answer.point
     sizes = [point.cluster.name, f"{point.seq:,}", f"{point.global_batch:,}"]
     if step is None:
-        return [*sizes, *["-"] * (count - len(sizes)), "-", answer.why]
+        return [*sizes, *["-"] * (count - len(sizes))]
     memory = f"{_short(step.peak_bytes / _GIB)} / {_short(step.usable_bytes / _GIB)}"
     cells = [*sizes, f"{step.step_us / 1e3:,.1f}", f"{step.tokens_per_s:,.0f}"]
     cells += ["-" if step.mfu is None else f"{step.mfu:.1%}", memory]
@@ -276,7 +280,7 @@ def _columns(
     if arguments.tokens:
         cells += _budget(answer, arguments.tokens)
     kind, share = step.shares[0]
-    return [*cells, f"{kind} {share:.0%}", step.plan]
+    return [*cells, f"{kind} {share:.0%}"]
 
 
 def _compared(answer: "Answer", other: "Answer | None") -> str:
@@ -297,4 +301,4 @@ def _short(value: float | None) -> str:
     """Return a number with three digits at least, "-" where it is not known."""
     if value is None:
         return "-"
-    return f"{value:.3g}" if value < 10 else f"{value:,.1f}"
+    return f"{value:.3g}" if value < 10 else f"{value:,.{1 if value < 1000 else 0}f}"

@@ -72,7 +72,7 @@ def _cost(name: str, value: float) -> str:
         return f"{words.removesuffix(' bytes')} memory: {gib(value)}"
     if name == "gap" or name.endswith("_share"):
         return f"{words}: {value:.2%}"
-    return f"{words.replace(' per s', '/s')}: {value:,.6g}"
+    return f"{words.replace(' per s', '/s')}: {value:,.{0 if value >= 1000 else 3}f}"
 
 
 def report(plan: Plan, costs: Costs | None = None) -> str:
