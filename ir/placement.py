@@ -209,6 +209,5 @@ def _parse_shard(text: str) -> Shard:
     if match is None:
         raise ParseError(f"not a shard: {text!r}; expected e.g. tp, 3:tp, tp~ or tp+4")
     outer, axis, mirrored, halo, summed = match.groups()
-    return Shard(
-        axis, parse_size(outer) if outer else 1, bool(mirrored), int(halo or 0), bool(summed)
-    )
+    size = parse_size(outer) if outer else 1
+    return Shard(axis, size, bool(mirrored), int(halo or 0), bool(summed))

@@ -25,10 +25,8 @@ from .fx import source_of, writes
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = "wrap_with_autocast"
-_SPECTRAL = (
-    "_SpectralNorm",
-    "SpectralNorm",
-)  # of torch.nn.utils.parametrizations, and torch.nn.utils
+# Of torch.nn.utils.parametrizations, and of torch.nn.utils.
+_SPECTRAL = ("_SpectralNorm", "SpectralNorm")
 
 # Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
@@ -67,9 +65,8 @@ def check_hooks(module: nn.Module, name: str) -> None:
                 f"model {name}: module {path or 'itself'} has a backward hook, which a program "
                 "does not run; write what it does into forward, or remove it"
             )
-        if any(
-            type(rule).__name__ in _SPECTRAL for rule in (part, *part._forward_pre_hooks.values())
-        ):
+        rules = part, *part._forward_pre_hooks.values()
+        if any(type(rule).__name__ in _SPECTRAL for rule in rules):
             raise CaptureError(
                 f"model {name}: module {path} belongs to a spectral_norm, which keeps vectors that "
                 "each forward updates; a program keeps no such state: train without it, or divide "
