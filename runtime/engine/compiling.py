@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from ..metrics.progress import Progress
+from .inductor import compile_whole
 
 
 def missing_toolchain(device: torch.device) -> str | None:
@@ -74,7 +75,7 @@ class Compiler:
         """Call a function for the first time; return what is called from now on, and its values."""
         self._draw(getattr(function, "__name__", "a function"))
         started = time.perf_counter()
-        chosen = torch.compile(function, fullgraph=True, dynamic=False)
+        chosen = compile_whole(function)
         try:
             values = chosen(*arguments)
         except Exception as error:

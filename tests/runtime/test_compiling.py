@@ -1,12 +1,14 @@
-"""A function that torch cannot compile runs as it stands, and is named."""
+"""Compiled functions compute what they say; one that torch cannot compile runs as it stands."""
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from meshwright.runtime.engine import compiling
+from meshwright.runtime.engine.inductor import compile_whole
 
 
 def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
@@ -20,7 +22,7 @@ def doubled(x: Tensor) -> Tensor:
 @pytest.fixture
 def broken_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **words: kept(f, backend=broken, **words))
+    monkeypatch.setattr(torch, "compile", lambda f, **words: kept(f, backend=broken))
 
 
 def test_it_runs_uncompiled_and_says_so_once(broken_backend: None) -> None:
@@ -45,3 +47,46 @@ def test_an_error_of_the_function_itself_is_raised() -> None:
     with pytest.raises(RuntimeError):
         fast = compiling.Compiler(said.append)(fails)
         fast(torch.ones(2))
+
+
+@torch.library.custom_op("meshwright_tests::add_mean", mutates_args=("x",))
+def add_mean(x: Tensor, y: Tensor) -> None:
+    x.add_(y.mean())
+
+
+def read_behind_a_write(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """Two loops over `d` that torch fuses: the first for `total`, the second of `m` as written."""
+    d = a @ b
+    part = torch.ops.aten.slice_backward(d.narrow(1, 5, 7), (8, 12), 1, 5, 12, 1)
+    add_mean(total, torch.where(b[:8] > d, part, b[:8]))
+    m = d @ b
+    add_mean(m, b)
+    return d + m
+
+
+def as_torch_has_it(function: Callable) -> Callable:
+    """Compile without the correction."""
+    from torch._inductor.scheduler import SchedulerNode
+
+    kept = SchedulerNode.recompute_size_and_body
+    compiled = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def call(*arguments: Tensor) -> Tensor:
+        plain = getattr(kept, "__wrapped__", kept)
+        with patch.object(SchedulerNode, "recompute_size_and_body", plain):
+            return compiled(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("compiled", "right"), [(compile_whole, True), (as_torch_has_it, False)], ids=["ours", "torch"]
+)
+def test_a_value_is_read_behind_what_writes_it(compiled: Callable, right: bool) -> None:
+    """Where torch alone computes this right, the correction can go."""
+    a, b = torch.rand(8, 12, dtype=torch.float64), torch.rand(12, 12, dtype=torch.float64)
+    want = read_behind_a_write(a, b, torch.zeros(3, dtype=torch.float64))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        found = compiled(read_behind_a_write)(a, b, torch.zeros(3, dtype=torch.float64))
+    assert torch.allclose(found, want) == right
