@@ -157,7 +157,8 @@ def check_positions(source: "ModelSource", seq: int) -> None:
         )
 
 
-def _check_lengths(traced: "Traced", seq: int) -> None:
+def check_lengths(traced: "Traced", seq: int) -> None:
+    """Raise PlanError where a model's forward takes no row of `seq` tokens."""
     least, most = traced.lengths
     if seq < least or (most is not None and seq > most):
         raise PlanError(
@@ -170,6 +171,6 @@ def proven_capture(source: "ModelSource", job: Job, say: Say) -> tuple["Traced",
     """Return the captured model, and what the report says of its proof."""
     own_loss = loss_of(job.loss, source.vocab_size)
     traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
-    _check_lengths(traced, job.seq)
+    check_lengths(traced, job.seq)
     trust, full = job.trust_capture, job.prove_full
     return proven(source, traced, own_loss, key, trust=trust, full=full, say=say)

@@ -15,7 +15,7 @@ from meshwright.planner.budget import EFFORTS
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.what_if.answers import Answer
-from meshwright.planner.what_if.ask import priced, searched
+from meshwright.planner.what_if.ask import Search, priced
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
 from meshwright.planner.what_if.prices import read_prices
 
@@ -87,8 +87,8 @@ def main() -> None:
         _row("priced", question.name, _priced(question))
     for question in SEARCHED + LARGE * large:
         traced = meshwright.trace(question.model, dtype="bf16")
-        asked = question.points, Pins(), read_prices(), EFFORTS["fast"]
-        _row("searched", question.name, _seconds(searched(traced, *asked)))
+        search = Search(traced, Pins(), read_prices(), EFFORTS["fast"])
+        _row("searched", question.name, _seconds(map(search.answer, question.points)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """`meshwright what-if`: one model on many clusters and at many sizes, as a table."""
 
 import argparse
-import csv
-import io
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,10 @@ from meshwright.runtime.given import check_file_place
 from .doing import Doing
 from .output import print_result
 from .parsers import add_command, add_effort
+from .what_if_table import OBJECTIVES, Table
 
 if TYPE_CHECKING:
     from meshwright.planner.what_if.answers import Answer
-
-OBJECTIVES = ("time", "cost", "energy", "memory")
-_GIB = 2.0**30
 
 
 def add(commands: Any) -> None:
@@ -67,7 +66,10 @@ def add(commands: Any) -> None:
         help="what the best row has least of for a token; memory: of a device (default: time)",
     )
     parser.add_argument(
-        "--tokens", type=float, metavar="N", help="say days, price and energy of so many: 1e12"
+        "--tokens",
+        type=float,
+        metavar="N",
+        help="add the days, price and energy of training on N tokens, such as 1e12",
     )
     parser.add_argument(
         "--prices", type=Path, metavar="FILE", help="prices and watts beside the built-in ones"
@@ -82,22 +84,67 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     _check(arguments)
-    with Doing() as say:
-        answers, others = _asked(arguments, say)
+    table = Table(
+        arguments.model or str(arguments.plan),
+        f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands",
+        arguments.objective,
+        tokens=arguments.tokens,
+        compared=bool(arguments.compare),
+        searched=arguments.plan is None,
+    )
+    with _stopped_with(table):
+        _fill(table, arguments)
+    table.check_objective()
     if arguments.csv:
-        write_text(arguments.csv, _csv(answers, others, arguments.tokens))
+        write_text(arguments.csv, table.csv)
     if arguments.plot:
-        _draw(answers, arguments.plot)
-    best = _best(answers, arguments.objective)
-    facts = {
-        "speed": "priced" if arguments.plan else f"searched, --effort {arguments.effort}",
-        "objective": arguments.objective,
-        "points": [
-            {**row, "best": answer is best}
-            for answer, row in zip(answers, _rows(answers, others, arguments.tokens), strict=True)
-        ],
+        _draw(table.answers, arguments.plot)
+    print_result(arguments, table.facts, table.text)
+
+
+@contextmanager
+def _stopped_with(table: Table) -> Iterator[None]:
+    """Let Ctrl-C end the search with the points found so far, where there are any."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if type(interrupt) is not KeyboardInterrupt or not table.answers:
+            raise
+        table.stopped = True
+        print(f"stopped with Ctrl-C; points finished: {len(table.answers)}", file=sys.stderr)
+
+
+def _fill(table: Table, arguments: argparse.Namespace) -> None:
+    """Find the answers; with --compare those under its pins as well."""
+    from meshwright.api.plans import Plan
+    from meshwright.api.what_if import priced, what_if
+
+    words: dict[str, Any] = {
+        "clusters": arguments.cluster,
+        "sweeps": arguments.sweep,
+        "prices": arguments.prices,
     }
-    print_result(arguments, facts, _text(arguments, answers, others, best))
+    if arguments.plan:
+        table.answers += priced(Plan.load(arguments.plan), **words)
+        return
+    with Doing() as say:
+        search = partial(what_if, arguments.model, say=say, **words)
+        search(job=_job(arguments, arguments.pin), told=table.answers.append)
+        if arguments.compare:
+            pins = [*arguments.pin, *arguments.compare]
+            search(job=_job(arguments, pins), told=table.others.append)
+
+
+def _job(arguments: argparse.Namespace, pins: list[str]) -> Job:
+    """Return the demands; a size that is swept is 1 here."""
+    return Job(
+        seq=arguments.seq or 1,
+        global_batch=arguments.global_batch or 1,
+        dtype=arguments.dtype,
+        pins=tuple(pins),
+        effort=arguments.effort,
+        trust_capture=arguments.trust_capture,
+    )
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -134,171 +181,3 @@ def _draw(answers: "list[Answer]", out: Path) -> None:
     if not lines:
         raise ValueError(f"--plot {out}: none of {len(answers)} points has a plan to draw")
     draw_lines(lines, label, "tokens a second", out)
-
-
-def _asked(arguments: argparse.Namespace, say: Doing) -> "tuple[list[Answer], list[Answer] | None]":
-    from meshwright.api.plans import Plan
-    from meshwright.api.what_if import priced, what_if
-
-    words: dict[str, Any] = {
-        "clusters": arguments.cluster,
-        "sweeps": arguments.sweep,
-        "prices": arguments.prices,
-    }
-    if arguments.plan:
-        return priced(Plan.load(arguments.plan), **words), None
-
-    def search(pins: Sequence[str]) -> "list[Answer]":
-        job = Job(
-            seq=arguments.seq or 1,
-            global_batch=arguments.global_batch or 1,
-            dtype=arguments.dtype,
-            pins=tuple(pins),
-            effort=arguments.effort,
-            trust_capture=arguments.trust_capture,
-        )
-        return what_if(arguments.model, job=job, say=say, **words)
-
-    answers = search(arguments.pin)
-    return answers, search([*arguments.pin, *arguments.compare]) if arguments.compare else None
-
-
-def _best(answers: "list[Answer]", objective: str) -> "Answer | None":
-    """Return the answer with the least of the objective.
-
-    Raises ValueError where the price or the watts of every part are unknown.
-    """
-    best = min(answers, key=lambda answer: answer.rank(objective))
-    if best.rank(objective) < float("inf"):
-        return best
-    if found := sorted({a.point.cluster.device.name for a in answers if a.step}):
-        figure = "price_per_hour" if objective == "cost" else "watts"
-        raise ValueError(
-            f"--objective {objective}: {figure} of {', '.join(found)} is not known; give it in "
-            "--prices FILE"
-        )
-    return None
-
-
-def _rows(
-    answers: "list[Answer]", others: "list[Answer] | None", tokens: float | None
-) -> list[dict[str, Any]]:
-    """Return what --json and --csv say of each point."""
-    return [
-        _row(answer, others[number] if others else None, tokens)
-        for number, answer in enumerate(answers)
-    ]
-
-
-def _row(answer: "Answer", other: "Answer | None", tokens: float | None) -> dict[str, Any]:
-    step, point = answer.step, answer.point
-    budget = answer.budget(tokens) if tokens else None
-    return {
-        "cluster": point.cluster.name,
-        "devices": answer.devices,
-        "seq_tokens": point.seq,
-        "global_batch_rows": point.global_batch,
-        "swept": dict(point.swept),
-        "plan": step and step.plan,
-        "why_not": answer.why or None,
-        "step_time_s": step and step.step_us / 1e6,
-        "gap": step and step.gap,
-        "tokens_per_s": step and step.tokens_per_s,
-        "mfu": step and step.mfu,
-        "peak_bytes": step and step.peak_bytes,
-        "usable_bytes": step and step.usable_bytes,
-        "limit": step and step.limit,
-        "shares": step and dict(step.shares),
-        "days": budget and budget.days,
-        "dollars": budget and budget.dollars,
-        "energy_kwh": budget and budget.kwh,
-        "compared_step_time_s": other and other.step and other.step.step_us / 1e6,
-    }
-
-
-def _csv(answers: "list[Answer]", others: "list[Answer] | None", tokens: float | None) -> str:
-    rows = _rows(answers, others, tokens)
-    swept = list(rows[0].pop("swept"))
-    flat = [
-        {**row.get("swept", dict(answer.point.swept)), **row}
-        for answer, row in zip(answers, rows, strict=True)
-    ]
-    names = [*swept, *(name for name in rows[0] if name not in ("swept", "shares"))]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
-
-
-def _text(
-    arguments: argparse.Namespace,
-    answers: "list[Answer]",
-    others: "list[Answer] | None",
-    best: "Answer | None",
-) -> str:
-    head = _head(arguments)
-    rows = [head]
-    for number, answer in enumerate(answers):
-        other = others[number] if others else None
-        star = "*" if answer is best else ""
-        rows.append([star, str(number + 1), *_columns(arguments, answer, other, len(head) - 2)])
-    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-    lines = ["  ".join(map(_padded, row, widths, head)).rstrip() for row in rows]
-    speed = f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands"
-    plans = [
-        f"   {number:>{widths[1]}}  {answer.step.plan if answer.step else answer.why}"
-        for number, answer in enumerate(answers, start=1)
-    ]
-    return "\n".join([f"{arguments.model or arguments.plan}: {speed}", *lines, "plans", *plans])
-
-
-def _head(arguments: argparse.Namespace) -> list[str]:
-    head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
-    head += ["gap"] * (arguments.plan is None) + ["compared"] * bool(arguments.compare)
-    return head + ["days", "dollars", "MWh"] * (arguments.tokens is not None) + ["limited by"]
-
-
-def _padded(text: str, width: int, head: str) -> str:
-    return text.ljust(width) if head in ("cluster", "limited by") else text.rjust(width)
-
-
-def _columns(
-    arguments: argparse.Namespace, answer: "Answer", other: "Answer | None", count: int
-) -> list[str]:
-    step, point = answer.step, answer.point
-    sizes = [point.cluster.name, f"{point.seq:,}", f"{point.global_batch:,}"]
-    if step is None:
-        return [*sizes, *["-"] * (count - len(sizes))]
-    memory = f"{_short(step.peak_bytes / _GIB)} / {_short(step.usable_bytes / _GIB)}"
-    cells = [*sizes, f"{step.step_us / 1e3:,.1f}", f"{step.tokens_per_s:,.0f}"]
-    cells += ["-" if step.mfu is None else f"{step.mfu:.1%}", memory]
-    if arguments.plan is None:
-        cells.append(f"{step.gap:.1%}")
-    if arguments.compare:
-        cells.append(_compared(answer, other))
-    if arguments.tokens:
-        cells += _budget(answer, arguments.tokens)
-    kind, share = step.shares[0]
-    return [*cells, f"{kind} {share:.0%}"]
-
-
-def _compared(answer: "Answer", other: "Answer | None") -> str:
-    """Return how much slower the other pins are; "-" where nothing fits under them."""
-    if answer.step is None or other is None or other.step is None:
-        return "-"
-    return f"{other.step.step_us / answer.step.step_us - 1:+.1%}"
-
-
-def _budget(answer: "Answer", tokens: float) -> list[str]:
-    """Return days, dollars and MWh."""
-    found = answer.budget(tokens)
-    assert found is not None, answer.why
-    return [*map(_short, (found.days, found.dollars, found.kwh and found.kwh / 1e3))]
-
-
-def _short(value: float | None) -> str:
-    """Return a number with three digits at least, "-" where it is not known."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if value < 10 else f"{value:,.{1 if value < 1000 else 0}f}"

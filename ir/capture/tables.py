@@ -109,14 +109,14 @@ def _writes(node: Node) -> bool:
 
 
 def _small(index: Node, length: int) -> bool:
-    """Tell whether an index of a row of so many tokens is soon calculated."""
+    """Tell whether an index of a row of `length` tokens is soon calculated."""
     value = index.meta.get("val")
     dims = value.ndim if isinstance(value, Tensor) else 0
     return length ** min(dims, 2) <= _MOST_ELEMENTS
 
 
 def _fits(program: ExportedProgram, index: Node, entries: range, length: int) -> bool:
-    """Tell whether all of an index for a row of so many tokens are entries of its dim."""
+    """Tell whether all of an index are entries of its dim, for a row of `length` tokens."""
     found = _value(program, index, length, {})
     if found.dtype is torch.bool:
         return True
@@ -124,7 +124,7 @@ def _fits(program: ExportedProgram, index: Node, entries: range, length: int) ->
 
 
 def _value(program: ExportedProgram, node: Node, length: int, known: dict[Node, Any]) -> Any:
-    """The value of a node for one row of so many tokens."""
+    """The value of a node for one row of `length` tokens."""
     if node not in known:
         known[node] = _calculated(program, node, length, known)
     return known[node]

@@ -12,7 +12,6 @@ from .edits import Point
 from .prices import Part
 
 SECONDS_A_DAY = 86_400.0
-OBJECTIVES = ("time", "cost", "energy", "memory")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Answer:
         return self.point.cluster.num_devices
 
     def budget(self, tokens: float) -> Budget | None:
-        """Return what training on so many tokens takes; None where nothing fits."""
+        """Return the cost of training on a number of tokens; None where nothing fits."""
         if self.step is None:
             return None
         seconds = tokens / self.step.tokens_per_s

@@ -1,7 +1,7 @@
 """Points asked one after another: searched, or a given plan priced."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
@@ -17,57 +17,41 @@ from ..search.problem import Problem
 from ..search.search import search
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib
-from .answers import Answer, step_of
+from .answers import Answer, Step, step_of
 from .edits import Point
-from .prices import Prices
+from .prices import Part, Prices
 from .shape import Shape
 
 Progress = Callable[[str], None]
 
 
-def searched(
-    traced: Traced,
-    points: Sequence[Point],
-    pins: Pins,
-    prices: Prices,
-    budget: SearchBudget,
-    progress: Progress = lambda _: None,
-) -> Iterator[Answer]:
-    """Search each point for its best plan. What is the same for two points is made once."""
-    memo = Memo()
-    for count, point in enumerate(points, start=1):
-        where = f"point {count} of {len(points)}, {point.cluster.name}"
-        progress(where)
-        part = prices.of(point.cluster.device.name)
+@dataclass(frozen=True)
+class Search:
+    """Searches points of one model for their best plans; what two points share is made once."""
+
+    traced: Traced
+    pins: Pins
+    prices: Prices
+    budget: SearchBudget
+    memo: Memo = field(default_factory=Memo, compare=False)
+
+    def answer(self, point: Point, progress: Progress = lambda _: None) -> Answer:
+        """Return the best plan of a point, or why there is none."""
+        part = self.prices.of(point.cluster.device.name)
         try:
-            say = partial(_said, progress, where)
-            yield _searched(traced, point, pins, prices, budget, memo, say)
+            return Answer(point, self._best(point, part, progress), part=part)
         except PlanError as error:
-            yield Answer(point, None, str(error), part)
+            return Answer(point, None, str(error), part)
 
-
-def _said(progress: Progress, where: str, what: str) -> None:
-    progress(f"{where}: {what}")
-
-
-def _searched(
-    traced: Traced,
-    point: Point,
-    pins: Pins,
-    prices: Prices,
-    budget: SearchBudget,
-    memo: Memo,
-    progress: Progress,
-) -> Answer:
-    cluster, part = point.cluster, prices.of(point.cluster.device.name)
-    check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
-    problem = Problem(traced, cluster, point.seq, point.global_batch, pins, budget)
-    found = search(CandidateCosts(problem, memo), progress, advise=False)
-    best, c = found.best, found.best.candidate
-    said = f"{c} micro_batches={c.num_microbatches}"
-    made = best.model, best.timeline, c.mesh, best.peak_bytes
-    flops = flops_per_token(traced, point.seq)
-    return Answer(point, step_of(said, point, *made, flops, part, found.gap), part=part)
+    def _best(self, point: Point, part: Part, progress: Progress) -> Step:
+        traced, cluster, pins = self.traced, point.cluster, self.pins
+        check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
+        problem = Problem(traced, cluster, point.seq, point.global_batch, pins, self.budget)
+        found = search(CandidateCosts(problem, self.memo), progress, advise=False)
+        best, c = found.best, found.best.candidate
+        said = f"{c} micro_batches={c.num_microbatches}"
+        made = best.model, best.timeline, c.mesh, best.peak_bytes
+        return step_of(said, point, *made, flops_per_token(traced, point.seq), part, found.gap)
 
 
 def priced(plan: Plan, points: Sequence[Point], prices: Prices) -> Iterator[Answer]:

@@ -18,7 +18,7 @@ MOST_POINTS = 10_000
 _GIB = 2**30
 _FACTORS = ("device.matmul",)  # rates differ by element type
 _SIZES = ("nodes", "devices_per_node", "seq", "global_batch")
-# Figures of a cluster by the name of their sweep: the unit of a value, and how one is changed.
+# How a figure of a cluster is changed to a value.
 _Change = Callable[[Cluster, "Value"], Cluster]
 
 

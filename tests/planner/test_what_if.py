@@ -1,6 +1,8 @@
 """What-if: sweeps make points, and what a point is answered is what `plan` says of it."""
 
 import csv
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ from meshwright import Job, MeshwrightError, Plan, plan, priced, what_if
 from meshwright.cli import main
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
+from meshwright.planner.what_if.answers import Answer
+from meshwright.planner.what_if.ask import Search
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
 from meshwright.planner.what_if.prices import read_prices
+from meshwright.runtime.metrics.devices import PEAKS
 
 ASKED = Job(seq=64, global_batch=8, effort="fast")
 SWEEPS = ("device.memory_gb=24", "link.nvlink.bandwidth=x0.1,x1")
@@ -96,6 +101,13 @@ def test_days_price_and_energy() -> None:
     assert budget.kwh == pytest.approx(hours * 2 * 0.7)
 
 
+def test_peaks_are_those_that_runs_are_measured_against() -> None:
+    parts = read_prices().parts
+    assert {name: part.peak_flops_per_s for name, part in parts} == {
+        name: PEAKS[name] for name, _ in parts
+    }
+
+
 def test_own_prices_come_first(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('# meshwright parts v1\n["H200"]\nprice_per_hour = 2\n[CPU]\nwatts = 9.5\n')
@@ -147,3 +159,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["device.memory_gb"] for row in rows] == ["0.001", "40"]
     assert float(rows[1]["compared_step_time_s"]) > float(rows[1]["step_time_s"])
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+
+
+def test_stopped_it_prints_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Search.answer
+
+    def answer(search: Search, point: Point, *told: Callable[[str], None]) -> Answer:
+        if point.seq == 32:
+            raise KeyboardInterrupt
+        return kept(search, point, *told)
+
+    monkeypatch.setattr(Search, "answer", answer)
+    words = ["--cluster", "h200:2", "--sweep", "seq=64,32", "--global-batch", "8", "--pin", "pp=1"]
+    assert main(["what-if", "tiny-llama", *words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "stopped with Ctrl-C; points finished: 1\n" in printed.err
+    found = json.loads(printed.out)
+    assert found["stopped"] and [point["seq_tokens"] for point in found["points"]] == [64]

@@ -1,0 +1,187 @@
+"""The table of `what-if`: as text, as CSV, and as data."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.planner.what_if.answers import Answer
+
+OBJECTIVES = ("time", "cost", "energy", "memory")
+_GIB = 2.0**30
+
+
+@dataclass
+class Table:
+    """Answers in the order asked.
+
+    subject: the model, or the plan's file. speed: in words. tokens: of a budget, None for none.
+    compared: whether others, the answers under other pins, have a column. searched: else priced.
+    stopped: whether points that were asked are missing.
+    """
+
+    subject: str
+    speed: str
+    objective: str
+    tokens: float | None
+    compared: bool
+    searched: bool
+    answers: "list[Answer]" = field(default_factory=list)
+    others: "list[Answer]" = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def best(self) -> "Answer | None":
+        """Return the answer with the least of the objective; None where nothing fits."""
+        found = min(self.answers, key=lambda answer: answer.rank(self.objective))
+        return found if found.rank(self.objective) < float("inf") else None
+
+    def check_objective(self) -> None:
+        """Raise ValueError where no part that fits has the figure that the objective ranks by."""
+        found = sorted({a.point.cluster.device.name for a in self.answers if a.step})
+        if found and self.best is None:
+            figure = "price_per_hour" if self.objective == "cost" else "watts"
+            raise ValueError(
+                f"--objective {self.objective}: {figure} of {', '.join(found)} is not known; give "
+                "it in --prices FILE"
+            )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what --json prints."""
+        points = [
+            {**row, "best": answer is self.best}
+            for answer, row in zip(self.answers, self._rows(), strict=True)
+        ]
+        return {
+            "speed": self.speed,
+            "objective": self.objective,
+            "stopped": self.stopped,
+            "points": points,
+        }
+
+    @property
+    def csv(self) -> str:
+        """Return a line for each point, with a column for each sweep."""
+        rows = [{**row.pop("swept"), **row} for row in self._rows()]
+        text = io.StringIO()
+        names = [name for name in rows[0] if name != "shares"]
+        writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    @property
+    def text(self) -> str:
+        """Return the table, with the plans below it."""
+        head = self._head()
+        rows = [head]
+        for number, answer in enumerate(self.answers, start=1):
+            cells = self._cells(answer, self._other(number - 1), len(head) - 2)
+            rows.append(["*" if answer is self.best else "", str(number), *cells])
+        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        lines = ["  ".join(map(_padded, row, widths, head)).rstrip() for row in rows]
+        plans = [
+            f"   {number:>{widths[1]}}  {answer.step.plan if answer.step else answer.why}"
+            for number, answer in enumerate(self.answers, start=1)
+        ]
+        near = self._near()
+        return "\n".join([f"{self.subject}: {self.speed}", *lines, *near, "plans", *plans])
+
+    def _near(self) -> list[str]:
+        """Name the rows that a longer search may put first: their bound is below the best row."""
+        best = self.best
+        if best is None or self.objective == "memory":
+            return []
+        least = best.rank(self.objective)
+        near = [
+            str(number)
+            for number, answer in enumerate(self.answers, start=1)
+            if answer is not best
+            and answer.step
+            and answer.rank(self.objective) / (1 + answer.step.gap) < least
+        ]
+        if not near:
+            return []
+        rows = "row" if len(near) == 1 else "rows"
+        listed = ", ".join(near)
+        return [f"{rows} {listed} may be the best: within the gap; --effort best narrows it"]
+
+    def _other(self, index: int) -> "Answer | None":
+        return self.others[index] if index < len(self.others) else None
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self._row(answer, self._other(k)) for k, answer in enumerate(self.answers)]
+
+    def _row(self, answer: "Answer", other: "Answer | None") -> dict[str, Any]:
+        step, point = answer.step, answer.point
+        budget = answer.budget(self.tokens) if self.tokens else None
+        return {
+            "cluster": point.cluster.name,
+            "devices": answer.devices,
+            "seq_tokens": point.seq,
+            "global_batch_rows": point.global_batch,
+            "swept": dict(point.swept),
+            "plan": step and step.plan,
+            "why_not": answer.why or None,
+            "step_time_s": step and step.step_us / 1e6,
+            "gap": step and step.gap,
+            "tokens_per_s": step and step.tokens_per_s,
+            "mfu": step and step.mfu,
+            "peak_bytes": step and step.peak_bytes,
+            "usable_bytes": step and step.usable_bytes,
+            "limit": step and step.limit,
+            "shares": step and dict(step.shares),
+            "days": budget and budget.days,
+            "dollars": budget and budget.dollars,
+            "energy_kwh": budget and budget.kwh,
+            "compared_step_time_s": other and other.step and other.step.step_us / 1e6,
+        }
+
+    def _head(self) -> list[str]:
+        head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
+        head += ["gap"] * self.searched + ["compared"] * self.compared
+        return head + ["days", "dollars", "MWh"] * (self.tokens is not None) + ["limited by"]
+
+    def _cells(self, answer: "Answer", other: "Answer | None", count: int) -> list[str]:
+        step, point = answer.step, answer.point
+        sizes = [point.cluster.name, f"{point.seq:,}", f"{point.global_batch:,}"]
+        if step is None:
+            return [*sizes, *["-"] * (count - len(sizes))]
+        memory = f"{_short(step.peak_bytes / _GIB)} / {_short(step.usable_bytes / _GIB)}"
+        cells = [*sizes, f"{step.step_us / 1e3:,.1f}", f"{step.tokens_per_s:,.0f}"]
+        cells += ["-" if step.mfu is None else f"{step.mfu:.1%}", memory]
+        if self.searched:
+            cells.append(f"{step.gap:.1%}")
+        if self.compared:
+            cells.append(_slower(answer, other))
+        if self.tokens:
+            cells += _budget(answer, self.tokens)
+        kind, share = step.shares[0]
+        return [*cells, f"{kind} {share:.0%}"]
+
+
+def _padded(text: str, width: int, head: str) -> str:
+    return text.ljust(width) if head in ("cluster", "limited by") else text.rjust(width)
+
+
+def _slower(answer: "Answer", other: "Answer | None") -> str:
+    """Return how much slower the other pins are; "-" where nothing fits under them."""
+    if answer.step is None or other is None or other.step is None:
+        return "-"
+    return f"{other.step.step_us / answer.step.step_us - 1:+.1%}"
+
+
+def _budget(answer: "Answer", tokens: float) -> list[str]:
+    """Return days, dollars and MWh."""
+    found = answer.budget(tokens)
+    assert found is not None, answer.why
+    return [*map(_short, (found.days, found.dollars, found.kwh and found.kwh / 1e3))]
+
+
+def _short(value: float | None) -> str:
+    """Return a number with three digits at least, "-" where it is not known."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if value < 10 else f"{value:,.{1 if value < 1000 else 0}f}"
