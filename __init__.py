@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api.planning import plan as plan
     from .api.planning import trace as trace
     from .api.plans import Plan as Plan
+    from .api.probing import probe as probe
     from .api.programs import Program as Program
     from .api.programs import compile as compile
     from .api.results import EvaluationResult as EvaluationResult

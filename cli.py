@@ -19,6 +19,7 @@ from meshwright.commands import (
     models,
     plan,
     plot,
+    probe,
     resume,
     run,
     runs,
@@ -32,7 +33,7 @@ from meshwright.runtime.metrics.colour import painted
 # In the order of the help.
 COMMANDS = (
     plan, compile, run, train, resume, runs, explain, diff, what_if, weights, generate, plot, data,
-    models, clusters, completion,
+    models, clusters, probe, completion,
 )  # fmt: skip
 
 

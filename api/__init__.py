@@ -18,6 +18,7 @@ EXPORTS = {
     "Plan": "api.plans",
     "what_if": "api.what_if",
     "priced": "api.what_if",
+    "probe": "api.probing",
     "compile": "api.programs",
     "Program": "api.programs",
     "RunOptions": "runtime.training.options",

@@ -14,7 +14,8 @@ from torch import Tensor
 Group = dist.ProcessGroup | None
 
 # torch 2.13 renames these two; 2.11 has only the old names.
-warnings.filterwarnings("ignore", message=".*is deprecated. Please use.*_single")
+RENAMED = ".*is deprecated. Please use.*_single"
+warnings.filterwarnings("ignore", message=RENAMED)
 
 
 def all_reduce(x: Tensor, op: str, group: Group) -> Tensor:

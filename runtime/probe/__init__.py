@@ -1,0 +1,1 @@
+"""Measures the devices at hand: what a cost model asks of a machine."""

@@ -1,0 +1,33 @@
+"""Probe measures this machine's CPU ranks and writes a cluster file that plan takes."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import Job, plan
+from meshwright.api import probing
+from meshwright.cli import main
+from meshwright.planner.hardware.cluster import COLLECTIVES
+from meshwright.planner.hardware.cluster_file import parse_cluster
+
+
+def test_a_plan_is_made_from_what_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probing, "MOST_CPU_RANKS", 2)
+    path = tmp_path / "here.toml"
+    assert main(["probe", "-o", str(path)]) == 0
+    assert f"plan with --cluster {path}" in capsys.readouterr().out
+    found = parse_cluster(str(path))
+    assert (found.name, found.num_devices) == ("here", 2)
+    (link,) = found.levels
+    assert {(c.collective, c.group) for c in link.curves} == {(k, 2) for k in COLLECTIVES}
+    for curve in link.curves:
+        assert curve.points[-1][1] > curve.points[0][1] > 0  # 16 MiB take longer than 64 KiB
+    device, sources = found.device, dict(found.device.sources)
+    assert {"f32", "f64", "bf16", "hbm_bytes_per_s", "launch_us"} <= sources.keys()
+    assert all(sources[k].startswith("measured") for k in ("f32", "hbm_bytes_per_s", "launch_us"))
+    assert sources["memory_bytes"].startswith("not measured; of CPU rank")
+    assert device.matmul_rate("f32") > device.matmul_rate("f64")
+    made = plan("tiny-llama", cluster=str(path), job=Job(seq=64, global_batch=8, effort="fast"))
+    assert made.costs["predicted_step_us"] > 0
