@@ -58,9 +58,7 @@ def priced(plan: Plan, points: Sequence[Point], prices: Prices) -> Iterator[Answ
     """Price a plan as it stands on each point's cluster, which has as many devices."""
     shape = Shape(plan)
     for point in points:
-        part = prices.of(point.cluster.device.name)
-        why = _unpriced(plan, point)
-        yield Answer(point, None, why, part) if why else _priced(shape, point, prices)
+        yield _priced(shape, point, prices.of(point.cluster.device.name))
 
 
 def _unpriced(plan: Plan, point: Point) -> str:
@@ -78,9 +76,11 @@ def _unpriced(plan: Plan, point: Point) -> str:
     return next(different, "")
 
 
-def _priced(shape: Shape, point: Point, prices: Prices) -> Answer:
-    cluster, part = point.cluster, prices.of(point.cluster.device.name)
-    found, plan = shape.on(cluster), shape.plan
+def _priced(shape: Shape, point: Point, part: Part) -> Answer:
+    cluster, plan = point.cluster, shape.plan
+    if why := _unpriced(plan, point):
+        return Answer(point, None, why, part)
+    found = shape.on(cluster)
     most = usable_bytes(cluster)
     if found.peak_bytes > most:
         return Answer(point, None, f"needs {gib(found.peak_bytes)} of {gib(most)} usable", part)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -125,9 +126,8 @@ def attention_reads(
     dtype: torch.dtype, device: torch.device, extent: Extent
 ) -> Iterator[AttentionRead]:
     """Yield readings of the attention that programs run, each between matmuls as in a step."""
-    for head_dim in extent.head_dims:
-        for positions in extent.lengths:
-            yield _attention(dtype, device, extent, head_dim, positions)
+    for head_dim, positions in product(extent.head_dims, extent.lengths):
+        yield _attention(dtype, device, extent, head_dim, positions)
 
 
 def _attention(
