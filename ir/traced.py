@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from .graph import Constant, Graph
 from .segment import Segmented
 
+# Tokens of the longest row that a proof runs; one of a graph for rows of so many at most is run.
+LONGEST_PROVEN = 2048
+
 
 @dataclass(frozen=True)
 class Traced:

@@ -1,44 +1,57 @@
-"""Assertions on sizes that an export leaves in its graph: true for every size, or a refusal."""
-
-from itertools import product
+"""Conditions on sizes that an export leaves: true for every size, or a refusal."""
 
 import sympy
 import torch
 from torch.fx import Graph, Node
 
 from ..errors import CaptureError
-from .fx import source_of
+from ..traced import LONGEST_PROVEN
+from .conditions import breaking
+from .fx import short_line, source_of
 
 _ASSERT = torch.ops.aten._assert_scalar.default
-# Sizes at which an assertion is tried; lengths also from the least one on, each.
-_ROWS = (1, 2, 3, 5, 8, 64)
-_LENGTHS = (127, 128, 1000, 4096, 65537)
-_EACH = 70
 
 
-def drop_true_asserts(graph: Graph, lengths: tuple[int, int | None], name: str) -> None:
-    """Take out what asserts something of B and S that holds for all of them.
+def drop_true_asserts(
+    graph: Graph, lengths: tuple[int, int | None], name: str
+) -> tuple[int, int | None]:
+    """Take out what asserts something of B and S that holds for all of them; return the lengths.
 
-    lengths: the least and most tokens of a row. Raises CaptureError, with sizes that break it, for
-    one that does not hold.
+    lengths: the least and most tokens of a row. A table that is cut to the row's length asserts
+    that a row is shorter than the table, for torch views a whole table in another way: the proof
+    runs the longest row, and where that is too long for it the lengths end one before. A guard on
+    B and S together, which torch leaves to a check as the program is called, counts as an
+    assertion. Raises CaptureError, with sizes that break it, for one that does not hold.
     """
     tokens = next(n for n in graph.nodes if n.op == "placeholder" and _is_tokens(n))
-    rows, length = (_symbol(size) for size in tokens.meta["val"].shape)
+    sizes = tokens.meta["val"].shape
+    rows, length = (_symbol(size) for size in sizes)
     least, most = lengths
-    tried = [n for n in (*range(least, least + _EACH), *_LENGTHS) if n <= (most or n)]
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
-    for node in asserts:
-        asserted = _symbol(_value(node.args[0]))
-        if not asserted.free_symbols <= {rows, length}:
-            return  # sizes that values decide: refused where they are read
-        for b, s in product(_ROWS, tried):
-            if not asserted.subs({rows: b, length: s}):
-                raise CaptureError(
-                    f"model {name}: {source_of(node) or 'its forward'} needs "
-                    f"{asserted.subs({rows: sympy.Symbol('B'), length: sympy.Symbol('S')})}, which "
-                    f"B={b}, S={s} breaks; its forward must do for every batch and sequence size"
-                )
+    conditions = [(_symbol(_value(node.args[0])), source_of(node)) for node in asserts]
+    conditions += [(guard.expr, _line_of(guard)) for guard in sizes[0].node.shape_env.guards]
+    for condition, source in conditions:
+        if not condition.free_symbols <= {rows, length}:
+            return lengths  # sizes that values decide: refused where they are read
+        if most is not None and condition == sympy.Ne(length, most):
+            lengths = (least, most if most <= LONGEST_PROVEN else most - 1)
+            continue
+        broken = breaking(condition, rows, length, lengths)
+        if broken is not None:
+            raise CaptureError(
+                f"model {name}: {source or 'its forward'} needs "
+                f"{condition.subs({rows: sympy.Symbol('B'), length: sympy.Symbol('S')})}, which "
+                f"B={broken[0]}, S={broken[1]} breaks (B rows of S tokens); its forward must "
+                "compute every number of rows and tokens in one way"
+            )
     _erase(graph, asserts)
+    return lengths
+
+
+def _line_of(guard: object) -> str:
+    """Return the place of a guard that torch recorded, as file and line, or nothing."""
+    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    return short_line(frame.filename, frame.lineno) if frame is not None else ""
 
 
 def _is_tokens(node: Node) -> bool:

@@ -165,7 +165,7 @@ def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     asserts = False
     while True:
         try:
-            program = _exported(module, name, lengths, asserts)
+            program, lengths = _exported(module, name, lengths, asserts)
             return program, _within_tables(program, module, lengths, name)
         except CaptureError as error:
             message = str(error.__cause__)
@@ -185,8 +185,11 @@ def _within_tables(
     return lengths[0], min(known, default=None)
 
 
-def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> ExportedProgram:
-    """Export with gradients, so that a model's own no_grad regions show as graphs within it.
+def _exported(
+    module: Logits, name: str, lengths: SeqRange, asserts: bool
+) -> tuple[ExportedProgram, SeqRange]:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it; return
+    the lengths that it holds for, too.
 
     asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
     """
@@ -217,8 +220,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             "its forward must not depend on the values or sizes of its input"
         ) from error
     check_dtypes(program.graph)
-    drop_true_asserts(program.graph, lengths, name)
-    return program
+    return program, drop_true_asserts(program.graph, lengths, name)
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:

@@ -124,6 +124,46 @@ def positions_looked_up(self, h):
     return self.proj(h) + self.table(torch.arange(h.shape[1]))
 
 
+def _mask(self):
+    self.register_buffer("mask", torch.ones(48, 48).tril())
+
+
+def _attended(self, h):
+    scores = self.proj(h) @ h.transpose(1, 2) / DIM**0.5
+    hidden = self.mask[: h.shape[1], : h.shape[1]] == 0
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ h
+
+
+@with_parts(_mask)
+def mask_of_a_table(self, h):
+    return _attended(self, h)
+
+
+@with_parts(_mask)
+def branch_at_the_longest_row(self, h):
+    return _attended(self, h) * (2 if h.shape[1] == len(self.mask) else 1)
+
+
+@plain
+def branch_at_one_length(self, h):
+    return self.proj(h) * (2 if h.shape[1] == 512 else 1)
+
+
+@plain
+def branch_at_one_batch(self, h):
+    return self.proj(h) * (2 if h.shape[0] == 24 else 1)
+
+
+@plain
+def branch_at_one_size(self, h):
+    return self.proj(h) * (2 if h.numel() == 700 * DIM else 1)
+
+
+@plain
+def branch_at_many_tokens(self, h):
+    return self.proj(h) * (2 if h.shape[0] * h.shape[1] + 5 > 5000 else 1)
+
+
 @plain
 def floats_of_integers(self, h):
     steps, (x, y) = torch.arange(h.shape[1]), self.proj(h).chunk(2, -1)

@@ -1,0 +1,49 @@
+"""Sizes that break a condition on rows and tokens are found wherever it puts them."""
+
+import pytest
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from meshwright.ir.capture.conditions import breaking
+
+B, S = sympy.symbols("B S", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths"),
+    [
+        (sympy.Ne(S, 512), (1, None)),
+        (sympy.Ne(S, 512), (4, 700)),
+        (sympy.Ne(B, 24), (1, None)),
+        (sympy.Ne(6 * B * S, 4200), (1, None)),
+        (sympy.Ne(3 * S + 5, 1160), (1, None)),
+        (sympy.Ne(B * S + 5, 5001), (1, 2000)),
+        (sympy.Ne(S * S + S, 1_001_000), (1, None)),
+        (sympy.Ne(FloorDiv(S, 16), 40), (1, None)),
+        (sympy.Ne(Mod(S, 700), 0), (1, None)),
+        (sympy.Le(B * S, 4096), (1, 128)),
+        (sympy.And(sympy.Ge(S, 1), sympy.Ne(S, 777)), (1, None)),
+    ],
+)
+def test_the_sizes_that_break_it_are_found(
+    condition: sympy.Basic, lengths: tuple[int, int | None]
+) -> None:
+    found = breaking(condition, B, S, lengths)
+    assert found is not None
+    assert lengths[0] <= found[1] <= (lengths[1] or found[1])
+    assert condition.subs({B: found[0], S: found[1]}) == sympy.false
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths"),
+    [
+        (sympy.Ne(S, 512), (1, 511)),
+        (sympy.Ge(S, 4), (4, None)),
+        (sympy.Ne(B * S + S, 0), (1, None)),
+        (sympy.Le(FloorDiv(S + 15, 16), 4), (1, 64)),
+    ],
+)
+def test_a_condition_that_holds_for_every_size_is_kept(
+    condition: sympy.Basic, lengths: tuple[int, int | None]
+) -> None:
+    assert breaking(condition, B, S, lengths) is None
