@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .graph import Constant, Graph
 from .segment import Segmented
 
-# Tokens of the longest row that a proof runs; one of a graph for rows of so many at most is run.
+# Tokens of the longest row that a proof runs.
 LONGEST_PROVEN = 2048
 
 
@@ -13,7 +13,9 @@ LONGEST_PROVEN = 2048
 class Traced:
     """A captured model: the whole graph, its segments, and one joint graph per unique segment.
 
-    lengths: the shortest and the longest sequence that the graph is for; None: any.
+    lengths: the shortest and the longest sequence that the graph is for; None: any. longest_apart:
+    torch traced the others only, for it views a whole table in another way than a part of it; the
+    proof runs it.
     """
 
     model: str
@@ -26,3 +28,4 @@ class Traced:
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...]
     lengths: tuple[int, int | None] = (1, None)
+    longest_apart: bool = False

@@ -26,6 +26,7 @@ def format_traced(traced: Traced) -> str:
         f"dtype: {traced.dtype}",
         f"vocab_size: {traced.vocab_size}",
         f"lengths: {traced.lengths!r}",
+        f"longest_apart: {traced.longest_apart!r}",
         f"warnings: {traced.warnings!r}",
     )
     sections = [("graph", graph)]
@@ -66,4 +67,5 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Traced:
         constants=tuple(map(parse_constant, sections["constants"].splitlines())),
         warnings=ast.literal_eval(keys["warnings"]),
         lengths=ast.literal_eval(keys["lengths"]),
+        longest_apart=ast.literal_eval(keys["longest_apart"]),
     )

@@ -18,7 +18,7 @@ from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.errors import ProofError
 from meshwright.ir.graph import Graph
 from meshwright.ir.sizes import evaluate, num_elements
-from meshwright.ir.traced import LONGEST_PROVEN, Traced
+from meshwright.ir.traced import Traced
 
 from .locate import first_difference, first_mixed_rows
 from .module_run import NoNumberError, built, drawn_buffers, moved_by, run_module, weights_of
@@ -48,23 +48,20 @@ _MOVED = 0.03  # of weights from their initial values, as a standard deviation
 def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Variant, ...]:
     """Return the ways in which a program is run.
 
-    lengths: the least and most tokens of a row; where some length is the most, a row of it is run.
-    size_bytes: of the parameters in float64; a small model runs a batch of some hundred tokens,
-    too, in which what counts tokens shows.
+    lengths: the least and most tokens of a row. size_bytes: of the parameters in float64; a small
+    model runs a batch of some hundred tokens, too, in which what counts tokens shows.
     """
     least, most = lengths
     short, long = (
         min(max(n, least + extra), most or n + least) for extra, n in enumerate(_LENGTHS)
     )
-    found = (
+    return (
         Variant(2, short, 1, keeps=True),
         Variant(1, long, 3, keeps=False),
         Variant(2, long, 3, keeps=True, splits=True)
         if size_bytes > _SMALL_BYTES
         else Variant(8, min(_MANY, most or _MANY), 2, keeps=True, splits=True),
     )
-    longest = most if most and _MANY < most <= LONGEST_PROVEN else 0
-    return (*found, Variant(1, longest, 1, keeps=True)) if longest else found
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,12 @@ def _prove_on(
 ) -> None:
     """Each way of running has weights of its own: what a module keeps of the first ones shows."""
     wide, epsilon = widened(traced), norm_epsilon(traced.dtype)
-    for number, variant in enumerate(variants(_lengths(subject, traced), parameter_bytes(wide))):
+    ways = variants(_lengths(subject, traced), parameter_bytes(wide))
+    if traced.longest_apart:
+        longest = _lengths(subject, traced)[1]
+        assert longest is not None
+        ways += (Variant(1, longest, 1, keeps=True),)
+    for number, variant in enumerate(ways):
         weights = moved_by(origin, moved, number)
         trial = _Trial(subject, module, wide, weights, variant, number, epsilon)
         _compare(trial, *trial.outcomes())

@@ -14,8 +14,11 @@ _ASSERT = torch.ops.aten._assert_scalar.default
 
 def drop_true_asserts(
     graph: Graph, lengths: tuple[int, int | None], name: str
-) -> tuple[int, int | None]:
-    """Take out what asserts something of B and S that holds for all of them; return the lengths.
+) -> tuple[tuple[int, int | None], bool]:
+    """Take out what asserts something of B and S that holds for all of them.
+
+    Returns the lengths that are left, and whether rows of the most tokens are among what was
+    asserted away.
 
     lengths: the least and most tokens of a row. A table that is cut to the row's length asserts
     that a row is shorter than the table, for torch views a whole table in another way: the proof
@@ -26,15 +29,16 @@ def drop_true_asserts(
     tokens = next(n for n in graph.nodes if n.op == "placeholder" and _is_tokens(n))
     sizes = tokens.meta["val"].shape
     rows, length = (_symbol(size) for size in sizes)
-    least, most = lengths
+    (least, most), apart = lengths, False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
     conditions = [(_symbol(_value(node.args[0])), source_of(node)) for node in asserts]
     conditions += [(guard.expr, _line_of(guard)) for guard in sizes[0].node.shape_env.guards]
     for condition, source in conditions:
         if not condition.free_symbols <= {rows, length}:
-            return lengths  # sizes that values decide: refused where they are read
+            return lengths, apart  # sizes that values decide: refused where they are read
         if most is not None and condition == sympy.Ne(length, most):
-            lengths = (least, most if most <= LONGEST_PROVEN else most - 1)
+            apart = most <= LONGEST_PROVEN
+            lengths = (least, most if apart else most - 1)
             continue
         broken = breaking(condition, rows, length, lengths)
         if broken is not None:
@@ -45,7 +49,7 @@ def drop_true_asserts(
                 "compute every number of rows and tokens in one way"
             )
     _erase(graph, asserts)
-    return lengths
+    return lengths, apart
 
 
 def _line_of(guard: object) -> str:

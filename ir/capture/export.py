@@ -51,6 +51,7 @@ class Captured:
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...] = ()
     lengths: SeqRange = (1, None)
+    longest_apart: bool = False
 
 
 @rarely_collected()
@@ -104,6 +105,7 @@ def _traced(
         captured.constants,
         warnings,
         captured.lengths,
+        captured.longest_apart,
     )
 
 
@@ -134,9 +136,9 @@ def capture(
     arguments = tuple(roles.values())
 
     def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
-        program, lengths = exported_for(wrapped, name)
+        exported = exported_for(wrapped, name)
         reader = _Reader(
-            program=program,
+            program=exported.program,
             name=name,
             roles=inputs,
             recipes=recipes,
@@ -146,7 +148,8 @@ def capture(
             promote=dtype == "f64",
             own_loss=loss,
         )
-        return replace(reader.read(), lengths=lengths)
+        lengths, apart = exported.lengths, exported.longest_apart
+        return replace(reader.read(), lengths=lengths, longest_apart=apart)
 
     said = "the loss holds every logit, in float32 at least: it"
     if loss is not None:

@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from inspect import Parameter
 from io import StringIO
 from typing import Any, TypeAlias
@@ -153,8 +154,18 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     return forward
 
 
-def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
-    """Return the exported program, and the lengths of sequence that it is for.
+@dataclass(frozen=True)
+class Exported:
+    """A program of torch, the lengths of sequence that it is for, and whether the longest of them
+    must be proven, as Traced says."""
+
+    program: ExportedProgram
+    lengths: SeqRange
+    longest_apart: bool
+
+
+def exported_for(module: Logits, name: str) -> Exported:
+    """Export a module for the lengths of sequence that it takes.
 
     A module that asks for some range of them, for instance the rows of a table of positions that
     it slices, or two tokens at least, is exported again for that range.
@@ -165,31 +176,27 @@ def exported_for(module: Logits, name: str) -> tuple[ExportedProgram, SeqRange]:
     asserts = False
     while True:
         try:
-            program, lengths = _exported(module, name, lengths, asserts)
-            return program, _within_tables(program, module, lengths, name)
+            found = _exported(module, name, lengths, asserts)
+            return replace(found, lengths=_within_tables(found, module, name))
         except CaptureError as error:
             message = str(error.__cause__)
-            found = _range_of(message, lengths)
-            if found == lengths and (asserts or _GUARD not in message):
+            asked = _range_of(message, lengths)
+            if asked == lengths and (asserts or _GUARD not in message):
                 raise
             # A guard that torch cannot solve may be true for every length: it becomes an assertion.
-            asserts = asserts or found == lengths
-            lengths = found
+            asserts = asserts or asked == lengths
+            lengths = asked
 
 
-def _within_tables(
-    program: ExportedProgram, module: Logits, lengths: SeqRange, name: str
-) -> SeqRange:
+def _within_tables(found: Exported, module: Logits, name: str) -> SeqRange:
+    program, lengths = found.program, found.lengths
     positions = program.graph_signature.user_inputs[1 : len(module.arguments)]
     known = [n for n in (lengths[1], longest(program, positions, name)) if n is not None]
     return lengths[0], min(known, default=None)
 
 
-def _exported(
-    module: Logits, name: str, lengths: SeqRange, asserts: bool
-) -> tuple[ExportedProgram, SeqRange]:
-    """Export with gradients, so that a model's own no_grad regions show as graphs within it; return
-    the lengths that it holds for, too.
+def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Exported:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it.
 
     asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
     """
@@ -220,7 +227,7 @@ def _exported(
             "its forward must not depend on the values or sizes of its input"
         ) from error
     check_dtypes(program.graph)
-    return program, drop_true_asserts(program.graph, lengths, name)
+    return Exported(program, *drop_true_asserts(program.graph, lengths, name))
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:
