@@ -6,7 +6,8 @@ and on other weights each time; its loss and every gradient equal the module's t
 plan's dtype they are as near to float64 as three times the module's own rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -89,10 +90,23 @@ def prove(subject: Subject, traced: Traced) -> None:
     # Its buffers have the digits that the capture has.
     module = built(subject.build, torch_dtype(traced.dtype)).double()
     origin = {name: weight.clone() for name, weight in weights_of(module).items()}
+    with _threads_for(sum(weight.nbytes for weight in origin.values())):
+        try:
+            _prove_on(subject, traced, module, origin, _MOVED)
+        except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
+            _prove_on(subject, traced, module, origin, 0.0)
+
+
+@contextmanager
+def _threads_for(size_bytes: int) -> Iterator[None]:
+    """Compute a small module on one thread: several gain nothing there, and on a busy machine they
+    wait for each other at every op, up to six times as long (seen on two cores)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if size_bytes <= _SMALL_BYTES else threads)
     try:
-        _prove_on(subject, traced, module, origin, _MOVED)
-    except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
-        _prove_on(subject, traced, module, origin, 0.0)
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _prove_on(
