@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api.demands import Cluster as Cluster
     from .api.demands import Job as Job
+    from .api.dry import dry_run as dry_run
     from .api.errors import RunFailedError as RunFailedError
     from .api.jobs import train as train
     from .api.modules import load_model as load_model
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .ir.errors import MeshwrightError as MeshwrightError
     from .ir.traced import Traced as Traced
     from .models.source import ModelSource as ModelSource
+    from .runtime.dry.found import DryRun as DryRun
     from .runtime.training.callbacks import Event as Event
     from .runtime.training.options import RunOptions as RunOptions
 

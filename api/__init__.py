@@ -24,6 +24,8 @@ EXPORTS = {
     "RunOptions": "runtime.training.options",
     "run": "api.runs",
     "resume": "api.runs",
+    "dry_run": "api.dry",
+    "DryRun": "runtime.dry.found",
     "train": "api.jobs",
     "Trainer": "api.runs",
     "RunResult": "api.results",

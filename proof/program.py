@@ -89,13 +89,14 @@ def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
 def _imported(name: str, text: str) -> ModuleType:
     """Execute an emitted file as a module, what it imports of its runtime being this package's."""
     module = ModuleType(f"program_{name}")
-    with _runtime_here():
+    with runtime_here():
         exec(compile(text, f"<{name}.py>", "exec"), module.__dict__)
     return module
 
 
 @contextmanager
-def _runtime_here() -> Iterator[None]:
+def runtime_here() -> Iterator[None]:
+    """Let emitted files import this package's runtime as theirs."""
     before = {name: sys.modules.get(name) for name in _DOOR}
     sys.modules.update(_DOOR)
     try:

@@ -33,7 +33,11 @@ class Agreement:
         totals = torch.stack([*(value.double() for value in values), *own])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(totals)
-        found = totals.tolist()
+        found = self.read(totals)
         for flag, count in zip(flags, found[len(values) :], strict=True):
             flag.anywhere = count > 0
         return found[: len(values)]
+
+    def read(self, totals: Tensor) -> list[float]:
+        """Return the values of the step's sums."""
+        return totals.tolist()

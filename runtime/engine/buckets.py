@@ -67,6 +67,8 @@ class FlatBucket:
             if self.grad is not None
             else self._empty_grad(self.shard_numel if bucket.trainable else 0).zero_()
         )
+        # Views of what persists, made once: by the tensor that they are of.
+        self._lasting: dict[int, dict[str, Tensor]] = {}
         self.expected = 0  # calls of `reduce` in a step
         self.begin()
         self._gather: dist.Work | None = None
@@ -102,6 +104,8 @@ class FlatBucket:
 
     def _initial(self, layout: Layout, seed: int, stored: Mapping[str, Tensor]) -> Tensor:
         full = self._empty(self.bucket.numel).zero_()
+        if full.is_meta:  # of a dry run, which has shapes alone
+            return full
         for entry in self.bucket.entries:
             param = layout.param(entry.param)
             cuts = [(d, o, mesh.coordinate(a), mesh.size(a)) for d, o, a in param.shards]
@@ -132,14 +136,22 @@ class FlatBucket:
             self._gather.wait()
             self._gather = None
         assert self.full is not None
-        return self._views(self.full)
+        return self._views(self.full, lasts=self.zero < 3)
 
     def release(self) -> None:
         """Free what was gathered."""
         if self.zero == 3:
             self.full = None
 
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+    def _views(self, flat: Tensor, lasts: bool) -> dict[str, Tensor]:
+        """Return views by parameter. lasts: the tensor is the bucket's as long as it lives."""
+        if not lasts:
+            return self._new_views(flat)
+        if id(flat) not in self._lasting:
+            self._lasting[id(flat)] = self._new_views(flat)
+        return self._lasting[id(flat)]
+
+    def _new_views(self, flat: Tensor) -> dict[str, Tensor]:
         views = {}
         for entry in self.bucket.entries:
             numel = 1
@@ -154,7 +166,7 @@ class FlatBucket:
         """Views to add gradients into."""
         if self.grad is None:
             self.grad = self._empty_grad(self.bucket.numel).zero_()
-        return self._views(self.grad)
+        return self._views(self.grad, lasts=self.zero < 2)
 
     def begin(self) -> None:
         """A step begins: no gradient of it is complete."""

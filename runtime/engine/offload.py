@@ -32,6 +32,8 @@ class HostStore:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
+        # A dry run has no memory on either side.
+        self.host = device if device.type == "meta" else torch.device("cpu")
         self._free: dict[Kind, list[Tensor]] = defaultdict(list)
         self._made: dict[Kind, int] = defaultdict(int)
         self.clear()
@@ -109,7 +111,7 @@ class HostStore:
 
     def _new(self, kind: Kind) -> Tensor:
         self._made[kind] += 1
-        return torch.empty(kind[0], dtype=kind[1], pin_memory=self.on_gpu)
+        return torch.empty(kind[0], dtype=kind[1], device=self.host, pin_memory=self.on_gpu)
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:

@@ -10,6 +10,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from ..dry import command as dry
+from ..dry.command import DRY
 from ..training.options import RunOptions, add_arguments, run_options
 from ..training.spans import program_tokens_per_step
 from .environment import rank, world
@@ -23,7 +25,10 @@ _BLOCKED_TIMES = 1.5
 
 
 def main(folder: Path) -> None:
-    """Train the program in `folder` with the command line's options; exit code 2 on bad input."""
+    """Train the program in `folder` with the command line's options, or run it dry; exit code 2 on
+    bad input."""
+    if DRY in sys.argv[1:]:
+        sys.exit(dry.main(folder))
     parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
     add_arguments(parser)
     given = parser.parse_args()

@@ -121,7 +121,7 @@ def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool
     check_tracker(str(options.get("track") or "none"))
     count = num_ranks(layout.read_text())
     _check_machine(folder, options, count)
-    words = [sys.executable, "main.py", *_arguments(options)]
+    words = [sys.executable, "main.py", *option_words(options)]
     port = _port(port) if count > 1 else 0
     beats, new = out_folder / "beats", not out_folder.exists()
     shutil.rmtree(beats, ignore_errors=True)  # where an earlier attempt stood
@@ -129,7 +129,7 @@ def _start_once(folder: Path, options: dict[str, object], port: int, quiet: bool
     with _told_of(out_folder), tempfile.TemporaryDirectory() as errors, _forwarding() as forwarding:
         out = subprocess.DEVNULL if quiet else _STDERR
         for n in range(count):
-            environment = _environment(n, count, port)
+            environment = environment_of(n, count, port)
             forwarding.ranks.append(_start(folder, words, environment, out, Path(errors) / str(n)))
         forwarding.listen()
         silent = partial(_silent_rank, sightings, time.monotonic(), limit_s)
@@ -169,8 +169,8 @@ def _start(
     return _Rank(int(environment["RANK"]), process, stderr)
 
 
-def _environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torch's env:// rendezvous reads."""
+def environment_of(rank: int, world: int, port: int) -> dict[str, str]:
+    """Return the environment of a rank, with what torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     # In Python's own order: first the folder of the script that runs, or what stands in its place.
     searched = (*sys.path[:1], environment.pop("PYTHONPATH", ""), os.getcwd())
@@ -354,8 +354,8 @@ def _port(port: int) -> int:
         return probe.getsockname()[1]
 
 
-def _arguments(options: dict[str, object]) -> list[str]:
-    """Options as command-line words; paths made absolute, as the program runs in its own folder."""
+def option_words(options: dict[str, object]) -> list[str]:
+    """Return options as command-line words; paths are absolute, as a program runs in its folder."""
     arguments = []
     for name, value in options.items():
         if value is True:

@@ -74,6 +74,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
         ["what-if", "--plan", plan, "--cluster", "cpu:2"],
         ["compile", plan, "-o", program],
         ["run", program, *RUN, "--steps", "2", "--out", run],
+        ["run", program, "--dry"],
         ["resume", run, "--steps", "3", "--allow-change"],
         ["train", str(job), "--out", str(top / "trained")],
         ["runs", str(top)],

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.runtime.launch.job import JobError, load_job
-from meshwright.runtime.launch.launcher import _arguments
+from meshwright.runtime.launch.launcher import option_words
 from meshwright.runtime.optimizers.options import Group, OptimizerOptions, parse_group
 from meshwright.runtime.training.options import OptionError, RunOptions, run_options
 
@@ -56,7 +56,7 @@ weight_decay = 0
 def test_a_jobs_groups_reach_the_command_line_and_its_resolved_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     job = load_job(tmp_path / "job.toml", [])
-    words = _arguments(job.run)
+    words = option_words(job.run)
     assert words == [
         "--optimizer", "muon", "--group", "*.bias:lr_scale=0.5", "--group",
         "lm_head.*:weight_decay=0",
