@@ -41,6 +41,7 @@ $(STAMP): pyproject.toml
 	  and f"meshwright needs Python 3.11 or later, $(PYTHON) is {v}; try make dev PYTHON=python3.12")'
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(MAKE) torch
+	@echo "meshwright: installing it with its test tools"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -e ".[test,dev]"
 	@touch $@
 
@@ -48,7 +49,7 @@ $(STAMP): pyproject.toml
 torch:
 	@if command -v nvidia-smi >/dev/null; then \
 	  echo "torch: NVIDIA driver found, the build with CUDA comes with meshwright"; \
-	elif $(BIN)/python -m pip install -q $(PIP_ARGS) "$(TORCH)+cpu" 2>/dev/null; then \
+	elif echo "torch: installing $(TORCH)+cpu, about 200 MB"; $(BIN)/python -m pip install -q $(PIP_ARGS) "$(TORCH)+cpu" 2>/dev/null; then \
 	  echo "torch: $(TORCH)+cpu"; \
 	else \
 	  echo "torch: no $(TORCH)+cpu on the configured indexes, installing $(TORCH)"; \

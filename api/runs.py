@@ -140,5 +140,9 @@ def _program(run: "PastRun", given: str | Path | None) -> Path:
             "and give its folder by --program"
         )
     if program_hash(found) != known["sha256"]:
-        print(f"{found} is not the program that the run began with", file=sys.stderr)
+        print(
+            f"{found} is not the program that the run began with; its checkpoints go on under any "
+            "plan of the model",
+            file=sys.stderr,
+        )
     return found

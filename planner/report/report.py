@@ -109,6 +109,13 @@ def runners_up(found: Found) -> list[Loser]:
 def _losers(found: Found) -> list[str]:
     rows = runners_up(found)
     lines = [f"  {loser.candidate}: {loser.reason(found.best)}" for loser in rows]
+    won = found.best.timeline.step_us
+    open_ = [r for r in rows if r.step_us is None and r.fits is None and r.bound_us < won]
+    if open_ and found.budget.effort != "best":
+        lines.append(
+            f"  {len(open_)} of these were not simulated and may be faster by what they say; a "
+            f"greater --effort than {found.budget.effort} simulates them"
+        )
     return lines or ["  none: the pins leave one combination"]
 
 

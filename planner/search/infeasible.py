@@ -53,18 +53,10 @@ class Refusal:
     known: dict[tuple, bool] = field(default_factory=dict)
 
     def text(self) -> str:
+        """Return what is missing, and what would fit."""
         conflict = self.conflict()
         need, candidate = self.least(conflict)
-        parts = _parts(peak_under(self.under_alone(conflict), candidate, need))
-        device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
-        names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
-        what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
-        verb = "need" if len(conflict) > 1 else "needs"
-        text = (
-            f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
-            f"{gib(need - self.limit_bytes)} too much: {parts}; {device.name} holds "
-            f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
-        )
+        text = self._missing(conflict, need, candidate)
         ways = list(self.changes())
         ways += ["--pin offload=on"] if self.fits_offloading() else []
         ways += [_WITHOUT_MASTERS] if self.fits_without_masters() else []
@@ -76,6 +68,23 @@ class Refusal:
         times = math.ceil(10 * most / self.limit_bytes) / 10
         ways.append(f"about {times:.1f} times the memory of a device")
         return f"{text}; what would fit: {'; '.join(ways)}"
+
+    def shortage(self) -> str:
+        """Return what is missing under all pins together."""
+        pins = tuple(self.pinned())
+        return self._missing(pins, *self.least(pins))
+
+    def _missing(self, conflict: tuple[str, ...], need: float, candidate: Candidate) -> str:
+        parts = _parts(peak_under(self.under_alone(conflict), candidate, need))
+        device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
+        names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
+        what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
+        verb = "need" if len(conflict) > 1 else "needs"
+        return (
+            f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
+            f"{gib(need - self.limit_bytes)} too much: {parts}; {device.name} holds "
+            f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
+        )
 
     def pinned(self) -> list[str]:
         return [n for n in MEMORY_PINS if getattr(self.costs.problem.pins, n) is not None]

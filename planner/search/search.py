@@ -130,7 +130,8 @@ def search(
     first = explored[0].incumbent
     if first.best is None:
         if not advise:
-            raise InfeasibleError(f"none of {explored[0].num_candidates} combinations fits")
+            count = explored[0].num_candidates
+            raise InfeasibleError(f"{Refusal(costs, limit).shortage()}; of {count} combinations")
         progress("nothing fits; looking for what would")
         raise InfeasibleError(Refusal(costs, limit).text())
     if not stop.at:

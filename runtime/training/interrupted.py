@@ -1,7 +1,6 @@
 """A run whose ranks were ended at once: what its folder says of it, and what is lost."""
 
 import json
-import os
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +47,9 @@ def _lost(run: PastRun, command: str) -> str:
 
 
 def _resume(run: PastRun) -> str:
-    return f"meshwright resume {shlex.quote(os.path.relpath(run.folder))}"
+    folder, here = run.folder.resolve(), Path.cwd()
+    near = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return f"meshwright resume {shlex.quote(str(near))}"
 
 
 def _steps(first: int, last: int) -> str:

@@ -66,7 +66,7 @@ class RunState:
         jump = "; ".join(jumps(manifest.state.step, then, now))
         if jump and not self.options.allow_change:
             raise CheckpointError(
-                f"{manifest.path}: {jump}; give all of it as it was, or --allow-change to go on so"
+                f"{manifest.path}: {jump}; give these as they were, or --allow-change to go on so"
             )
         if found := changes(then, now):
             self.say(table(found))

@@ -87,7 +87,7 @@ def test_a_resume_on_other_data_is_refused_with_both_hashes(
     message = refused(capfd, *run, "--data", f"shards:{folder / 'a'}")
     now = _identity(folder / "a", capfd)
     assert state["data_identity"][:12] in message and now[:12] in message
-    assert "give all of it as it was, or --allow-change" in message
+    assert "give these as they were, or --allow-change" in message
     # The same sources in other proportions are other data, too.
     other = (folder / "mix.toml").read_text().replace("0.7", "0.6")
     (folder / "other.toml").write_text(other)

@@ -154,7 +154,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said == "tiny-llama: searched, --effort fast" and plans == "plans"
     assert table[2].startswith("*  2  h200:2,device.memory_gb=40")
     assert len(table) == 3
-    assert "none of" in unfit and fits.startswith("   2  pp=1 dp=")
+    assert "no plan fits: " in unfit and "too much" in unfit and fits.startswith("   2  pp=1 dp=")
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert [row["device.memory_gb"] for row in rows] == ["0.001", "40"]
     assert float(rows[1]["compared_step_time_s"]) > float(rows[1]["step_time_s"])
