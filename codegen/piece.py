@@ -233,11 +233,12 @@ class PieceText:
         return math.prod(mesh.size(axis) for axis in summed if axis not in partial)
 
     def _accumulate(self, name: str, grad: str) -> str:
-        sharers = self._sharers(name)
-        share = f", alpha=1 / {sharers}" if sharers > 1 else ""
+        sharers, own = self._sharers(name), identifier(name)
+        # Not by alpha=: compiled, torch makes one addmm of a matmul and an add, and drops alpha.
+        share = f"{own}.to({grad}.dtype) / {sharers}" if sharers > 1 else own
         # Compiled for a CPU, torch 2.13 forgets what is written into an input without dims.
         buffer = grad if self.graph.values[name].shape else f"{grad}.view(1)"
-        return f"{buffer}.add_({identifier(name)}{share})"
+        return f"{buffer}.add_({share})"
 
     def _summed_with_bucket(self, index: int) -> set[str]:
         """Axes over which the bucket sums this gradient, where some use of it is partial."""

@@ -64,6 +64,18 @@ def read_behind_a_write(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     return d + m
 
 
+def test_a_share_of_a_matmul_is_added() -> None:
+    """As emitted text says it: torch drops `alpha` where it makes an addmm of a matmul and add_."""
+
+    def add_share(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        d = a.t() @ b
+        return grad.add_(d.to(grad.dtype) / 2)
+
+    grad, a, b = torch.randn(3, 5), torch.randn(8, 3), torch.randn(8, 5)
+    found = compile_whole(add_share)(grad.clone(), a, b)
+    assert torch.allclose(found, grad + a.t() @ b / 2)
+
+
 def as_torch_has_it(function: Callable) -> Callable:
     """Compile without the correction."""
     from torch._inductor.scheduler import SchedulerNode
