@@ -3,6 +3,7 @@
 The emitted folder is imported afresh for every job, its copy of `runtime` under that name.
 """
 
+import gc
 import importlib
 import sys
 import traceback
@@ -51,12 +52,14 @@ def serve(connection: Connection) -> None:
     """Answer (rank, job) with (result, "") or (None, traceback), until None comes."""
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
+    gc.freeze()  # what is imported by now; collections look at what jobs leave alone
     while (task := connection.recv()) is not None:
         answer: tuple[RankResult | None, str]
         try:
             answer = run_rank(*task), ""
         except Exception:
             answer = None, traceback.format_exc()
+        gc.collect()
         connection.send(answer)
 
 
@@ -96,6 +99,9 @@ def _imported(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
+        # A group keeps a thread of gloo that wakes every 10 ms as long as anything refers to it.
+        if mesh := sys.modules.get("runtime.engine.mesh"):
+            mesh._state.groups.clear()
         _forget()
         # Named by string, as the attribute would import it: seconds, for programs not compiled.
         if compiled := sys.modules.get("torch._dynamo"):
