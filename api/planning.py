@@ -80,7 +80,7 @@ def _planned(
     from meshwright.planner.search.stopping import Stop
 
     clock = Clock()
-    with clock.layer("tracing"):
+    with clock.layer("capture and proof"):
         traced, proof = proven_capture(source, job, say)
     identity = identity_of(source, traced, job.loss).text()
     if not job.search:

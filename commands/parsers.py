@@ -39,10 +39,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def add_effort(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add --effort of a command that searches; default: None where something else has one."""
+    usual = default or "plan.effort of the job, else normal"
     parser.add_argument(
         "--effort",
         choices=EFFORTS,
         default=default,
         help="of the search: fast passes over what could gain less than 5%%, normal less than "
-        f"0.5%%, best nothing, which takes the longest (default: {default or 'the file has it'})",
+        f"0.5%%, best nothing, which takes the longest (default: {usual})",
     )

@@ -10,6 +10,7 @@ from meshwright.api.files import write_text
 from meshwright.api.identity import checkpoint_in, identity_of, model_of, unread
 from meshwright.runtime.given import check_checkpoint, check_folder_place, check_hugging_face
 
+from .doing import Doing
 from .output import print_result
 from .parsers import add_command
 
@@ -95,9 +96,12 @@ def _run_export(arguments: argparse.Namespace) -> None:
     check_folder_place("-o", out)
     from meshwright.runtime.checkpoint import read_manifest
 
-    manifest = read_manifest(checkpoint_in(given), shows=True)
-    source = model_of(manifest, arguments.model, arguments.accept_graph)
-    files = export_checkpoint(manifest, source, out)
+    with Doing() as say:
+        say(f"reading {given}")
+        manifest = read_manifest(checkpoint_in(given), shows=True)
+        source = model_of(manifest, arguments.model, arguments.accept_graph)
+        say(f"writing the weights of {source.name} to {out}")
+        files = export_checkpoint(manifest, source, out)
     if left_out := unread(manifest, source):
         print(
             f"{out} is without {len(left_out)} parameters that the forward does not read, such as "

@@ -11,9 +11,11 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.text.plan_text import plan_hash
 
 from ..report.coverage import coverage
-from ..report.report import runners_up
+from ..report.report import runners_up, told_gap
 from ..search.search import Found
 from ..simulate.predict import Prediction
+from ..simulate.stage_memory import usable_bytes
+from ..units import gib
 from ..what_if.prices import read_prices
 from . import figures, words
 
@@ -94,7 +96,12 @@ def _sections(plan: Plan, found: Found, prediction: Prediction, proof: str) -> S
         ),
         Section("others", "Runners-up", _losers(found)),
         Section("bound", "How far from the best", _bound(found), _levels(plan, found, prediction)),
-        Section("gains", "What 10% more of each resource would buy", _gains(gains), _drawn(gains)),
+        Section(
+            "gains",
+            "What 10% more of each resource would buy",
+            _gains(gains) + _more_memory(found, prediction),
+            _drawn(gains),
+        ),
         Section("basis", "What the numbers rest on", _basis(plan, prediction, proof)),
     )
 
@@ -127,7 +134,7 @@ def _bound(found: Found) -> str:
     return (
         f"<p>No combination takes less than {found.bound_us / 1e3:,.1f} ms: a gap of "
         f"{found.gap:.2%}. {found.num_candidates} combinations, {found.num_simulated} simulated, "
-        f"{found.num_unfit} do not fit.</p>"
+        f"{found.num_unfit} do not fit. {html.escape(told_gap(found))}</p>"
     )
 
 
@@ -146,6 +153,18 @@ def _gains(gains: list[tuple[str, float]]) -> str:
     return (
         f"<p>The plan as it stands: 10% more of {html.escape(name)} saves {share:.1%} of the step. "
         "A search anew, with <code>meshwright what-if</code>, may save more.</p>"
+    )
+
+
+def _more_memory(found: Found, prediction: Prediction) -> str:
+    """More memory leaves the plan as it is: only a search anew tells what it buys."""
+    free = gib(usable_bytes(prediction.cluster) - prediction.peak_bytes)
+    unfit = found.num_unfit
+    kept_out = f"kept {unfit} combinations out" if unfit else "kept no combination out"
+    return (
+        f"<p>More memory changes nothing in this plan, which leaves {free} a device free. It "
+        f"{kept_out} and may have cost recomputation: what more of it buys is a search, "
+        f"<code>meshwright what-if ... --sweep device.memory_gb={words.MORE}</code>.</p>"
     )
 
 

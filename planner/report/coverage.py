@@ -97,6 +97,9 @@ def _rest(plan: Plan) -> Iterator[str]:
     yield f"assumed: {RESERVED_SHARE:.0%} of the memory for the driver, links and fragments"
     alone = [p.name for p in plan.pieces if sum(i.piece == p.name for i in plan.instances) == 1]
     yield f"segments that did not repeat: {', '.join(alone) or 'none'}"
-    yield from (f"fell back: {line}" for line in plan.coverage)
-    if not plan.coverage:
+    proofs = [line for line in plan.coverage if line.startswith("capture: ")]
+    others = [line for line in plan.coverage if line not in proofs]
+    yield from proofs
+    yield from (f"fell back: {line}" for line in others)
+    if not others:
         yield "fell back: nothing"

@@ -17,7 +17,7 @@ from .errors import DataError
 from .permutation import permute
 from .prefetch import Prefetcher
 from .samples import IGNORED, check_vocab
-from .source import absolute, held_out_corpus, open_corpus, open_reader
+from .source import absolute, held_out_corpus, held_out_name, open_corpus, open_reader
 from .tokenizer import folder_tokenizer
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "eval_batches",
     "folder_tokenizer",
     "held_out_corpus",
+    "held_out_name",
     "num_eval_batches",
     "open_corpus",
     "open_reader",

@@ -1,5 +1,6 @@
 """From what `--data` says to a corpus or a reader."""
 
+import os
 from pathlib import Path
 
 from ..given import DATA_KINDS
@@ -48,6 +49,15 @@ def open_corpus(name: str, split: str) -> Corpus:
     raise DataError(f"unknown corpus {name!r}; give {DATA_KINDS}")
 
 
+_HELD_OUT = {
+    "demo": "modules that training does not read",
+    "mix": "the held-out parts of its sources",
+    "file": "its last twentieth",
+    "random": "rows of another seed",
+    "fixed": "rows of another seed",
+}
+
+
 def _held_out_folder(folder: Path) -> Path:
     named = read_manifest(folder).held_out
     if not named:
@@ -55,7 +65,21 @@ def _held_out_folder(folder: Path) -> Path:
             f"{folder} names no held-out part; give --eval-data shards:DIR, or tokenize with "
             "--held-out DIR"
         )
-    return folder / named
+    straight = Path(os.path.normpath(folder / named))  # another place behind a symbolic link
+    return straight if straight.is_dir() else folder / named
+
+
+def held_out_name(name: str, eval_data: str) -> str:
+    """Return what `held_out_corpus` opens, in words."""
+    if eval_data:
+        return eval_data
+    kind, _, rest = name.partition(":")
+    if kind == "shards":
+        try:
+            return f"shards:{_held_out_folder(Path(rest))}"
+        except DataError:
+            return "none"
+    return _HELD_OUT.get(kind, "none")
 
 
 def held_out_corpus(name: str, eval_data: str) -> Corpus:

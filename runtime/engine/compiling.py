@@ -88,8 +88,9 @@ class Compiler:
         return chosen, values
 
     def _draw(self, name: str) -> None:
-        if self._bar is None and self.stream is not None:
-            self._bar = Progress("compile", self.wrapped, stream=self.stream)
+        # The first function waits for what is imported once: the pace is that of the others.
+        if self.stream is not None and (self._bar is None or self.compiled == 1):
+            self._bar = Progress("compile", self.wrapped, self.compiled, self.stream)
         if self._bar is not None:
             self._bar.at(self.compiled, name)
 

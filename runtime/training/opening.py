@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..data import held_out_name
 from ..engine import mesh
 from ..engine.layout import Layout
 from ..metrics.devices import device_text
@@ -31,7 +32,7 @@ def opening(
         ("step", _step(layout, feed, step_us)),
         ("run", _length(options, feed, first, step_us)),
         ("rate", _rate(options, layout)),
-        ("data", f"{options.data}, held out: {options.eval_data or 'its own part'}"),
+        ("data", f"{options.data}, held out: {held_out_name(options.data, options.eval_data)}"),
         ("saves", _saves(options)),
         ("out", f"{options.out}: metrics.jsonl, log.txt, run.json"),
     ]

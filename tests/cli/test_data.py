@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime.data import held_out_name
 
 RUN = ["--no-compile", "--schedule", "constant", "--eval-batches", "1"]
 
@@ -106,6 +107,8 @@ def test_info_and_verify_say_what_is_there(
     assert main(["data", "info", str(folder / "a")]) == 0
     said = capfd.readouterr().out
     assert "90 documents" in said and "held out    ../held" in said
+    assert held_out_name(f"shards:{folder / 'a'}", "") == f"shards:{folder / 'held'}"
+    assert held_out_name(f"shards:{folder / 'b'}", "") == "none"
     assert "checked     sizes and SHA-256" in said
     assert main(["data", "verify", str(folder / "a")]) == 0
     assert "as the manifest says" in capfd.readouterr().out

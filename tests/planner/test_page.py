@@ -80,6 +80,8 @@ def test_the_page_needs_nothing_else(made: meshwright.Plan, pages: None, tmp_pat
     assert not re.search(r"https?:|(src|@import)=", outside) and "@@" not in outside
     drawn = json.loads(re.search(r"^const figures = (.*);$", outside, re.MULTILINE)[1])  # type: ignore[index]
     assert set(re.findall(r'<div id="(figure-\w+)"', outside)) == set(drawn)
+    assert "More memory changes nothing in this plan" in outside
+    assert "The gap is to what a combination takes at the least" in outside
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
 """The search's report: every part, short, and honest about what a number rests on."""
 
+from dataclasses import replace
+
 import pytest
-from families import traced
+from families import planned, traced
 
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.report.coverage import coverage
 from meshwright.planner.report.explain import explain_value
 from meshwright.planner.report.report import search_report
 from meshwright.planner.search.pins import parse_pins
@@ -55,7 +58,14 @@ def test_a_report_has_every_part_and_says_what_was_assumed(cluster: str) -> None
     assert all(any(line.startswith(part) for line in text.splitlines()) for part in PARTS)
     assert all(said in text for said in SAID[cluster]), text
     assert cluster not in NOT_SAID or NOT_SAID[cluster] not in text, text
+    assert "The gap is to what a combination takes at the least" in text
     assert len(text.splitlines()) <= 200
+
+
+def test_a_capture_that_is_trusted_is_no_fall_back() -> None:
+    plan = planned("tiny-llama", "cpu:2")
+    lines = coverage(replace(plan, coverage=("capture: trusted",)), parse_cluster("cpu:2"))
+    assert lines[-2:] == ["  capture: trusted", "  fell back: nothing"]
 
 
 @pytest.mark.parametrize("pins", [["pp=1"], ["pp=2", "schedule=zbv"]])
