@@ -162,7 +162,8 @@ class Case:
 def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[Case]:
     """`count` cases: families, stock and own, and meshes come in turn, the rest at random.
 
-    repeats: how many rounds over all families draw the same models, which are traced once.
+    repeats: how many rounds over all families draw the same models, which are traced once: with
+    one dtype and the same frozen parameters.
     """
     rng = random.Random(f"cases/{seed}/{max_world}")
     sources = _endless(rng, [(f, stock) for f in FAMILIES for stock in (False, True)])
@@ -171,12 +172,14 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
     schedules = _endless(rng, SCHEDULES)
     optimizers = _endless(rng, ["adamw"] * 3 + [name for name in NAMES if name != "adamw"])
     resumes = _endless(rng, [0, 0, 0, 1, 2])
-    cases = []
+    cases: list[Case] = []
+    traced: dict[ModelDraw, str] = {}
     for number in range(count):
         family, stock = next(sources)
         variant = number // (len(FAMILIES) * 2 * repeats)
         model = ModelDraw(family, stock, variant, seed)
-        cases.append(_case(rng, number, model, next(dtypes), next(meshes), schedules))
+        dtype = traced.setdefault(model, next(dtypes))
+        cases.append(_case(rng, number, model, dtype, next(meshes), schedules))
         cases[-1] = replace(
             cases[-1],
             optimizer=_optimizer(cases[-1], optimizers),
@@ -189,7 +192,7 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
 
 def _some_frozen(case: Case) -> Case:
     """The first or the second layer of some cases is not trained."""
-    rng = random.Random(f"freeze/{case.seed}/{case.number}")
+    rng = random.Random(f"freeze/{case.seed}/{case.model}")
     if rng.random() >= 0.15:
         return case
     return replace(case, freeze=rng.choice((("*.0.*",), ("*.1.*",))))

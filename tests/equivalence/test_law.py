@@ -10,7 +10,7 @@ from sampling import mostly_long
 
 from meshwright.ir.ops.registry import definition
 
-CASES = draw_cases(chosen_seed(), 40, max_world=4)
+CASES = draw_cases(chosen_seed(), 40, max_world=4, repeats=3)
 NARROW = draw_narrow_cases(chosen_seed(), 3, max_world=4)
 
 
