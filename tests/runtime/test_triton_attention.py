@@ -1,0 +1,53 @@
+"""The Triton kernels of attention against the reference, executed by Triton's interpreter: no GPU.
+
+They run in a process of their own, as Triton reads TRITON_INTERPRET when it is imported.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Heads, heads of keys, queries, keys, start, size of a head: odd lengths, shards, padded heads.
+SHAPES = [
+    (4, 2, 67, 67, 0, 16),
+    (2, 2, 33, 33, 0, 24),
+    (4, 1, 20, 50, 30, 16),
+    (2, 1, 16, 40, 7, 8),
+]
+# Causal, window, soft-cap.
+RULES = [(True, 0, 0.0), (True, 5, 0.0), (True, 33, 3.0), (False, 0, 0.0)]
+
+SCRIPT = f"""
+import itertools, torch
+from meshwright.runtime.engine.kernels import triton_attention as ours
+from meshwright.runtime.engine.kernels.attention import reference, reference_backward
+
+ours.TUNED = {{64: ours.Tuning(*map(ours.Blocks, (32, 16, 32), (16, 32, 16), (4,) * 3, (1,) * 3))}}
+torch.manual_seed(0)
+for shape, (causal, window, cap) in itertools.product({SHAPES}, {RULES}):
+    heads, key_heads, length, count, start, size = shape
+    q, do = torch.randn(2, 2, length, heads, size).transpose(2, 3)
+    k, v = torch.randn(2, 2, key_heads, count, size)
+    given = (0.3, causal, window, cap, start)
+    o, lse = ours.forward(q, k, v, ours.Rule(*given))
+    found = (o, lse, *ours.backward(do, q, k, v, o, lse, ours.Rule(*given)))
+    q, do, k, v = (x.double() for x in (q, do, k, v))
+    o, lse = reference(q, k, v, *given)
+    wanted = (o, lse, *reference_backward(do, q, k, v, o, lse, *given))
+    off = max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+    assert off < 1e-5, (shape, given, off)
+    print(shape, given, off)
+"""
+
+
+def test_kernels_are_the_reference_in_float32() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == len(SHAPES) * len(RULES)
