@@ -12,14 +12,9 @@ import pytest
 pytest.importorskip("triton")
 
 # Heads, heads of keys, queries, keys, start, size of a head: odd lengths, shards, padded heads.
-SHAPES = [
-    (4, 2, 67, 67, 0, 16),
-    (2, 2, 33, 33, 0, 24),
-    (4, 1, 20, 50, 30, 16),
-    (2, 1, 16, 40, 7, 8),
-]
+SHAPES = [(4, 2, 35, 35, 0, 8), (2, 1, 20, 50, 23, 24)]
 # Causal, window, soft-cap.
-RULES = [(True, 0, 0.0), (True, 5, 0.0), (True, 33, 3.0), (False, 0, 0.0)]
+RULES = [(True, 5, 0.0), (True, 17, 3.0), (False, 0, 0.0)]
 
 SCRIPT = f"""
 import itertools, torch
@@ -30,8 +25,8 @@ ours.TUNED = {{64: ours.Tuning(*map(ours.Blocks, (32, 16, 32), (16, 32, 16), (4,
 torch.manual_seed(0)
 for shape, (causal, window, cap) in itertools.product({SHAPES}, {RULES}):
     heads, key_heads, length, count, start, size = shape
-    q, do = torch.randn(2, 2, length, heads, size).transpose(2, 3)
-    k, v = torch.randn(2, 2, key_heads, count, size)
+    q, do = torch.randn(2, 1, length, heads, size).transpose(2, 3)
+    k, v = torch.randn(2, 1, key_heads, count, size)
     given = (0.3, causal, window, cap, start)
     o, lse = ours.forward(q, k, v, ours.Rule(*given))
     found = (o, lse, *ours.backward(do, q, k, v, o, lse, ours.Rule(*given)))
