@@ -73,7 +73,7 @@ def probe(*, full: bool = False, name: str = "", say: Say = silent) -> Probed:
 
 def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) -> "Device":
     """Return the device as it was measured; rates of types that were not are those of the part."""
-    from meshwright.planner.hardware.cluster import AttentionReading
+    from meshwright.planner.hardware.cluster import TRITON, AttentionReading
     from meshwright.runtime.probe import compute
 
     rates = dict(like.matmul_flops_per_s)
@@ -92,9 +92,11 @@ def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) 
     attended = compute.DTYPES["bf16" if device.type == "cuda" else "f32"]
     readings = []
     for read in compute.attention_reads(attended, device, extent):
-        say(f"attention, heads of {read.head_dim} at {read.positions} tokens")
+        window = f", window {read.window}" if read.window else ""
+        say(f"attention, heads of {read.head_dim} at {read.length} tokens{window}")
         rate = _rounded(read.forward.median), _rounded(read.backward.median)
-        readings.append(AttentionReading(read.head_dim, read.positions, *rate))
+        backend = TRITON if read.backend == TRITON else ""
+        readings.append(AttentionReading(read.head_dim, read.positions, *rate, backend))
     sources["attention_readings"] = f"measured: as programs run it in {attended}, between matmuls"
     sources.pop("matmul_flops_per_s", None)
     return replace(

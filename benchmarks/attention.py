@@ -20,8 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.runtime.engine.kernels import attention as choice
 from meshwright.runtime.engine.kernels import triton_attention as ours
+from meshwright.runtime.engine.kernels.attention import (
+    attention,
+    attention_backward,
+    backend_of,
+    reference,
+    reference_backward,
+    triton_backward,
+)
 
 
 class Shape(NamedTuple):
@@ -161,18 +168,18 @@ def row(shape: Shape) -> str:
     rule = shape.rule._asdict()
     rule.pop("start")
     o, lse = ours.forward(q, k, v, shape.rule)
-    found = ours.backward(do, q, k, v, o, lse, shape.rule)
+    found = triton_backward(do, q, k, v, o, lse, *shape.rule)
     wanted = exact(shape, q, k, v, do)
     error = max(_off(a, b) for a, b in zip((o, *found), wanted, strict=True))
     ahead = median_ms(lambda: ours.forward(q, k, v, shape.rule))
-    back = median_ms(lambda: ours.backward(do, q, k, v, o, lse, shape.rule))
-    name = choice.backend_of(q, True, shape.window, shape.softcap)
+    back = median_ms(lambda: triton_backward(do, q, k, v, o, lse, *shape.rule))
+    name = backend_of(q, True, shape.window, shape.softcap)
     beside = (
         ""
         if name != "cudnn"
         else _both(
-            lambda: choice.attention(q, k, v, **rule),
-            lambda: choice.attention_backward(do, q, k, v, o, lse, **rule),
+            lambda: attention(q, k, v, **rule),
+            lambda: attention_backward(do, q, k, v, o, lse, **rule),
         )
     )
     rates = [f"{ahead:.2f}: {shape.flops / ahead / 1e9:.0f}"]
@@ -198,9 +205,9 @@ def exact(shape: Shape, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Ten
         one = (q[b : b + 1, heads], k[b : b + 1, h : h + 1], v[b : b + 1, h : h + 1])
         wide = [x.float() for x in one]
         scale, causal, window, softcap, _ = shape.rule
-        o, lse = choice.reference(*wide, scale, causal, window, softcap)
+        o, lse = reference(*wide, scale, causal, window, softcap)
         d = do[b : b + 1, heads].float()
-        rest = choice.reference_backward(d, *wide, o, lse, scale, causal, window, softcap)
+        rest = reference_backward(d, *wide, o, lse, scale, causal, window, softcap)
         outs.append([o, *rest])
     joined = [torch.cat(kind, 1) for kind in zip(*outs, strict=True)]
     return [x.view(shape.rows, -1, *x.shape[2:]) for x in joined]

@@ -158,7 +158,7 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
         layout,
         optimizers.OptimizerOptions(name=layout.optimizer),
         seed=0,
-        compiler=compiling.compiler(),
+        compiler=compiling.Compiler(),
     )
     rows = layout.micro_batch * layout.num_microbatches
     tokens, labels = _batch(layout.vocab_size, rows, layout.seq, device, mesh.index(*mesh.BATCH))

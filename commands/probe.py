@@ -71,6 +71,10 @@ def _facts(found: "Probed", path: Path) -> dict[str, Any]:
     }
 
 
+def _of(backend: str) -> str:
+    return f" by {backend}" if backend else ""
+
+
 def _text(found: "Probed", path: Path) -> str:
     cluster, device = found.cluster, found.cluster.device
     rates = ", ".join(
@@ -80,7 +84,7 @@ def _text(found: "Probed", path: Path) -> str:
         f"{cluster.num_devices} x {device.name}",
         f"matmuls    {rates} Tflop/s",
         *(
-            f"attention  heads of {r.head_dim} at {r.positions:,} tokens: forward "
+            f"attention  heads of {r.head_dim} at {r.positions:,} tokens{_of(r.backend)}: forward "
             f"{r.forward / 1e12:.3g}, backward {r.backward / 1e12:.3g} Tflop/s"
             for r in device.attention_readings
         ),

@@ -35,6 +35,11 @@ def simplify_size(size: object) -> Size:
     return int(expr) if expr.is_Integer else expr
 
 
+def smaller(a: Size, b: Size) -> Size:
+    """Return the smaller of two sizes."""
+    return simplify_size(sympy.Min(a, b))
+
+
 # What torch's own functions of sizes are in sympy's words.
 _PARTS: dict[str, Callable[..., sympy.Expr]] = {
     "FloorDiv": lambda a, b: sympy.floor(a / b),

@@ -5,10 +5,10 @@ Flops count what the mask leaves, causal attention half the square: forward 2 ma
 """
 
 from ..graph import Op, Value
-from ..sizes import Shape, Size
+from ..sizes import Shape, Size, smaller
 from .definition import Dims, OpDef, Rule
 from .factors import divided
-from .implementation import Implementation
+from .implementation import Implementation, ScoresWork
 
 _FIXED = frozenset("stde")
 _ORDERED = frozenset("s")  # queries of a shard see the keys up to their own places
@@ -59,11 +59,11 @@ def _backward_flops(op: Op, shapes: list[Shape]) -> Size:
 def attention_pairs(op: Op, q: Shape) -> Size:
     """Query-key pairs over batch and heads that the mask leaves, window and causality counted."""
     batch, heads, length, _ = q
-    window = op.attr("window", 0)
-    if window:
-        return batch * heads * length * window
-    pairs = batch * heads * length * length
-    return pairs / 2 if op.attr("causal", True) else pairs
+    if not op.attr("causal", True):
+        return batch * heads * length * length
+    window = int(op.attr("window", 0) or 0)
+    seen = smaller(window, length) if window else length
+    return batch * heads * seen * (2 * length - seen) / 2
 
 
 def _plain(op: Op, q: tuple[int, ...]) -> bool:
@@ -73,22 +73,32 @@ def _plain(op: Op, q: tuple[int, ...]) -> bool:
     return bool(op.attr("causal", True)) and op.attr("softcap", 0.0) == 0.0 and unbounded
 
 
-def _implementations(queries: int) -> tuple[Implementation, ...]:
-    """The backends of runtime/engine/kernels/attention.py; queries: position of that operand."""
+def _implementations(queries: int, scores: ScoresWork) -> tuple[Implementation, ...]:
+    """The backends of runtime/engine/kernels/attention.py; queries: position of that operand.
+    scores: what the reference takes for one."""
 
     def cudnn(op: Op, sizes: list[tuple[int, ...]]) -> bool:
         _, _, positions, head_dim = q = sizes[queries]
         return _plain(op, q) and head_dim % 8 == 0 and head_dim <= 128 and positions > 1
+
+    def triton(op: Op, sizes: list[tuple[int, ...]]) -> bool:
+        *_, head_dim = sizes[queries]
+        return head_dim <= 256 and sizes[queries + 2][3] == head_dim
 
     def cpu_flash(op: Op, sizes: list[tuple[int, ...]]) -> bool:
         return _plain(op, sizes[queries])
 
     return (
         Implementation("cudnn", ("cuda",), ("bf16", "f16"), cudnn),
+        Implementation("triton", ("cuda",), ("bf16", "f16"), triton),
         Implementation("cpu_flash", ("cpu",), ("f32", "bf16", "f16"), cpu_flash),
-        Implementation("reference", takes_more="memory for all scores at once"),
+        Implementation("reference", scores=scores),
     )
 
+
+# Of the reference, whole squares: 2 and 5 matmuls; the passes over scores that Inductor leaves.
+_SCORES = ScoresWork(flops=4, moved=6, held=2)
+_SCORES_BACKWARD = ScoresWork(flops=10, moved=10, held=3)
 
 DEFINITIONS = (
     OpDef(
@@ -100,7 +110,7 @@ DEFINITIONS = (
         output_names=("o", "lse"),
         dear=True,
         queries=0,
-        implementations=_implementations(queries=0),
+        implementations=_implementations(0, _SCORES),
     ),
     OpDef(
         "mw.attention_backward",
@@ -111,6 +121,6 @@ DEFINITIONS = (
         output_names=("dq", "dk", "dv"),
         backward=True,
         queries=1,
-        implementations=_implementations(queries=1),
+        implementations=_implementations(1, _SCORES_BACKWARD),
     ),
 )

@@ -17,19 +17,32 @@ def fits_all(op: Op, sizes: list[tuple[int, ...]]) -> bool:
 
 
 @dataclass(frozen=True)
+class ScoresWork:
+    """What an attention that holds its scores takes for each, of a query and a key.
+
+    Scores are of the operands' dtype, float32 at least. flops: a score and unit of the head's size.
+    moved: reads and writes of a score in memory. held: scores alive at once.
+    """
+
+    flops: int
+    moved: int
+    held: int
+
+
+@dataclass(frozen=True)
 class Implementation:
     """One way to compute an op.
 
     devices: types that it runs on. dtypes: of the first operand of floats. fits: whether it takes
-    an op with operands of given sizes. takes_more: what it needs beyond what the planner counts,
-    "" where that is nothing.
+    an op with operands of given sizes. scores: what it takes where it holds the scores of an
+    attention, in place of the op's own flops; None where it does not.
     """
 
     name: str
     devices: tuple[str, ...] = DEVICES
     dtypes: tuple[str, ...] = FLOATS
     fits: Fits = fits_all
-    takes_more: str = ""
+    scores: ScoresWork | None = None
 
     def takes(self, op: Op, dtype: str, sizes: list[tuple[int, ...]], device: str) -> bool:
         return device in self.devices and dtype in self.dtypes and self.fits(op, sizes)

@@ -3,12 +3,12 @@
 Pure functions over ops; torch appears nowhere.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from ..dtypes import FLOATS
-from ..graph import Graph, Op
+from ..graph import Graph, Op, Value
 from ..sizes import Size, evaluate
 from .definition import Rule
 from .implementation import Implementation
@@ -32,7 +32,13 @@ def implementation(
     op: Op, graph: Graph, sizes: dict[str, int], device: str
 ) -> Implementation | None:
     """The implementation that the op's kernel chooses on a type of device, at given B and S."""
-    values = [graph.values[name] for name in op.inputs if name]
+    return implementation_of(op, [graph.values[n] for n in op.inputs if n], sizes, device)
+
+
+def implementation_of(
+    op: Op, values: Sequence[Value], sizes: dict[str, int], device: str
+) -> Implementation | None:
+    """The same for the values of its present operands."""
     dtype = next((v.dtype for v in values if v.dtype in FLOATS), op.output.dtype)
     shapes = [tuple(evaluate(size, sizes) for size in v.shape) for v in values]
     offered = definition(op).implementations

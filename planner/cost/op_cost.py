@@ -8,16 +8,18 @@ Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op, Value
 from meshwright.ir.mesh import Mesh
-from meshwright.ir.ops.questions import favours_late_queries
+from meshwright.ir.ops.implementation import Implementation
+from meshwright.ir.ops.questions import favours_late_queries, implementation_of
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, Shard, local_outer
 from meshwright.ir.sizes import Size, num_elements
 
-from ..hardware.cluster import Cluster
+from ..hardware.cluster import TRITON, Cluster
 from ..hardware.topology import strided_us
 from .counts import number
 from .graph_work import OpWork
@@ -26,6 +28,17 @@ from .redistribution import HALO_KINDS, Move, MovePath, move_paths
 
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
+# (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23).
+SOFTCAP_SHARE = (0.81, 0.75)
+
+
+class Scores(NamedTuple):
+    """What holding the scores of an attention takes: seconds of the matrix unit, bytes read and
+    written, bytes alive at once."""
+
+    busy_s: float
+    moved_bytes: float
+    held_bytes: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,9 @@ class Costs:
     functions: FunctionTable = field(default_factory=FunctionTable, compare=False, repr=False)
     _numbers: dict[Size, float] = field(default_factory=dict, compare=False, repr=False)
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
+    _chosen: dict[tuple, Implementation | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     _ways: dict[tuple, tuple[float, MovePath] | None] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -170,11 +186,49 @@ class Costs:
         moved += sum(
             self.local_bytes(v, p) for v, p in zip(work.results, outs, strict=True) if v is not None
         )
-        share = self._share(ins + outs) / self._slowest(op, ins)
-        busy = self.number(work.flops) / share / self._rate(op, work)
+        if (scores := self.scores(op, work, ins)) is not None:
+            busy, more = scores.busy_s, scores.moved_bytes
+            moved += more
+        else:
+            share = self._share(ins + outs) / self._slowest(op, ins)
+            busy = self.number(work.flops) / share / self._rate(op, work)
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
+
+    def implementation(self, op: Op, work: OpWork) -> Implementation | None:
+        """What computes an op on this device."""
+        values = [v for v in work.operands if v is not None]
+        key = op.target, op.attrs, tuple((v.shape, v.dtype) for v in values)
+        if key not in self._chosen:
+            device = self.cluster.device.type
+            self._chosen[key] = implementation_of(op, values, self.sizes, device)
+        return self._chosen[key]
+
+    def scores(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Scores | None:
+        """What an attention takes that holds its scores on this device; None for other ops."""
+        asked = definition(op)
+        chosen = None if asked.queries is None else self.implementation(op, work)
+        if chosen is None or chosen.scores is None:
+            return None
+        assert asked.queries is not None
+        values = [v for v in work.operands if v is not None]
+        q, k = values[asked.queries : asked.queries + 2]
+        at_q, at_k = ins[asked.queries : asked.queries + 2]
+        count = math.prod(self._local_size(q, at_q, dim) for dim in range(3))
+        count *= self._local_size(k, at_k, 2)
+        dtype = q.dtype if ITEM_BYTES[q.dtype] > 4 else "f32"
+        flops = chosen.scores.flops * self.number(q.shape[3]) * count
+        stored = count * ITEM_BYTES[dtype]
+        rate = self.cluster.device.matmul_rate(dtype)
+        return Scores(flops / rate, chosen.scores.moved * stored, chosen.scores.held * stored)
+
+    def _local_size(self, value: Value, placement: Placement, dim: int) -> float:
+        """The size of a dim on one rank, its halo with it."""
+        size = self.number(value.shape[dim])
+        for shard in placement.dims[dim]:
+            size = size / self.mesh.size(shard.axis) + shard.halo
+        return size
 
     def _share(self, placements: tuple[Placement, ...]) -> int:
         """Ranks that an op's work is divided over: along axes that cut some value of it."""
@@ -194,16 +248,27 @@ class Costs:
         return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
     def _rate(self, op: Op, work: OpWork) -> float:
-        dtype = work.dtype
-        device = self.cluster.device
+        if definition(op).queries is not None and ITEM_BYTES[work.dtype] == 2:
+            if (rate := self._attention_rate(op, work)) is not None:
+                return rate
+        return self.cluster.device.matmul_rate(work.dtype)
+
+    def _attention_rate(self, op: Op, work: OpWork) -> float | None:
+        """Flops per second of a fused attention."""
         asked = definition(op)
-        if asked.queries is not None and ITEM_BYTES[dtype] == 2:
-            query = work.operands[asked.queries]
-            assert query is not None
-            *_, positions, head_dim = (self.number(size) for size in query.shape)
-            if (rates := device.attention_rate(int(head_dim), positions)) is not None:
-                return rates[asked.backward]
-        return device.matmul_rate(dtype)
+        assert asked.queries is not None
+        query = work.operands[asked.queries]
+        assert query is not None
+        chosen = self.implementation(op, work)
+        backend = TRITON if chosen is not None and chosen.name == TRITON else ""
+        *_, length, head_dim = (self.number(size) for size in query.shape)
+        seen = min(int(op.attr("window", 0) or 0) or length, length)
+        alike = seen * (2 - seen / length) if backend else length
+        rates = self.cluster.device.attention_rate(int(head_dim), alike, backend)
+        if rates is None:
+            return None
+        capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
+        return rates[asked.backward] * capped
 
 
 def shard_on(rank: int, dim: int, axis: str, outer: Size = 1) -> Placement:

@@ -5,7 +5,7 @@ same numbers as the search that wrote it. Sizes are of one micro-batch on one ra
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -75,6 +75,28 @@ class PieceWork:
     runs_backward: bool = True
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that a rank holds of the values of a joint graph under their placements."""
+
+    graph: Graph
+    placements: dict[str, Placement]
+    costs: Costs
+
+    def __call__(self, name: str) -> float:
+        return self.costs.local_bytes(self.graph.values[name], self.placements[name])
+
+    def workspace(self, op: Op, work: PhaseWork) -> float:
+        """Memory that the kernel of an op takes for itself."""
+        asked, names = definition(op), [name for name in op.inputs if name]
+        if asked.workspace is not None:
+            values = [self.graph.values[name] for name in names]
+            return asked.workspace(values, [self(v.name) / ITEM_BYTES[v.dtype] for v in values])
+        ins = tuple(self.placements[name] for name in names)
+        scores = self.costs.scores(op, work.of[op.output.name], ins)
+        return 0.0 if scores is None else scores.held_bytes
+
+
 @dataclass
 class WorkTable:
     """PieceWork by (graph, what is kept, split or not, what is offloaded) at given costs, each
@@ -115,8 +137,7 @@ def piece_work(
     # Gradients that are never written by themselves: the matmuls that make them add them.
     added = frozenset() if costs.wide_grads else functions.phases.added(split)
 
-    def size(name: str) -> float:
-        return costs.local_bytes(graph.values[name], placements[name])
+    size = Sizes(graph, placements, costs)
 
     joint = functions.phases.joint
     whole = _phase(backward, placements, costs, _backward_peak(functions, size, added))
@@ -144,8 +165,7 @@ def offloading(
     """`work` with some of the saved values in the host's memory. A copy reads or writes the
     device's memory once, beside the compute that it hides behind."""
 
-    def size(name: str) -> float:
-        return costs.local_bytes(graph.values[name], placements[name])
+    size = Sizes(graph, placements, costs)
 
     functions = costs.functions.of(graph, saved)
     away = [name for name in functions.phases.kept if name in offloaded]
@@ -177,8 +197,7 @@ def offloadable(
     shared = Counter(homes.values())
     given = {i.value.name for i in forward.graph.inputs if i.kind != "activation"}
 
-    def size(name: str) -> float:
-        return costs.local_bytes(graph.values[name], placements[name])
+    size = Sizes(graph, placements, costs)
 
     found = [
         (size(name), name)
@@ -192,7 +211,7 @@ def _split_work(
     functions: PieceFunctions,
     placements: dict[str, Placement],
     costs: Costs,
-    size: "Sizes",
+    size: Sizes,
     whole: Phase,
 ) -> SplitWork:
     """The two halves; all in I where the backward is not split."""
@@ -235,9 +254,6 @@ def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Cost
     if definition(op).collective:
         return costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
     return costs.op_us(op, ins, outs, work.of[op.output.name])
-
-
-Sizes = Callable[[str], float]
 
 
 def _forward_peak(work: PhaseWork, size: Sizes) -> float:
@@ -283,18 +299,9 @@ def _peak(
             end = index if value.name in dropped else ends.get(value.name, index)
             leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
         live += made
-        peak = max(peak, live + _workspace_bytes(op, work.graph, size))
+        peak = max(peak, live + size.workspace(op, work))
         live -= leaving.pop(index, 0.0)
     return peak
-
-
-def _workspace_bytes(op: Op, graph: Graph, size: Sizes) -> float:
-    """Memory that a kernel takes for itself."""
-    taken = definition(op).workspace
-    if taken is None:
-        return 0.0
-    values = [graph.values[name] for name in op.inputs if name]
-    return taken(values, [size(v.name) / ITEM_BYTES[v.dtype] for v in values])
 
 
 def _kept_bytes(functions: PieceFunctions, size: Sizes, away: Sequence[str]) -> float:

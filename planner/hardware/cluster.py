@@ -23,14 +23,20 @@ class ClusterError(PlanError):
     """A cluster that is unknown, unreadable or impossible."""
 
 
+TRITON = "triton"  # the backend of attention that is ours, and has readings of its own
+# (forward, backward) of a kernel of ours over the vendor's own on the same attention, heads of 128
+# and 64 on an H200 (benchmarks/README.md, 2026-11-23).
+UNREAD_SHARE = (0.65, 0.6)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator (or one CPU rank).
 
     matmul_flops_per_s: (dtype, rate) per element type, already at the efficiency below where that
     is 1. efficiency: the share of those rates that large matmuls reach; 1 when they were measured.
-    attention_flops_per_s: (forward, backward) of the fused kernel; None: the matmul rate.
-    attention_readings: the same by head size and positions, where they were measured.
+    attention_flops_per_s: (forward, backward) of the vendor's fused kernel; None: the matmul rate.
+    attention_readings: the same by backend, head size and positions, where they were measured.
     sources: by field; a rate of one element type may have its own, by the name of the type.
     type: as torch names it, cuda or cpu.
     """
@@ -51,16 +57,21 @@ class Device:
         rates = dict(self.matmul_flops_per_s)
         return self.efficiency * rates.get(dtype, min(rates.values()))
 
-    def attention_rate(self, head_dim: int, positions: float) -> tuple[float, float] | None:
-        """(forward, backward) flops per second: of the nearest head size read, between its readings
-        linear in positions, beyond them the last one's."""
-        if not self.attention_readings:
+    def attention_rate(
+        self, head_dim: int, positions: float, backend: str = ""
+    ) -> tuple[float, float] | None:
+        """(forward, backward) flops per second of a backend, "" for the vendor's own: of the
+        nearest head size read, between its readings linear in positions, beyond them the last
+        one's. A backend without readings reaches UNREAD_SHARE of the vendor's."""
+        readings = [r for r in self.attention_readings if r.backend == backend]
+        if backend and not readings:
+            rates = self.attention_rate(head_dim, positions)
+            return rates and (rates[0] * UNREAD_SHARE[0], rates[1] * UNREAD_SHARE[1])
+        if not readings:
             return self.attention_flops_per_s
-        near = min((abs(r.head_dim - head_dim), -r.head_dim) for r in self.attention_readings)
+        near = min((abs(r.head_dim - head_dim), -r.head_dim) for r in readings)
         found = sorted(
-            (r.positions, r.forward, r.backward)
-            for r in self.attention_readings
-            if r.head_dim == -near[1]
+            (r.positions, r.forward, r.backward) for r in readings if r.head_dim == -near[1]
         )
         after = next((k for k, r in enumerate(found) if r[0] >= positions), len(found))
         if after in (0, len(found)):
@@ -73,12 +84,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class AttentionReading:
-    """Flops per second of fused causal attention, for heads of one size, at one length."""
+    """Flops per second of fused causal attention, for heads of one size, at one length.
+
+    positions: of a row; where a window narrows it, of the row whose queries see as many keys on
+    average. backend: as `implementations` of the op names it, "" for the vendor's own kernel.
+    """
 
     head_dim: int
     positions: int
     forward: float
     backward: float
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)

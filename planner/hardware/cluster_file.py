@@ -39,8 +39,11 @@ def format_cluster(cluster: Cluster) -> str:
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     if device.attention_readings:
-        rows = [list(astuple(r)) for r in device.attention_readings]
-        lines += ["# head size, positions, forward, backward", f"attention_readings = {rows}"]
+        rows = [list(astuple(r)[: 5 if r.backend else 4]) for r in device.attention_readings]
+        lines += [
+            "# head size, positions, forward, backward, backend where it is not the vendor's",
+            f"attention_readings = {rows}".replace("'", '"'),
+        ]
     lines += ["", "[device.matmul_flops_per_s]"]
     lines += [f"{dtype} = {rate!r}" for dtype, rate in device.matmul_flops_per_s]
     lines += _source_lines("device.sources", device.sources)
@@ -113,8 +116,12 @@ def _device_of(table: dict) -> Device:
         float(table.get("efficiency", 1.0)),
         None if attention is None else (float(attention[0]), float(attention[1])),
         tuple(
-            AttentionReading(int(head_dim), int(positions), float(forward), float(backward))
-            for head_dim, positions, forward, backward in table.get("attention_readings", ())
+            AttentionReading(
+                int(head_dim), int(positions), float(forward), float(backward), *map(str, backend)
+            )
+            for head_dim, positions, forward, backward, *backend in table.get(
+                "attention_readings", ()
+            )
         ),
         _sources_of(table),
         str(table.get("type", DEVICES[0])),
@@ -153,7 +160,7 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         "device.matmul_flops_per_s": min(rates.values(), default=0),
         "levels": len(cluster.levels),
         "device.attention_readings": min(
-            (min(astuple(r)) for r in device.attention_readings), default=1
+            (min(astuple(r)[:4]) for r in device.attention_readings), default=1
         ),
         **{f"levels.{v.name}.bytes_per_s": v.bytes_per_s for v in cluster.levels},
         **{f"levels.{v.name}.span": v.span for v in cluster.levels},
@@ -163,9 +170,9 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     for name, value in positive.items():
         if value <= 0:
             raise ClusterError(f"{where}: {name} is {value}, must be above 0")
-    read = [(r.head_dim, r.positions) for r in device.attention_readings]
+    read = [(r.head_dim, r.positions, r.backend) for r in device.attention_readings]
     if twice := [pair for pair in read if read.count(pair) > 1]:
-        head_dim, positions = twice[0]
+        head_dim, positions, _ = twice[0]
         raise ClusterError(
             f"{where}: {len(twice)} attention_readings of heads of {head_dim} at {positions} "
             "positions; give one"

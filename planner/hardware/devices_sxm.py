@@ -6,7 +6,7 @@ only: half of that is dense. The bandwidth of NVLink and PCIe counts both direct
 it is one. "GB" of device memory are 2**30 bytes there.
 """
 
-from .cluster import AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
+from .cluster import TRITON, AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
 
 GIB = 2**30
 # NCCL on the H200 host: us at the sizes below, by (collective, ranks).
@@ -41,14 +41,35 @@ _NDR: Sources = (
 )  # fmt: skip
 
 
-# cuDNN on an H200 between matmuls, as in a step (2026-11-21).
+# cuDNN on an H200 within a step (2026-11-21), and 0.93 and 0.91 of what the probe reads between
+# matmuls, its share of those (2026-11-23): at 1024, and heads of 64 at 16384.
 _CUDNN_HOPPER = (
+    AttentionReading(64, 1024, 252e12, 193e12),
     AttentionReading(64, 4096, 340e12, 307e12),
+    AttentionReading(64, 16384, 392e12, 379e12),
+    AttentionReading(128, 1024, 361e12, 253e12),
     AttentionReading(128, 2048, 388e12, 297e12),
     AttentionReading(128, 4096, 480e12, 393e12),
     AttentionReading(128, 8192, 543e12, 427e12),
     # Alone 608 and 537; the share of that in a step (two H200s, cp=2, 2026-11-22) is 0.94.
     AttentionReading(128, 65536, 572e12, 505e12),
+)
+# runtime/engine/kernels/triton_attention.py, 0.93 and 0.91 of the probe's readings (2026-11-23).
+_TRITON_HOPPER = tuple(
+    AttentionReading(head_dim, positions, 0.93e12 * forward, 0.91e12 * backward, TRITON)
+    for head_dim, positions, forward, backward in (
+        (64, 252, 87, 50),
+        (64, 1792, 243, 179),
+        (128, 252, 137, 62),
+        (128, 1792, 304, 214),
+        (128, 7168, 368, 308),
+        (128, 12288, 380, 327),
+        (256, 252, 113, 49),
+        (256, 1024, 307, 137),
+        (256, 1792, 352, 170),
+        (256, 4096, 434, 216),
+        (256, 16384, 499, 254),
+    )
 )
 
 
@@ -76,7 +97,7 @@ H200 = Cluster(
         hbm_bytes_per_s=4.244e12,
         memory_bytes=143771 * 2**20,
         launch_us=3.0,
-        attention_readings=_CUDNN_HOPPER,
+        attention_readings=(*_CUDNN_HOPPER, *_TRITON_HOPPER),
         sources=(
             ("bf16", "measured: median of a Llama's matmuls at M=16384, 614 to 777 Tflop/s"),
             ("f16", "assumed: as bf16"),
@@ -86,8 +107,8 @@ H200 = Cluster(
             ("hbm_bytes_per_s", "measured: a copy, read and write"),
             ("memory_bytes", "measured: as nvidia-smi shows it"),
             _LAUNCH,
-            ("attention_readings", "measured: cuDNN between matmuls, as in a step, 8192 to 16384 "
-                                   "tokens, 32 heads of queries and 8 of keys; alone 1.25 of it"),
+            ("attention_readings", "measured: cuDNN within steps, windows and heads above 128 in "
+                                   "Triton between matmuls, times cuDNN's share of such a reading"),
         ),
     ),
     (
@@ -120,7 +141,7 @@ H100 = Cluster(
         memory_bytes=80 * GIB,
         launch_us=3.0,
         efficiency=0.67,
-        attention_readings=_CUDNN_HOPPER,
+        attention_readings=(*_CUDNN_HOPPER, *_TRITON_HOPPER),
         sources=(
             ("matmul_flops_per_s", "data sheet: NVIDIA H100 Tensor Core GPU architecture, table of "
                                    "peak rates of the SXM5, dense; f32 outside of tensor cores"),

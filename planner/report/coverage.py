@@ -2,26 +2,25 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.ops.questions import implementation
-from meshwright.ir.ops.registry import definition
-from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Plan
 
 from ..hardware.cluster import Cluster, Device
 from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.stage_memory import HOST_SHARE, RESERVED_SHARE
+from .backends import backends
 
 
 def coverage(plan: Plan, cluster: Cluster) -> list[str]:
     """Lines for a report; none is ever left out, so that no number looks surer than it is."""
+    chosen = list(backends(plan, cluster))
     return [
         f"  {line}"
         for line in (
             *_device(plan, cluster.device),
             *_links(cluster),
             *_node(cluster),
-            *dict.fromkeys(_implementations(plan, cluster.device)),
-            *_rest(plan),
+            *dict.fromkeys(chosen),
+            *_rest(plan, any(line.startswith("fell back") for line in chosen)),
         )
     ]
 
@@ -76,23 +75,7 @@ def _said(what: str, source: str | None) -> str:
     return f"{how}: {what}" + (f": {where}" if where else "")
 
 
-def _implementations(plan: Plan, device: Device) -> Iterator[str]:
-    """What computes the ops whose kernels choose by device, dtype and sizes."""
-    sizes = {"B": plan.micro_batch, "S": plan.seq}
-    for piece in plan.pieces:
-        for op in forward_ops(piece.graph):
-            if len(definition(op).implementations) == 1:
-                continue
-            chosen = implementation(op, piece.graph, sizes, device.type)
-            name = "nothing" if chosen is None else chosen.name
-            line = f"{op.target} of {piece.name} is computed by {name} on {device.type}"
-            if chosen is not None and chosen.takes_more:
-                yield f"assumed: {line}; it takes {chosen.takes_more}, which is not counted"
-            else:
-                yield f"chosen: {line}"
-
-
-def _rest(plan: Plan) -> Iterator[str]:
+def _rest(plan: Plan, slower: bool) -> Iterator[str]:
     yield f"assumed: compute beside a collective takes {OVERLAP_PRICE:.0%} of the shared time more"
     yield f"assumed: {RESERVED_SHARE:.0%} of the memory for the driver, links and fragments"
     alone = [p.name for p in plan.pieces if sum(i.piece == p.name for i in plan.instances) == 1]
@@ -101,5 +84,5 @@ def _rest(plan: Plan) -> Iterator[str]:
     others = [line for line in plan.coverage if line not in proofs]
     yield from proofs
     yield from (f"fell back: {line}" for line in others)
-    if not others:
+    if not others and not slower:
         yield "fell back: nothing"

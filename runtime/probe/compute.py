@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..engine.kernels import attention, attention_backward
+from ..engine.kernels.attention import backend_of
 from .timing import Reading, reading_of, seconds_of
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
@@ -23,7 +24,8 @@ class Extent:
     """Sizes to read at, and the seconds for each reading.
 
     rows: of the matmuls, whose weights are those of a Llama of `width`. lengths: of attention, over
-    `tokens` in all. copied_bytes: of a copy.
+    `tokens` in all, for each of head_dims. windowed: (head size, length, window or 0) of attentions
+    that a kernel of ours computes. copied_bytes: of a copy.
     """
 
     rows: int
@@ -33,26 +35,46 @@ class Extent:
     tokens: int
     copied_bytes: int
     each_s: float
+    windowed: tuple[tuple[int, int, int], ...] = ()
 
 
 def extent_of(device: torch.device, full: bool) -> Extent:
     """Return what a probe of a device reads. full: more lengths and heads, and longer."""
     if device.type != "cuda":
         return Extent(64, 512, (64,), (256, 512), 512, 2**26, 1.0 if full else 0.05)
+    windowed = (
+        (64, 4096, 1024),
+        *((128, 4096, window) for window in (128, 1024)),
+        (128, 16384, 4096),
+        (256, 4096, 1024),
+        *((256, length, 0) for length in (1024, 4096, 16384)),
+    )
     if full:
         lengths = (1024, 2048, 4096, 8192, 16384, 65536)
-        return Extent(16384, 4096, (64, 128), lengths, 16384, 2**32, 5.0)
-    return Extent(16384, 4096, (64, 128), (1024, 4096, 16384), 16384, 2**31, 1.0)
+        windowed += ((64, 4096, 128), (256, 4096, 128), (256, 65536, 16384))
+        return Extent(16384, 4096, (64, 128), lengths, 16384, 2**32, 5.0, windowed)
+    return Extent(16384, 4096, (64, 128), (1024, 4096, 16384), 16384, 2**31, 1.0, windowed)
 
 
 @dataclass(frozen=True)
 class AttentionRead:
-    """Flops a second of causal attention, for heads of one size at one length."""
+    """Flops a second of causal attention, for heads of one size at one length.
+
+    window: 0 for none. backend: as `backend_of` names it.
+    """
 
     head_dim: int
-    positions: int
+    length: int
+    window: int
+    backend: str
     forward: Reading
     backward: Reading
+
+    @property
+    def positions(self) -> int:
+        """Return the length of the row without a window whose queries see as many keys."""
+        seen = self.window or self.length
+        return round(seen * (2 - seen / self.length))
 
 
 @contextmanager
@@ -126,31 +148,41 @@ def attention_reads(
     dtype: torch.dtype, device: torch.device, extent: Extent
 ) -> Iterator[AttentionRead]:
     """Yield readings of the attention that programs run, each between matmuls as in a step."""
-    for head_dim, positions in product(extent.head_dims, extent.lengths):
-        yield _attention(dtype, device, extent, head_dim, positions)
+    whole = ((*sizes, 0) for sizes in product(extent.head_dims, extent.lengths))
+    for head_dim, length, window in (*whole, *extent.windowed):
+        yield _attention(dtype, device, extent, head_dim, length, window)
 
 
 def _attention(
-    dtype: torch.dtype, device: torch.device, extent: Extent, head_dim: int, positions: int
+    dtype: torch.dtype,
+    device: torch.device,
+    extent: Extent,
+    head_dim: int,
+    length: int,
+    window: int,
 ) -> AttentionRead:
-    rows = max(1, extent.tokens // positions)
+    rows = max(1, extent.tokens // length)
 
     def heads(count: int) -> Tensor:
-        return torch.randn(rows, positions, count, head_dim, device=device, dtype=dtype)
+        return torch.randn(rows, length, count, head_dim, device=device, dtype=dtype)
 
     q, do, k, v = (heads(n).transpose(1, 2) for n in (HEADS, HEADS, KEY_HEADS, KEY_HEADS))
-    kind = {"scale": head_dim**-0.5, "causal": True, "window": 0, "softcap": 0.0}
+    kind = {"scale": head_dim**-0.5, "causal": True, "window": window, "softcap": 0.0}
     forward = partial(attention, q, k, v, **kind)
     o, lse = forward()
+    each_s = extent.each_s / 2 if window or head_dim not in extent.head_dims else extent.each_s
     backward = partial(attention_backward, do, q, k, v, o, lse, **kind)
     x, w = (torch.randn(n, extent.width, device=device).to(dtype) for n in _sides(extent))
     before = partial(torch.mm, x, w)
-    pairs = rows * HEADS * positions * positions / 2
+    seen = window or length
+    pairs = rows * HEADS * (length * seen - seen * seen / 2)
     return AttentionRead(
         head_dim,
-        positions,
-        seconds_of(forward, device, extent.each_s, before).per(4 * pairs * head_dim),
-        seconds_of(backward, device, extent.each_s, before).per(10 * pairs * head_dim),
+        length,
+        window,
+        backend_of(q, True, window, 0.0),
+        seconds_of(forward, device, each_s, before).per(4 * pairs * head_dim),
+        seconds_of(backward, device, each_s, before).per(10 * pairs * head_dim),
     )
 
 

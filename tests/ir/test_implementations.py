@@ -19,7 +19,7 @@ from meshwright.runtime.engine.kernels.attention import backend_of
 
 WITH_KERNEL = [d for d in DEFINITIONS.values() if d.call.startswith("kernels.")]
 CHOOSING = [d for d in WITH_KERNEL if len(d.implementations) > 1]
-HEADS = (8, 12, 64, 128, 136)
+HEADS = (8, 12, 64, 128, 136, 264)
 OPTIONS = tuple(product((True, False), (0, 4, 8, 16), (0.0, 30.0)))  # causal, window, softcap
 
 

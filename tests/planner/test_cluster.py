@@ -7,6 +7,8 @@ import pytest
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster import (
     KNOWN_BY,
+    TRITON,
+    UNREAD_SHARE,
     AttentionReading,
     ClusterError,
     Sources,
@@ -141,5 +143,14 @@ def test_attention_runs_at_the_readings_of_its_head_size_and_length() -> None:
     assert device.attention_rate(96, 1024) == (3.0, 5.0)  # as near to 64; the larger head's
     assert device.attention_rate(128, 3072) == (4.0, 7.0)
     assert device.attention_rate(256, 8192) == (5.0, 9.0)
+    assert device.attention_rate(128, 2048, TRITON) == (
+        3.0 * UNREAD_SHARE[0], 5.0 * UNREAD_SHARE[1],
+    )  # fmt: skip
+    own = replace(
+        device, attention_readings=(*device.attention_readings, read(256, 512, 6.0, 8.0, TRITON))
+    )
+    assert own.attention_rate(64, 99, TRITON) == (6.0, 8.0)
+    assert own.attention_rate(128, 3072) == (4.0, 7.0)
     without = replace(device, attention_readings=())
+    assert without.attention_rate(64, 1, TRITON) is None
     assert without.attention_rate(64, 1) == without.attention_flops_per_s

@@ -2,11 +2,12 @@
 
 Shapes: q o [B, H, S, D], k v [B, K, S, D] with H a multiple of K, log-sum-exp [B, H, S] in at
 least float32. Backends: `reference` (any device and dtype; scores are materialised), `cpu_flash`
-(float32 and half precision on the CPU), `cudnn` (half precision on CUDA). `backend_of` names the
-choice; `implementations` of the op's definition says the same, and a test compares them.
+(float32 and half precision on the CPU), `cudnn` and `triton` (half precision on CUDA; the latter is
+triton_attention.py, for what the former does not take). `backend_of` names the choice;
+`implementations` of the op's definition says the same, and a test compares them.
 
-The torch ops behind the last two are private by name (leading underscore); this file alone calls
-them, and tests/runtime/test_kernels.py states what it relies on.
+The torch ops behind `cpu_flash` and `cudnn` are private by name (leading underscore); this file
+alone calls them, and tests/runtime/test_kernels.py states what it relies on.
 """
 
 from collections.abc import Callable
@@ -15,18 +16,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .fused_attention import triton, triton_backward
+
 aten = torch.ops.aten
 
 
-def backend_of(q: Tensor, causal: bool, window: int, softcap: float, keys: int = 0) -> str:
-    """The backend for these operands. keys: their number, where queries are a shard of them."""
+def backend_of(
+    q: Tensor, causal: bool, window: int, softcap: float, keys: int = 0, value_dim: int = 0
+) -> str:
+    """The backend for these operands. keys: their number, where queries are a shard of them.
+    value_dim: size of a head of values, where it is not that of queries."""
     unbounded = window == 0 or window >= (keys or q.shape[2])
     plain = causal and softcap == 0.0 and unbounded
     half = q.dtype in (torch.bfloat16, torch.float16)
     if q.is_cuda:
         # cuDNN has no backward for one position, whose attention is its value.
         fits = q.shape[3] % 8 == 0 and q.shape[3] <= 128 and q.shape[2] > 1
-        return "cudnn" if plain and half and fits else "reference"
+        if plain and half and fits:
+            return "cudnn"
+        tiled = q.shape[3] <= 256 and value_dim in (0, q.shape[3])
+        return "triton" if half and tiled else "reference"
     return "cpu_flash" if plain and q.dtype is not torch.float64 else "reference"
 
 
@@ -49,9 +58,9 @@ def attention(
         return mirrored(q, k, v, (start, tail), scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
         return sharded(q, k, v, start, scale, causal, window, softcap)
-    backend = backend_of(q, causal, window, softcap)
-    if backend == "reference":
-        return reference(q, k, v, scale, causal, window, softcap)
+    backend = backend_of(q, causal, window, softcap, value_dim=v.shape[3])
+    if backend in _PLACED:
+        return _PLACED[backend](q, k, v, scale, causal, window, softcap)
     return _fused(backend)(_dense(q), _dense(k), _dense(v), scale, True)
 
 
@@ -84,11 +93,12 @@ def attention_backward(
         return mirrored_backward(do, q, k, v, o, lse, both, scale, causal, window, softcap)
     if q.shape[2] != k.shape[2]:
         return sharded_backward(do, q, k, v, o, lse, start, scale, causal, window, softcap)
-    backend = backend_of(q, causal, window, softcap)
-    if backend != "reference":
-        do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
-        return _fused_backward(backend)(do, q, k, v, o, lse, scale, True)
-    return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap)
+    backend = backend_of(q, causal, window, softcap, value_dim=v.shape[3])
+    if backend in _PLACED:
+        run = _PLACED_BACKWARD[backend]
+        return run(do, q, k, v, o, lse, scale, causal, window, softcap)
+    do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
+    return _fused_backward(backend)(do, q, k, v, o, lse, scale, True)
 
 
 def sharded(
@@ -103,12 +113,14 @@ def sharded(
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries start..stop over the whole sequence's keys.
 
-    Fused backends attend to the keys before `start` (the past) and to the square of the queries'
-    own places; the two are joined by their log-sum-exps (FlashAttention, Dao et al. 2022, 3.1).
+    Backends that cannot place queries attend to the keys before `start` (the past) and to the
+    square of the queries' own places; the two are joined by their log-sum-exps (FlashAttention,
+    Dao et al. 2022, 3.1).
     """
-    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap, k.shape[2])
-    if backend == "reference":
-        return reference(q, k, v, scale, causal, window, softcap, start)
+    stop = start + q.shape[2]
+    backend = backend_of(q, causal, window, softcap, k.shape[2], v.shape[3])
+    if backend in _PLACED:
+        return _PLACED[backend](q, k, v, scale, causal, window, softcap, start)
     q, k, v = (_dense(x) for x in (q, k, v))
     own = _fused(backend)(q, k[:, :, start:stop], v[:, :, start:stop], scale, True)
     if start == 0:
@@ -195,9 +207,11 @@ def sharded_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `sharded`. Each part runs with the joined output and log-sum-exp, whose
     probabilities are those of all keys; keys after the shard get none."""
-    stop, backend = start + q.shape[2], backend_of(q, causal, window, softcap, k.shape[2])
-    if backend == "reference":
-        return reference_backward(do, q, k, v, o, lse, scale, causal, window, softcap, start)
+    stop = start + q.shape[2]
+    backend = backend_of(q, causal, window, softcap, k.shape[2], v.shape[3])
+    if backend in _PLACED:
+        run = _PLACED_BACKWARD[backend]
+        return run(do, q, k, v, o, lse, scale, causal, window, softcap, start)
     fused = _fused_backward(backend)
     do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -351,3 +365,8 @@ def _cudnn_backward(
         0.0, causal, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
+
+
+# Backends that take queries which begin anywhere among the keys.
+_PLACED = {"reference": reference, "triton": triton}
+_PLACED_BACKWARD = {"reference": reference_backward, "triton": triton_backward}

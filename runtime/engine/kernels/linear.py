@@ -1,12 +1,9 @@
 """Linear layers and their two gradients. Legend: N = all leading dims, I in, O out features."""
 
-import sys
-from collections.abc import Callable
-from types import ModuleType
-
 import torch
 from torch import Tensor
-from torch.library import custom_op
+
+from .opaque import opaque
 
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
@@ -33,26 +30,12 @@ def _add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
     grad.addmm_(dy_NO.t(), x.reshape(-1, x.shape[-1]))
 
 
-def _defined() -> Callable[[Tensor, Tensor, Tensor], None]:
-    """The op, defined once a process: every emitted program has a copy of this file, and another
-    definition, or the end of the one that is called, would leave the others a freed one."""
-    held = sys.modules.setdefault(_HOME, ModuleType(_HOME)).__dict__
-    if "add" not in held:
-        op = custom_op(f"{_HOME}::add_linear_weight_grad", mutates_args=("grad",))
-        held["add"] = op(_add_linear_weight_grad)
-        held["add"].register_fake(lambda grad, dy, x: None)
-    return held["add"]
-
-
-_HOME = "meshwright_runtime"
-_add = _defined()
+_add = opaque(_add_linear_weight_grad, lambda grad, dy, x: None, mutates=("grad",))
 
 
 def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
     """Add linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
 
-    An op of its own, so that torch.compile leaves it in place: an addmm_ would become a matmul
-    into another tensor and a copy of that. Elsewhere the plain function does, without dispatch.
+    Opaque, as an addmm_ would become a matmul into another tensor and a copy of that.
     """
-    add = _add if torch.compiler.is_compiling() else _add_linear_weight_grad
-    add(grad, dy, x)
+    _add(grad, dy, x)

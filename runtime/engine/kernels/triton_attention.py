@@ -5,20 +5,22 @@ heads, head sizes up to 256, and queries that begin anywhere among the keys. Sco
 registers, and blocks of keys that a mask hides whole are never read. Blocks that it hides in part
 are masked, the others are not. Exponentials are of base 2, log-sum-exps that go in and out natural.
 
-`attention.py` does not choose it before it was read on a card: `benchmarks/attention.py` does that,
-and finds the blocks that suit one.
+`benchmarks/attention.py` reads its rates on a card, and finds the blocks that suit one.
 
 Shapes: q o do [B, H, S, D], k v [B, K, T, D] with H a multiple of K, log-sum-exp [B, H, S] float32.
 Query i has the place `start + i` among the keys; it sees those up to its own place where `causal`,
 and of them the last `window` where that is above 0. Each query must see a key.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .fused_attention import empty_rows, outputs
 
 LARGEST_HEAD = 256
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -41,11 +43,19 @@ class Tuning(NamedTuple):
     queries: Blocks
 
 
+# Read on an H200 (benchmarks/attention.py --tune, 2026-11-23).
 TUNED = {
-    64: Tuning(Blocks(128, 64, 4, 3), Blocks(64, 128, 8, 2), Blocks(128, 64, 8, 2)),
-    128: Tuning(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 2), Blocks(128, 64, 8, 2)),
-    256: Tuning(Blocks(128, 64, 8, 2), Blocks(32, 64, 8, 2), Blocks(64, 32, 8, 2)),
+    64: Tuning(Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    128: Tuning(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    256: Tuning(Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 3)),
 }
+# For devices whose multiprocessors share less memory: at most 56 KiB.
+LEAN = {
+    64: Tuning(Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
+    128: Tuning(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 2)),
+    256: Tuning(Blocks(64, 32, 8, 1), Blocks(16, 32, 4, 1), Blocks(32, 16, 4, 1)),
+}
+_SHARED = 224 * 2**10  # bytes that TUNED may take
 
 
 class Rule(NamedTuple):
@@ -60,11 +70,10 @@ class Rule(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """Return (o in the dtype of q, log-sum-exp)."""
+    o, lse = outputs(q)
     q, k, v = _whole_rows(q, k, v)
     batch, heads, length, size = q.shape
-    o = torch.empty((batch, heads, length, size), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, length), dtype=torch.float32, device=q.device)
-    blocks = tuned(size).forward
+    blocks = tuned(size, q.device).forward
     _forward[(triton.cdiv(length, blocks.queries), batch * heads)](
         *(q, k, v, o, lse),
         *(step for x in (q, k, v, o) for step in x.stride()[:3]),
@@ -75,12 +84,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor
 
 
 def backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, rule: Rule
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, along: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) in the dtype of their operands."""
-    along = (do.float() * o.float()).sum(-1)  # D of algorithm 2
+    """Return (dq, dk, dv) in the dtype of their operands.
+
+    along: the sums of do * o over D, float32 [B, H, S] (D of algorithm 2).
+    """
     do, q, k, v = _whole_rows(do, q, k, v)
-    lse = lse.contiguous()
+    lse, along = lse.contiguous(), along.contiguous()
     dk, dv = keys_backward(do, q, k, v, lse, along, rule)
     return queries_backward(do, q, k, v, lse, along, rule), dk, dv
 
@@ -88,9 +99,9 @@ def backward(
 def keys_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, along: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor]:
-    """Return (dk, dv). along: the sums of do * o over D, float32 [B, H, S]."""
-    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    blocks = tuned(q.shape[3]).keys
+    """Return (dk, dv)."""
+    dk, dv = empty_rows(k), empty_rows(k)
+    blocks = tuned(q.shape[3], q.device).keys
     _backward_keys[(triton.cdiv(k.shape[2], blocks.keys), k.shape[0] * k.shape[1])](
         *(do, q, k, v, dk, dv, lse, along),
         *(step for x in (do, q, k, v, dk) for step in x.stride()[:3]),
@@ -103,9 +114,9 @@ def keys_backward(
 def queries_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, along: Tensor, rule: Rule
 ) -> Tensor:
-    """Return dq. along: the sums of do * o over D, float32 [B, H, S]."""
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    blocks = tuned(q.shape[3]).queries
+    """Return dq."""
+    dq = empty_rows(q)
+    blocks = tuned(q.shape[3], q.device).queries
     _backward_queries[(triton.cdiv(q.shape[2], blocks.queries), q.shape[0] * q.shape[1])](
         *(do, q, k, v, dq, lse, along),
         *(step for x in (do, q, k, v, dq) for step in x.stride()[:3]),
@@ -141,9 +152,18 @@ def _padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def tuned(size: int) -> Tuning:
-    """Return the blocks for heads of a size."""
-    return TUNED[max(64, _padded(size))]
+def tuned(size: int, device: torch.device) -> Tuning:
+    """Return the blocks for heads of a size on a device."""
+    return (TUNED if _shared_bytes(device) >= _SHARED else LEAN)[max(64, _padded(size))]
+
+
+@lru_cache
+def _shared_bytes(device: torch.device) -> int:
+    """Memory that a kernel may share among the threads of a block."""
+    if device.type != "cuda":
+        return _SHARED
+    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(found["max_shared_mem"])
 
 
 @triton.jit

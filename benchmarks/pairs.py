@@ -1,0 +1,145 @@
+"""Predict steps of many models and plans on one H200, then run them, and compare.
+
+    python benchmarks/pairs.py predict PROGRAMS      here: plans, programs, benchmarks/pairs.csv
+    python benchmarks/pairs.py run PROGRAMS OUT      there: one JSON row a pair into the file OUT
+    python benchmarks/pairs.py compare OUT           the table, raw and scaled by the card's matmuls
+
+The pairs stand in benchmarks/pairs.toml. `predict` writes pairs.csv, which is committed before
+anything runs. `run` gives each pair a process and 75 s, and passes over those that OUT has.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TABLE = HERE / "pairs.csv"
+FIELDS = ("pair", "model", "rows", "seq", "pins", "plan", "step_s", "peak_GiB")
+LIMIT_S = 75
+
+
+def _pairs() -> tuple[dict, dict]:
+    found = tomllib.loads((HERE / "pairs.toml").read_text(encoding="utf-8"))
+    return found["models"], found["pairs"]
+
+
+def predict(programs: Path, only: list[str]) -> None:
+    """Plan and compile each pair, and write what is predicted."""
+    import meshwright as mw
+
+    models, pairs = _pairs()
+    for name, table in models.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        programs.mkdir(parents=True, exist_ok=True)
+        (programs / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    known = {row["pair"]: row for row in _read(TABLE)} if TABLE.exists() else {}
+    for name, (model, rows, seq, pins) in pairs.items():
+        if only and name not in only:
+            continue
+        spec = str(programs / f"{model}.toml") if model in models else model
+        job = mw.Job(seq=seq, global_batch=rows, dtype="bf16", pins=_pins(pins))
+        began = time.perf_counter()
+        try:
+            plan = mw.plan(spec, cluster="h200:1", job=job)
+        except mw.MeshwrightError as error:
+            print(f"{name}: {error}", flush=True)
+            continue
+        mw.compile(plan, programs / name)
+        costs = dict(plan.costs)
+        step, peak = costs["predicted_step_us"] / 1e6, costs["predicted_peak_bytes"] / 2**30
+        said = _decided(plan.decisions)
+        values = (name, model, rows, seq, pins, said, f"{step:.4f}", f"{peak:.2f}")
+        known[name] = dict(zip(FIELDS, map(str, values), strict=True))
+        print(f"{name}: {step:.3f} s, {peak:.1f} GiB ({time.perf_counter() - began:.0f} s)")
+        print(f"    {said}", flush=True)
+        with TABLE.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(known[pair] for pair in pairs if pair in known)
+
+
+def _decided(plan: Any) -> str:
+    """What the search chose: the schedule's cells aside."""
+    away = " offload" if any(piece.offloaded for piece in plan.pieces) else ""
+    size = f"{plan.micro_batch} x {plan.num_microbatches}"
+    return f"{size}, recompute {plan.recompute}, {plan.precision}{away}"
+
+
+def _pins(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(programs: Path, out: Path, limit_s: float) -> None:
+    """Run each pair that `out` does not have yet, until `limit_s` seconds have passed."""
+    done = {row.get("program") for row in _rows(out)} if out.exists() else set()
+    began = time.perf_counter()
+    for row in _read(TABLE):
+        left = limit_s - (time.perf_counter() - began)
+        if row["pair"] in done or not (programs / row["pair"]).is_dir() or left < LIMIT_S / 2:
+            continue
+        step = float(row["step_s"])
+        steps = max(3, min(10, int(12 / step)))
+        command = [sys.executable, str(HERE / "train_step.py"), str(programs / row["pair"])]
+        command += ["--reference", "--steps", str(steps), "--warmup", "2", "--out", str(out)]
+        try:
+            subprocess.run(command, timeout=min(LIMIT_S, left))
+        except subprocess.TimeoutExpired:
+            print(f"{row['pair']}: not done in {LIMIT_S} s", flush=True)
+        print(f"-- {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def compare(out: Path) -> None:
+    """Print the table of errors; the reference before a row scales its time."""
+    said = {row["pair"]: row for row in _read(TABLE)}
+    share, lines, errors = 1.0, [], []
+    for row in _rows(out):
+        if row["what"] == "reference":
+            share = row["matmul_over_catalogue"]
+            continue
+        told = said[row["program"]]
+        step, peak = float(told["step_s"]), float(told["peak_GiB"])
+        raw, scaled = step / row["step_s"] - 1, step / share / row["step_s"] - 1
+        memory = peak / row["peak_GiB"] - 1
+        errors.append((raw, scaled, memory))
+        lines.append(
+            f"| {row['program']} | {told['rows']} x {told['seq']} | {row['step_s']:.3f} | "
+            f"{step:.3f} | {raw:+.1%} | {scaled:+.1%} | {row['peak_GiB']:.2f} | {peak:.2f} | "
+            f"{memory:+.1%} |"
+        )
+    print("| pair | rows x tokens | step s | predicted | error | scaled | peak GiB | predicted |"
+          " error |\n" + "|---" * 9 + "|")  # fmt: skip
+    print("\n".join(lines))
+    for name, column in zip(("raw", "scaled", "memory"), zip(*errors, strict=True), strict=True):
+        sizes = [abs(error) for error in column]
+        print(f"{name}: median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("predict", "run", "compare"))
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="predict these pairs alone")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds for run")
+    given = parser.parse_args()
+    if given.what == "predict":
+        predict(given.paths[0], given.only)
+    elif given.what == "run":
+        run(*given.paths, given.limit)
+    else:
+        compare(given.paths[0])

@@ -1,0 +1,81 @@
+"""Attention is priced as the backend computes it that the kernel chooses."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.mesh import Mesh
+from meshwright.ir.ops.questions import flops
+from meshwright.ir.placement import Placement
+from meshwright.ir.text.graph_text import parse_graph
+from meshwright.planner.cost.counts import number
+from meshwright.planner.cost.graph_work import GraphWork
+from meshwright.planner.cost.op_cost import SOFTCAP_SHARE, Costs
+from meshwright.planner.hardware.cluster import TRITON
+from meshwright.planner.hardware.cluster_file import parse_cluster
+
+CLUSTER = parse_cluster("h200:1")
+SEQ, HEAD = 4096, 64
+
+
+def _graph(dtype: str, window: int, softcap: float = 0.0, causal: bool = True) -> Graph:
+    q, k = f"{dtype}[B, 4, S, {HEAD}]", f"{dtype}[B, 2, S, {HEAD}]"
+    return parse_graph(f"""graph attention
+%q : {q} = input activation "q"
+%k : {k} = input context "k"
+%v : {k} = input context "v"
+%o : {q}; %lse : f32[B, 4, S] = mw.attention(%q, %k, %v, scale=1.0, causal={causal}, \
+window={window}, softcap={softcap})
+return %o
+""")
+
+
+def _costs() -> Costs:
+    return Costs(CLUSTER, Mesh({}), {"B": 2, "S": SEQ})
+
+
+def _us(graph: Graph) -> float:
+    (op,) = (op for op in graph.ops if op.target == "mw.attention")
+    whole = Placement(((),) * 4)
+    return _costs().op_us(op, (whole,) * 3, (whole, Placement(((),) * 3)), GraphWork(graph).of["o"])
+
+
+@pytest.mark.parametrize(("window", "length"), list(product((1, 3, 8, 20), (1, 5, 8, 33))))
+def test_flops_count_the_pairs_of_a_window(window: int, length: int) -> None:
+    """Half of the diagonals at both edges is left out, as in causal attention without a window."""
+    graph = _graph("bf16", window)
+    (op,) = (op for op in graph.ops if op.target == "mw.attention")
+    i, j = torch.arange(length).unsqueeze(1), torch.arange(length)
+    seen = int(((j <= i) & (j > i - window)).sum())
+    counted = number(flops(op, graph), {"B": 1, "S": length}) / (4 * 4 * HEAD)
+    edge = min(window, length) / 2
+    assert counted == pytest.approx(seen - edge, abs=0.51)
+
+
+def test_a_window_runs_at_the_readings_of_rows_that_see_as_many_keys() -> None:
+    device, window = CLUSTER.device, 1024
+    alike = window * (2 - window / SEQ)
+    rates = device.attention_rate(HEAD, alike, TRITON)
+    assert rates is not None
+    pairs = 2 * 4 * (SEQ * window - window * window / 2)
+    expected = 4 * pairs * HEAD / rates[0] * 1e6 + device.launch_us
+    assert _us(_graph("bf16", window)) == pytest.approx(expected)
+    capped = 4 * pairs * HEAD / (rates[0] * SOFTCAP_SHARE[0]) * 1e6 + device.launch_us
+    assert _us(_graph("bf16", window, 30.0)) == pytest.approx(capped)
+
+
+def test_a_window_as_long_as_the_row_runs_as_the_whole() -> None:
+    assert _us(_graph("bf16", SEQ)) == _us(_graph("bf16", 0))
+
+
+def test_without_a_fused_kernel_scores_are_read_written_and_held() -> None:
+    device, graph = CLUSTER.device, _graph("f32", 0)
+    scores = 2 * 4 * SEQ * SEQ
+    moved = 6 * 4 * scores / device.hbm_bytes_per_s * 1e6
+    busy = 4 * HEAD * scores / device.matmul_rate("f32") * 1e6
+    assert _us(graph) == pytest.approx(max(moved, busy), rel=0.02)
+    (op,) = (op for op in graph.ops if op.target == "mw.attention")
+    held = _costs().scores(op, GraphWork(graph).of["o"], (Placement(((),) * 4),) * 3)
+    assert held is not None and held.held_bytes == 2 * 4 * scores
