@@ -3,7 +3,9 @@
 import gc
 import importlib.util
 import itertools
+import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -372,3 +374,42 @@ def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
         added = kernels.add_linear_cross_entropy_backward(grad, *given, softcap=softcap, start=0)
         torch.testing.assert_close(added, found[0][0])
         torch.testing.assert_close(grad.double(), 1 + wanted[1][:rows], **close)
+
+
+def test_compiled_cross_entropy_holds_the_gradient_of_one_chunk_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text that torch.compile writes, where gradients are summed in another type than w's."""
+    from torch._inductor.utils import run_and_get_code
+
+    rows, vocab = 24, 4096
+    monkeypatch.setattr(cross_entropy_file, "CHUNK_ELEMENTS", 8 * vocab)
+    x, w = torch.randn(rows, 16, dtype=torch.bfloat16), torch.randn(vocab, 16, dtype=torch.bfloat16)
+    labels, grad, ones = torch.randint(vocab, (rows,)), torch.zeros(vocab, 16), torch.ones(rows)
+    logits = x @ w.t()
+    backward = partial(kernels.add_linear_cross_entropy_backward, softcap=0.0, start=0)
+    given = (ones, -ones, x, w, labels, logits.float().logsumexp(1), logits)
+    wanted = torch.zeros_like(grad)
+    dx = backward(wanted, *given)
+    compiled = torch.compile(backward, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        found, (text,) = run_and_get_code(compiled, grad, *given)
+    torch.testing.assert_close(found, dx, **LOOSE[torch.bfloat16])
+    torch.testing.assert_close(grad, wanted, **LOOSE[torch.bfloat16])
+    assert _most_alive(text, vocab) == 1
+
+
+def _most_alive(text: str, columns: int) -> int:
+    """Most buffers [any, columns] that generated text holds at once, the parameter's aside."""
+    made = rf"(buf\d+) = empty_strided_cpu\(\(\d+, {columns}\)"
+    alive: set[str] = set()
+    most = 0
+    for line in text[text.index("def call(") :].splitlines():
+        if (found := re.search(made, line)) is not None:
+            alive.add(found[1])
+        if (found := re.search(r"(buf\d+) = (buf\d+); del \2  # reuse", line)) is not None:
+            alive = {found[1] if name == found[2] else name for name in alive}
+        elif (found := re.match(r"\s*del (buf\d+)", line)) is not None:
+            alive.discard(found[1])
+        most = max(most, len(alive))
+    return most

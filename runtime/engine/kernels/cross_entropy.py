@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .linear import add_linear_weight_grad
+from .linear import add_linear_weight_grad, linear_input_grad
+from .opaque import opaque
 
 CHUNK_ELEMENTS = 2048 * 131072  # logits of one chunk: 0.5 GiB in bf16
 
@@ -114,11 +115,20 @@ def add_linear_cross_entropy_backward(
         parts = logits.view(-1, w.shape[0]).split(size)
     for x_part, part, dl, dp, label, norm in zip(x_parts, parts, *flat, strict=True):
         dlogits = _dlogits(part, dl, dp, label, norm, softcap, start)
-        dx.append(dlogits @ w)
-        add_linear_weight_grad(dw, dlogits, x_part)
+        dx.append(_both_grads(dw, dlogits, x_part, w))
     if dw is not grad:
         grad.add_(dw)
     return torch.cat(dx).view(x.shape)
+
+
+def _linear_grads(dw: Tensor, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """Return linear_input_grad(dy, w); adds linear_weight_grad(dy, x) to dw."""
+    add_linear_weight_grad(dw, dy, x)
+    return linear_input_grad(dy, w)
+
+
+# One op for both, as torch.compile would put off the matmuls of dx and hold every chunk's dlogits.
+_both_grads = opaque(_linear_grads, lambda dw, dy, x, w: dy.new_empty(x.shape), mutates=("dw",))
 
 
 def _dlogits(
