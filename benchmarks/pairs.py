@@ -81,11 +81,13 @@ def _read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def run(programs: Path, out: Path, limit_s: float) -> None:
+def run(programs: Path, out: Path, limit_s: float, only: list[str]) -> None:
     """Run each pair that `out` does not have yet, until `limit_s` seconds have passed."""
     done = {row.get("program") for row in _rows(out)} if out.exists() else set()
     began = time.perf_counter()
-    for row in _read(TABLE):
+    table = {row["pair"]: row for row in _read(TABLE)}
+    for name in only or table:
+        row = table[name]
         left = limit_s - (time.perf_counter() - began)
         if row["pair"] in done or not (programs / row["pair"]).is_dir() or left < LIMIT_S / 2:
             continue
@@ -134,12 +136,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("predict", "run", "compare"))
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--only", nargs="*", default=[], help="predict these pairs alone")
+    parser.add_argument("--only", nargs="*", default=[], help="these pairs alone, in this order")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for run")
     given = parser.parse_args()
     if given.what == "predict":
         predict(given.paths[0], given.only)
     elif given.what == "run":
-        run(*given.paths, given.limit)
+        run(*given.paths, given.limit, given.only)
     else:
         compare(given.paths[0])
