@@ -57,8 +57,9 @@ def main() -> None:
 
 
 def _start() -> torch.device:
-    # As the programs' own entry has it (runtime/launch/worker.py).
+    # As the programs' own entry has it (runtime/launch/entry.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":

@@ -34,6 +34,9 @@ def main(folder: Path) -> None:
     given = parser.parse_args()
     # Streams share this many queues of the device, and one that waits blocks those behind it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Buffers of several GiB find room where smaller ones were freed.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)
