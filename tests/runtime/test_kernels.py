@@ -328,10 +328,17 @@ def _plain_cross_entropy(
 @pytest.mark.parametrize(
     ("shards", "softcap", "chunk"), list(itertools.product((1, 3), (0.0, 2.0), (1, 24, 2**20)))
 )
+@pytest.mark.parametrize("rows_of_a_tile", (1, 5))
 def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
-    shards: int, softcap: float, chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    rows_of_a_tile: int,
+    shards: int,
+    softcap: float,
+    chunk: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cross_entropy_file, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(cross_entropy_file, "ROWS", {"cpu": rows_of_a_tile})
     x, w, labels, dlse, dpicked = _cross_entropy_case(dtype)
     exact = [t.double().requires_grad_() for t in (x, w)]
     want = _plain_cross_entropy(*exact, labels, softcap)
