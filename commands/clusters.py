@@ -25,6 +25,7 @@ MEANINGS = {
     "hbm_bytes_per_s": "memory bandwidth of a device, reads and writes together",
     "memory_bytes": "of a device",
     "launch_us": "least time of a kernel, with its launch queued ahead",
+    "call_us": "of the host's time, to issue one compiled function; 0 where it is the device",
     "efficiency": "share of the rates below that large matmuls reach; 1 where they were measured",
     "attention_flops_per_s": "forward and backward of the fused kernel; without it the matmul rate",
     "alpha_us": "latency of a collective over these links",

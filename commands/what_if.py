@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
         metavar="NAME=V,V",
         help="values to try, repeatable: nodes, devices_per_node, seq, global_batch, "
         "device.memory_gb (GiB), device.matmul, device.bandwidth (GB/s), device.launch_us, "
-        "link.NAME.bandwidth (GB/s), link.NAME.latency (us), host.memory_gb, host.bandwidth; xF "
-        "is a factor",
+        "device.call_us, link.NAME.bandwidth (GB/s), link.NAME.latency (us), host.memory_gb, "
+        "host.bandwidth; xF is a factor",
     )
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a row")
     parser.add_argument("--global-batch", type=int, metavar="N", help="rows of an optimizer step")

@@ -1,5 +1,6 @@
 """What one step gives, by the program and by the module alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,11 +47,27 @@ class Outcome:
 
 
 def random_batch(
-    rows: int, seq: int, vocab: int, seed: int, own_loss: OwnLoss | None = None
+    rows: int,
+    seq: int,
+    vocab: int,
+    seed: int,
+    own_loss: OwnLoss | None = None,
+    named: Sequence[int] = (),
 ) -> Batch:
-    """Draw a batch of which the first row and some more labels do not count."""
+    """Draw a batch of which the first row and some more labels do not count.
+
+    named: tokens that the module may ask for. A third of all are drawn from these and from the
+    first and last ids, where padding and ends of text lie, and a sixth repeat the one before.
+    """
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, vocab, (rows, seq), generator=generator)
-    labels = torch.randint(0, vocab, (rows, seq), generator=generator)
+
+    def drawn(most: int) -> Tensor:
+        return torch.randint(0, most, (rows, seq), generator=generator)
+
+    tokens, labels, kinds = drawn(vocab), drawn(vocab), drawn(6)
+    known = {token for token in (0, 1, 2, 3, vocab - 1, *named) if 0 <= token < vocab}
+    special = torch.tensor(sorted(known))[drawn(len(known))]
+    tokens = torch.where(kinds < 2, special, tokens)
+    tokens = torch.where(kinds == 5, tokens.roll(1, dims=1), tokens)
     labels[0, ::2] = IGNORED
     return Batch(tokens, labels, own_loss)

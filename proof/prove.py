@@ -6,6 +6,8 @@ and on other weights each time; its loss and every gradient equal the module's t
 plan's dtype they are as near to float64 as three times the module's own rounding.
 """
 
+import math
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.capture.fx import torch_dtype
 from meshwright.ir.capture.own_loss import OwnLoss
-from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.errors import ProofError
 from meshwright.ir.graph import Graph
 from meshwright.ir.sizes import evaluate, num_elements
@@ -43,6 +45,7 @@ _UNFOLLOWED = (
     "Its forward does what capture does not follow; train it with PyTorch, or report it with the "
     "module"
 )
+_NAMED = 64  # numbers of a graph, at most, that are drawn as tokens
 _MOVED = 0.03  # of weights from their initial values, as a standard deviation
 
 
@@ -80,6 +83,27 @@ def parameter_bytes(traced: Traced) -> int:
     """Bytes of all parameters of a captured model."""
     values = [i.value for i in traced.graph.inputs_of("param")]
     return sum(evaluate(num_elements(v.shape), {}) * ITEM_BYTES[v.dtype] for v in values)
+
+
+def named_tokens(traced: Traced) -> tuple[int, ...]:
+    """Return the tokens by whose ids a module may treat them: what it does with one shows only
+    where that is drawn. Those that integers are compared or calculated with, and those beside, and
+    the elements of short tables of integers."""
+    values = traced.graph.values
+    numbers: set[int] = set()
+    for op in traced.graph.ops:
+        if any(values[name].dtype not in FLOATS for name in op.inputs if name):
+            numbers.update(int(n) for _, n in op.attrs if _is_whole(n))
+    for _, dtype, shape, data in traced.constants:
+        if dtype not in FLOATS and math.prod(map(int, shape)) <= _NAMED:
+            table = torch.frombuffer(bytearray(b64decode(data)), dtype=torch_dtype(dtype))
+            numbers.update(map(int, table.tolist()))
+    near = {n + step for n in numbers for step in (-1, 0, 1)}
+    return tuple(sorted(n for n in near if 0 <= n < traced.vocab_size))[:_NAMED]
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) or (isinstance(number, float) and number.is_integer())
 
 
 def prove(subject: Subject, traced: Traced) -> None:
@@ -157,7 +181,8 @@ class _Trial:
     def batch(self) -> Batch:
         rows = self.variant.rows * self.variant.microbatches
         vocab, own_loss = self.subject.vocab_size, self.subject.own_loss
-        return random_batch(rows, self.variant.seq, vocab, self.seed, own_loss)
+        named = named_tokens(self.traced)
+        return random_batch(rows, self.variant.seq, vocab, self.seed, own_loss, named)
 
     def outcomes(self) -> tuple[Outcome, Outcome]:
         """The module's outcome, and the program's on the same rows in another order."""
@@ -266,7 +291,8 @@ def _prove_rounding(
     rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
     variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
     vocab, own_loss = subject.vocab_size, subject.own_loss
-    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss)
+    named = named_tokens(traced)
+    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss, named)
     exact = run_module(module, rounded, batch, subject.name, norm_epsilon(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)
     found = run_program(one_rank_plan(traced, variant), rounded, batch)

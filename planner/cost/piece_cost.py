@@ -23,6 +23,7 @@ class Phase:
     """One function of a piece: us by kind, and the most bytes it has alive beside its inputs.
 
     copies_us: what copies to or from the host take from it of the device's memory bandwidth.
+    call_us: of the host, to issue it; the device waits where it takes less.
     """
 
     matmul_us: float
@@ -31,11 +32,21 @@ class Phase:
     collective_us: float
     peak_bytes: float
     copies_us: float = 0.0
+    call_us: float = 0.0
 
     @property
     def us(self) -> float:
+        return max(self.device_us, self.call_us)
+
+    @property
+    def device_us(self) -> float:
         compute_us = self.matmul_us + self.attention_us + self.pointwise_us
         return compute_us + self.collective_us + self.copies_us
+
+    @property
+    def waiting_us(self) -> float:
+        """The device's time that waits for the host."""
+        return self.us - self.device_us
 
 
 NOTHING = Phase(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -244,7 +255,9 @@ def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -
     us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
     for op in work.graph.ops:
         us[definition(op).lane] += op_us(op, work, placements, costs)
-    return Phase(us["matmul"], us["attention"], us["pointwise"], us["collective"], peak_bytes)
+    call_us = costs.cluster.device.call_us
+    matmul, attention, pointwise, collective = us.values()
+    return Phase(matmul, attention, pointwise, collective, peak_bytes, call_us=call_us)
 
 
 def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:

@@ -28,6 +28,11 @@ TRITON = "triton"  # the backend of attention that is ours, and has readings of 
 # and 64 on an H200 (benchmarks/README.md, 2026-11-23).
 UNREAD_SHARE = (0.65, 0.6)
 
+# Host's time of one compiled function on the CPUs of H200s: 0.59 s a step of 1,664 of them (a Llama
+# of 125M, 32 micro-batches of one row of 512), less 40 us for each op that has become cheaper since
+# (2026-11-23; 0.56 s of 1,600 for GPT-2 medium; runs differ by 30%).
+CALL_US = 290.0
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -38,7 +43,8 @@ class Device:
     attention_flops_per_s: (forward, backward) of the vendor's fused kernel; None: the matmul rate.
     attention_readings: the same by backend, head size and positions, where they were measured.
     sources: by field; a rate of one element type may have its own, by the name of the type.
-    type: as torch names it, cuda or cpu.
+    type: as torch names it, cuda or cpu. call_us: of the host's time, to issue one compiled
+    function of a segment; 0 where the host is the device.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Device:
     attention_readings: tuple["AttentionReading", ...] = ()
     sources: Sources = ()
     type: str = DEVICES[0]
+    call_us: float = 0.0
 
     def matmul_rate(self, dtype: str) -> float:
         """Flops per second reached in `dtype`; a type without a rate runs at the slowest one."""

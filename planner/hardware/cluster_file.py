@@ -35,7 +35,7 @@ def format_cluster(cluster: Cluster) -> str:
                              " host_memory_bytes"), *_source_lines("sources", cluster.sources),
              "", "[device]"]  # fmt: skip
     device = cluster.device
-    lines += _pairs(device, "name type hbm_bytes_per_s memory_bytes launch_us efficiency")
+    lines += _pairs(device, "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency")
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     if device.attention_readings:
@@ -125,6 +125,7 @@ def _device_of(table: dict) -> Device:
         ),
         _sources_of(table),
         str(table.get("type", DEVICES[0])),
+        float(table.get("call_us", 0.0)),
     )
 
 
@@ -170,6 +171,8 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     for name, value in positive.items():
         if value <= 0:
             raise ClusterError(f"{where}: {name} is {value}, must be above 0")
+    if device.call_us < 0:
+        raise ClusterError(f"{where}: device.call_us is {device.call_us}, must be 0 or more")
     read = [(r.head_dim, r.positions, r.backend) for r in device.attention_readings]
     if twice := [pair for pair in read if read.count(pair) > 1]:
         head_dim, positions, _ = twice[0]

@@ -4,9 +4,10 @@ There is no switch: a group of n has n - 1 links a device, so two devices get a 
 eight get. The curves of the smaller groups say so.
 """
 
-from .cluster import COLLECTIVES, WIRE_SHARE, Cluster, Curve, Device, LinkLevel
+from .cluster import CALL_US, COLLECTIVES, WIRE_SHARE, Cluster, Curve, Device, LinkLevel
 
 GIB = 2**30
+_CALL = ("call_us", "assumed: as H200")
 _FABRIC_US = 60.0
 # Bus bandwidth of an all_reduce of 4 GB over 8 devices was read as 312.9 GB/s, over 2 as 47.7.
 _PAIR_BYTES_PER_S = 312.9e9 / 7
@@ -43,6 +44,7 @@ MI300X = Cluster(
         hbm_bytes_per_s=0.81 * 5.3e12,
         memory_bytes=192 * GIB,
         launch_us=5.0,
+        call_us=CALL_US,
         efficiency=0.45,
         attention_flops_per_s=(0.35 * 1307.4e12, 0.25 * 1307.4e12),
         sources=(
@@ -51,6 +53,7 @@ MI300X = Cluster(
             ("hbm_bytes_per_s", f"published: 81% of the data sheet's 5.3 TB/s ({_ANALYSIS})"),
             ("memory_bytes", "data sheet: 192 GiB (AMD GPU specifications, ROCm documentation)"),
             ("launch_us", "assumed"),
+            _CALL,
             ("attention_flops_per_s", "assumed: 0.35 and 0.25 of the data sheet's rate"),
         ),
     ),

@@ -4,9 +4,10 @@ The GeForce cards run f16, bf16 and fp8 at half rate where sums are kept in floa
 keeps them: those are the rates here. They are sold one by one, so nodes are assumed.
 """
 
-from .cluster import Cluster, Device, LinkLevel, Sources
+from .cluster import CALL_US, Cluster, Device, LinkLevel, Sources
 
 GIB = 2**30
+_CALL = ("call_us", "assumed: as H200")
 _LAUNCH = ("launch_us", "assumed: as H200")
 _ADA = "NVIDIA Ada GPU architecture whitepaper"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper"
@@ -34,6 +35,7 @@ L40S = Cluster(
         hbm_bytes_per_s=0.88 * 864e9,
         memory_bytes=46068 * 2**20,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.6,
         attention_flops_per_s=(0.45 * 362e12, 0.35 * 362e12),
         sources=(
@@ -45,6 +47,7 @@ L40S = Cluster(
             ("memory_bytes", "published: 46068 MiB with ECC, as nvidia-smi shows it on several "
                              "hosts; data sheet 48 GB"),
             _LAUNCH,
+            _CALL,
             ("attention_flops_per_s", "assumed: 0.45 and 0.35 of the data sheet's rate"),
         ),
     ),
@@ -71,6 +74,7 @@ RTX4090 = Cluster(
         hbm_bytes_per_s=0.88 * 1008e9,
         memory_bytes=24 * GIB,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.85,
         attention_flops_per_s=(0.7 * 165.2e12, 0.55 * 165.2e12),
         sources=(
@@ -80,6 +84,7 @@ RTX4090 = Cluster(
             ("hbm_bytes_per_s", f"assumed: 0.88 of 1,008 GB/s ({_ADA}), as read on H200"),
             ("memory_bytes", f"data sheet: 24 GB ({_ADA})"),
             _LAUNCH,
+            _CALL,
             ("attention_flops_per_s", "assumed: 0.7 and 0.55 of the whitepaper's rate"),
         ),
     ),
@@ -104,6 +109,7 @@ RTX5090 = Cluster(
         hbm_bytes_per_s=0.88 * 1792e9,
         memory_bytes=32607 * 2**20,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.85,
         attention_flops_per_s=(0.7 * 209.5e12, 0.55 * 209.5e12),
         sources=(
@@ -115,6 +121,7 @@ RTX5090 = Cluster(
             ("memory_bytes", "published: 32607 MiB, as nvidia-smi shows it on several hosts; "
                              "whitepaper 32 GB"),
             _LAUNCH,
+            _CALL,
             ("attention_flops_per_s", "assumed: 0.7 and 0.55 of the whitepaper's rate"),
         ),
     ),

@@ -6,7 +6,7 @@ only: half of that is dense. The bandwidth of NVLink and PCIe counts both direct
 it is one. "GB" of device memory are 2**30 bytes there.
 """
 
-from .cluster import TRITON, AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
+from .cluster import CALL_US, TRITON, AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
 
 GIB = 2**30
 # NCCL on the H200 host: us at the sizes below, by (collective, ranks).
@@ -29,6 +29,7 @@ _NCCL_H200_US = {
     ("send_recv", 8): (64, 71, 151, 873, 1576),
 }
 _LAUNCH = ("launch_us", "assumed: shortest kernel on the stream, launches queued ahead")
+_CALL = ("call_us", "measured: compiled functions of small models on H200s, 30% apart by run")
 _PODS = "NVIDIA DGX BasePOD reference architecture, core components"
 _HOPPER_NODE: Sources = (
     ("devices_per_node", f"data sheet: eight GPUs ({_PODS}, DGX H200 and H100)"),
@@ -97,6 +98,7 @@ H200 = Cluster(
         hbm_bytes_per_s=4.244e12,
         memory_bytes=143771 * 2**20,
         launch_us=3.0,
+        call_us=CALL_US,
         attention_readings=(*_CUDNN_HOPPER, *_TRITON_HOPPER),
         sources=(
             ("bf16", "measured: median of a Llama's matmuls at M=16384, 614 to 777 Tflop/s"),
@@ -107,6 +109,7 @@ H200 = Cluster(
             ("hbm_bytes_per_s", "measured: a copy, read and write"),
             ("memory_bytes", "measured: as nvidia-smi shows it"),
             _LAUNCH,
+            _CALL,
             ("attention_readings", "measured: cuDNN within steps, windows and heads above 128 in "
                                    "Triton between matmuls, times cuDNN's share of such a reading"),
         ),
@@ -140,6 +143,7 @@ H100 = Cluster(
         hbm_bytes_per_s=0.88 * 3.35e12,
         memory_bytes=80 * GIB,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.67,
         attention_readings=(*_CUDNN_HOPPER, *_TRITON_HOPPER),
         sources=(
@@ -150,6 +154,7 @@ H100 = Cluster(
                                 "H200 (4.24 of 4.8)"),
             ("memory_bytes", "data sheet: 80 GB (NVIDIA H100 datasheet)"),
             _LAUNCH,
+            _CALL,
             ("attention_readings", "assumed: as measured on H200, the same chip"),
         ),
     ),
@@ -177,6 +182,7 @@ A100 = Cluster(
         hbm_bytes_per_s=0.88 * 2.039e12,
         memory_bytes=80 * GIB,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.8,
         attention_flops_per_s=(190e12, 160e12),
         sources=(
@@ -187,6 +193,7 @@ A100 = Cluster(
                                 "H200"),
             ("memory_bytes", "data sheet: 80 GB (NVIDIA A100 datasheet)"),
             _LAUNCH,
+            _CALL,
             ("attention_flops_per_s", "assumed: 0.61 and 0.51 of the data sheet's rate, inside the "
                                       "50 to 73% of FlashAttention-2 (arXiv 2307.08691)"),
         ),
@@ -220,6 +227,7 @@ B200 = Cluster(
         hbm_bytes_per_s=0.88 * 8e12,
         memory_bytes=183359 * 2**20,
         launch_us=3.0,
+        call_us=CALL_US,
         efficiency=0.67,
         attention_flops_per_s=(0.49 * 2250e12, 0.4 * 2250e12),
         sources=(
@@ -232,6 +240,7 @@ B200 = Cluster(
             ("memory_bytes", "published: 183359 MiB, as nvidia-smi shows it on several hosts; data "
                              "sheet 180 GB"),
             _LAUNCH,
+            _CALL,
             ("attention_flops_per_s", "assumed: H200's shares of the data sheet's rate, at 4096 "
                                       "positions of head size 128"),
         ),

@@ -80,11 +80,22 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
         f"  forward {work.forward.us:,.0f} us, backward {work.backward.us:,.0f} us "
         f"({work.again_us:,.0f} of it computing again); keeps {gib(work.kept_bytes)}"
         + (f", {gib(work.away_bytes)} more in the host's memory" if work.away_bytes else ""),
+        *_waiting(work),
     ]
     for phase in _PHASES:
         lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by"]
         lines += [op.line for op in cost.ops if op.phase == phase]
     return "\n".join(lines)
+
+
+def _waiting(work: PieceWork) -> Iterator[str]:
+    """What the ops below do not add up to."""
+    us = [phase.waiting_us for phase in (work.forward, work.backward)]
+    if any(us):
+        yield (
+            f"  the device waits for the host to issue it: {us[0]:,.0f} us in forward, "
+            f"{us[1]:,.0f} us in backward"
+        )
 
 
 def segment_facts(plan: Plan, name: str, cluster: Cluster) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from ..simulate.step_model import StepModel, Unit
 
 # Kinds of time. Of links the name follows.
 COMPUTE, MEMORY, AGAIN, BUBBLE = "compute", "memory traffic", "recompute", "bubble"
+HOST = "host"  # the device waits for functions to be issued
 
 
 def shares_of(
@@ -36,7 +37,8 @@ def shares_of(
         update = min(model.optimizer_us[rank], max(end, 0.0))
         add(COMPUTE, kinds[COMPUTE] - again)
         add(AGAIN, again)
-        add(MEMORY, busy - kinds[COMPUTE] - kinds["links"] + update)
+        add(MEMORY, busy - kinds[COMPUTE] - kinds["links"] - kinds[HOST] + update)
+        add(HOST, kinds[HOST])
         add(f"link {inner}", kinds["links"])
         add(BUBBLE, bubble)
         add(f"link {outer}", timeline.exposed_us[rank] + end - update)
@@ -50,7 +52,11 @@ def _busy(units: list[Unit], microbatches: int) -> dict[str, float]:
     def total(*names: str) -> float:
         return microbatches * sum(getattr(phase, name) for phase in phases for name in names)
 
-    return {COMPUTE: total("matmul_us", "attention_us"), "links": total("collective_us")}
+    return {
+        COMPUTE: total("matmul_us", "attention_us"),
+        "links": total("collective_us"),
+        HOST: total("waiting_us"),
+    }
 
 
 def _link(cluster: Cluster, mesh: Mesh) -> str:

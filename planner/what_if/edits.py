@@ -179,6 +179,7 @@ _CHANGES: dict[str, _Change] = {
     "device.matmul": _matmul,
     "device.bandwidth": _of_device("hbm_bytes_per_s", 1e9),
     "device.launch_us": _of_device("launch_us", 1.0),
+    "device.call_us": _of_device("call_us", 1.0),
     "host.memory_gb": _of_host("host_memory_bytes", _GIB),
     "host.bandwidth": _of_host("host_link_bytes_per_s", 1e9),
 }

@@ -113,7 +113,12 @@ def test_a_segments_ops_add_up_to_its_functions() -> None:
     text = explain_segment(plan, "ffn", CLUSTER)
     rows = re.findall(r"^    \S.{41} +([0-9.,]+) ", text, re.MULTILINE)
     total = sum(float(row.replace(",", "")) for row in rows)
-    assert total == pytest.approx(work.forward.us + work.backward.us, abs=0.05 * len(rows))
+    phases = (work.forward, work.backward)
+    device_us = sum(phase.device_us for phase in phases)
+    assert total == pytest.approx(device_us, abs=0.05 * len(rows))
+    assert all(phase.us == CLUSTER.device.call_us > phase.device_us for phase in phases)
+    waits = [f"{phase.us - phase.device_us:,.0f} us" for phase in phases]
+    assert f"{waits[0]} in forward, {waits[1]} in backward" in text
 
 
 def test_commands_explain_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

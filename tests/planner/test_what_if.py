@@ -80,12 +80,19 @@ def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_priced_elsewhere() -> None:
-    """Twice the matmul rate takes less time; where the plan does not fit, that is said."""
+    """What the device waits for the host is said, and twice the matmul rate takes less time
+    without; where the plan does not fit, that is said."""
     made = plan("tiny-llama", cluster="h200:2", job=ASKED)
     sweeps = ["device.matmul=x1,x2", "device.memory_gb=140,0.001"]
     same, small, fast, _ = priced(made, clusters=["h200:2"], sweeps=sweeps)
     assert same.step is not None and fast.step is not None and small.step is None
-    assert same.step.step_us == made.costs["predicted_step_us"] > fast.step.step_us
+    assert same.step.step_us == made.costs["predicted_step_us"] >= fast.step.step_us
+    assert same.step.limit == "host"
+    slow, fast = priced(
+        made, clusters=["h200:2"], sweeps=["device.call_us=0.001", "device.matmul=x1,x2"]
+    )
+    assert slow.step is not None and fast.step is not None
+    assert same.step.step_us > slow.step.step_us > fast.step.step_us
     assert small.why.endswith(" of 0.9 MiB usable")
     (other,) = priced(made, clusters=["h200:4"])
     assert other.why == "devices: the plan has 2, the point 4"

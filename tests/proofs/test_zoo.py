@@ -4,7 +4,9 @@ import re
 
 import proofs.zoo_of_states  # noqa: F401  (adds its modules)
 import pytest
+import torch
 from proofs.zoo import VOCAB, ZOO
+from torch import Tensor, nn
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import CaptureError
@@ -72,3 +74,52 @@ def test_is_refused_in_one_line(name: str) -> None:
     message = str(caught.value)
     assert re.search(REFUSED[name], message), message
     assert "\n" not in message
+
+
+WIDE = 5000
+
+
+class _CountsTokens(nn.Module):
+    """Divides by how often the whole batch holds some tokens of a large vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WIDE, 8)
+        self.head = nn.Linear(8, WIDE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens).tanh() / (1 + self.counted(tokens).sum()))
+
+    def counted(self, tokens: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _Ends(_CountsTokens):
+    def counted(self, tokens: Tensor) -> Tensor:
+        return tokens == 2
+
+
+class _OneFarAway(_CountsTokens):
+    def counted(self, tokens: Tensor) -> Tensor:
+        return tokens == 3777
+
+
+class _Listed(_CountsTokens):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.tensor([4001, 4444]))
+
+    def counted(self, tokens: Tensor) -> Tensor:
+        return (tokens.unsqueeze(-1) == self.ids).any(-1)
+
+
+class _Repeats(_CountsTokens):
+    def counted(self, tokens: Tensor) -> Tensor:
+        return tokens[:, 1:] == tokens[:, :-1]
+
+
+@pytest.mark.parametrize("made", [_Ends, _OneFarAway, _Listed, _Repeats])
+def test_a_batch_that_is_looked_at_for_rare_tokens_is_refused(made: type[nn.Module]) -> None:
+    """Tokens drawn evenly would hold none of them."""
+    with pytest.raises(CaptureError, match="rows see each other, or their number is used"):
+        prove(Subject("counts", made, WIDE, None), trace(made, "counts", "f64", WIDE))
