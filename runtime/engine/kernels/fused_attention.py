@@ -3,21 +3,10 @@
 Triton is imported by the first call. Shapes: see triton_attention.py.
 """
 
-import torch
 from torch import Tensor
 
+from .attention_buffers import empty_rows, outputs
 from .opaque import opaque
-
-
-def outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return empty (o, log-sum-exp); heads lie in o as in q."""
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    return empty_rows(q), lse
-
-
-def empty_rows(x: Tensor) -> Tensor:
-    """Return an empty tensor as x, the elements of a head beside each other."""
-    return torch.empty_like(x) if x.stride(-1) == 1 else torch.empty_like(x.contiguous())
 
 
 def _attention(

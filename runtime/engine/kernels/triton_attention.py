@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fused_attention import empty_rows, outputs
+from .attention_buffers import empty_rows, outputs
 
 LARGEST_HEAD = 256
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
