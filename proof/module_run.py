@@ -1,5 +1,7 @@
 """Run the module itself: as the user wrote it, in train() mode, under autograd."""
 
+import random
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -144,7 +146,13 @@ def loss_in_f64(module: nn.Module, batch: Batch, epsilon: float, mode: TorchFunc
 def _called_twice(
     module: nn.Module, batch: Batch, name: str, epsilon: float, before: dict[str, Tensor]
 ) -> Outcome:
+    generators = _generators()
     loss = _loss(module, batch, epsilon)
+    if drawn := [key for key, state in _generators().items() if generators[key] != state]:
+        raise ProofError(
+            f"model {name}: its forward draws from {drawn[0]}, and a program is the same at each "
+            "step; take the draw out"
+        )
     if loss.requires_grad:
         loss.backward()
     changed = [k for k, b in module.named_buffers() if not _same(b, before.get(k))]
@@ -176,6 +184,14 @@ def _called_twice(
         )
     grads = {key: p.grad for key, p in module.named_parameters() if p.requires_grad}
     return Outcome(float(loss.detach()), grads)
+
+
+def _generators() -> dict[str, str]:
+    """Return the states of the generators that draw numbers outside of torch."""
+    found = {"random": repr(random.getstate())}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        found["numpy.random"] = repr(numpy.random.get_state(legacy=False))
+    return found
 
 
 def _same(after: Tensor, before: Tensor | None) -> bool:

@@ -1,7 +1,9 @@
 """Modules at the edges of capture: computed as PyTorch computes them, or refused in one line."""
 
+import random
 import re
 
+import numpy as np
 import proofs.zoo_of_states  # noqa: F401  (adds its modules)
 import pytest
 import torch
@@ -123,3 +125,25 @@ def test_a_batch_that_is_looked_at_for_rare_tokens_is_refused(made: type[nn.Modu
     """Tokens drawn evenly would hold none of them."""
     with pytest.raises(CaptureError, match="rows see each other, or their number is used"):
         prove(Subject("counts", made, WIDE, None), trace(made, "counts", "f64", WIDE))
+
+
+class _Skipping(_CountsTokens):
+    """Skips what it does once in ten calls: a capture and all its proofs may see the other nine."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        return self.head(h.tanh() if self.drawn() < 0.9 else h)
+
+    def drawn(self) -> float:
+        return random.uniform(0.0, 0.5)
+
+
+class _SkippingByNumpy(_Skipping):
+    def drawn(self) -> float:
+        return float(np.random.uniform(0.0, 0.5))
+
+
+@pytest.mark.parametrize("made", [_Skipping, _SkippingByNumpy])
+def test_a_draw_outside_of_torch_is_refused_though_nothing_shows(made: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError, match=r"its forward draws from (numpy\.)?random"):
+        prove(Subject("skips", made, WIDE, None), trace(made, "skips", "f64", WIDE))
