@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import os
 import re
 import traceback
@@ -204,7 +205,13 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
     try:
-        with torch.enable_grad(), no_custom_functions(name), no_value_hooks(name), _quiet():
+        with (
+            torch.enable_grad(),
+            no_custom_functions(name),
+            no_value_hooks(name),
+            _roots_of_sizes(),
+            _quiet(),
+        ):
             program = export(
                 module,
                 given,
@@ -228,6 +235,21 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
         ) from error
     check_dtypes(program.graph)
     return Exported(program, *drop_true_asserts(program.graph, lengths, name))
+
+
+@contextmanager
+def _roots_of_sizes() -> Iterator[None]:
+    """math.sqrt of a size stays a function of that size, where Python would make it a number."""
+    plain = math.sqrt
+
+    def root(x: Any) -> Any:
+        return torch.sym_sqrt(x) if isinstance(x, torch.SymInt | torch.SymFloat) else plain(x)
+
+    math.sqrt = root
+    try:
+        yield
+    finally:
+        math.sqrt = plain
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:
@@ -285,8 +307,8 @@ def reason_of(error: Exception) -> str:
         r"marked (\w+) as dynamic but your code specialized it to be a constant (\(\d+\))", reason
     ):
         return (
-            f"{fixed[1]} is bound to a number {fixed[2]}, as by a loop over tokens or a recurrent "
-            "layer of torch"
+            f"{fixed[1]} is bound to a number {fixed[2]}, as by a loop over tokens, a recurrent "
+            "layer of torch, or a function of a size that wants a number, such as math.log"
         )
     if fixed := re.search(rf"{_SPECIALIZED} (\d+)", reason):
         size = "S" if _SIZE.format(1) in reason else "B"

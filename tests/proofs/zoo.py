@@ -421,6 +421,11 @@ def one_over_size(self, h):
 
 
 @plain
+def square_root_of_size(self, h):
+    return self.proj(h) / math.sqrt(h.shape[1]) + h * math.sqrt(2 * h.shape[1] + 1)
+
+
+@plain
 def root_of_size(self, h):
     return self.proj(h) / h.shape[1] ** 0.5 + h * (2.0 / (h.shape[1] + 1))
 
