@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.ir.errors import PlanError
 
 from .demands import Cluster, Job, Say, silent
-from .errors import one_class
+from .errors import MeshwrightError, RunFailedError, one_class
 from .files import write_text
 from .here import at_hand
 from .kept_plan import keep_key, kept_plan, key_of
@@ -29,22 +29,33 @@ if TYPE_CHECKING:
 class Prepared:
     """A job that is planned and compiled into its run's folder.
 
-    fresh: it is to start at step 0. aside: what is to be said of an earlier job's files there.
+    fresh: it is to start at step 0. aside: where an earlier job's files went, which come back if
+    the run is refused. why: it starts anew, to be said before that.
     """
 
     folder: Path
     plan: Plan
-    aside: str
+    aside: Path | None
+    why: str
     fresh: bool
     file: "JobFile"
 
     def train(self, *, quiet: bool = False, say: Say = silent) -> RunResult:
         """Run it; quiet: print nothing of what rank 0 prints. Raises as Trainer does."""
+        from meshwright.runtime.training.run_folder import put_back
+
         if self.aside:
-            say(self.aside)
+            say(f"{self.why}what an earlier job left in {self.folder} is now in {self.aside}")
         options = {**self.file.run, "out": str(self.folder), "fresh": self.fresh}
         restarts, program = self.file.restarts, self.folder / "program"
-        return Trainer(program, restarts=restarts, quiet=quiet, say=say, **options).train()
+        try:
+            return Trainer(program, restarts=restarts, quiet=quiet, say=say, **options).train()
+        except MeshwrightError as error:
+            refused = not isinstance(error, RunFailedError) or error.code == 2
+            if self.aside and refused:
+                put_back(self.folder, self.aside)
+                say(f"the run is refused: {self.folder} holds the earlier job again")
+            raise
 
 
 def train(
@@ -100,10 +111,10 @@ def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
     return job
 
 
-def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan, str]:
+def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan, Path | None, str]:
     """Write plan, report, program and the resolved job file into the run's folder.
 
-    Returns the plan, and what is to be said of an earlier job's files, which are moved aside.
+    Returns the plan, where an earlier job's files went, and why the run starts anew.
     """
     from meshwright.runtime.training.run_folder import begin_job, check_free, unsaved
 
@@ -115,7 +126,7 @@ def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan,
     keep_key(out, key, made)
     compile(made, out / "program")
     write_text(out / "job.toml", file.text)
-    return made, f"{why}what an earlier job left in {out} is now in {aside}" if aside else ""
+    return made, aside, why
 
 
 def _planned(file: "JobFile", out: Path, say: Say) -> tuple[Plan, str]:

@@ -167,9 +167,9 @@ def _called_twice(
             "weights near its initial ones; compute what is finite for all of them"
         )
     kept = attributes(module)
-    with torch.no_grad():
-        _loss(module, batch.permuted(), epsilon)
-        again = _loss(module, batch, epsilon)
+    # With gradients, as some ops compute in another way without, and modules may ask.
+    _loss(module, batch.permuted(), epsilon)
+    again = _loss(module, batch, epsilon).detach()
     moved = sorted(key for key, value in attributes(module).items() if kept.get(key) != value)
     if moved:
         raise ProofError(

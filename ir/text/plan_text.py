@@ -1,6 +1,8 @@
 """The text form of plans: `key: value` lines, then sections. `parse_plan(format_plan(p)) == p`."""
 
+import math
 import re
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -268,7 +270,18 @@ def _parse_names(line: str, key: str) -> tuple[str, ...]:
 
 
 def parse_constant(line: str) -> Constant:
-    """Read the line of a constant. Raises ParseError."""
+    """Read the line of a constant. Raises ParseError, also where its elements are cut off."""
     digest, _, rest = line.partition(" : ")
-    shape, _, data = rest.partition(" = ")
-    return (digest, *_parse_shape(shape), data)
+    text, _, data = rest.partition(" = ")
+    dtype, shape = _parse_shape(text)
+    try:
+        held = len(b64decode(data, validate=True))
+    except ValueError:
+        held = len(data) * 3 // 4
+    needed = math.prod(map(int, shape)) * ITEM_BYTES[dtype]
+    if held != needed or len(data) % 4:
+        raise ParseError(
+            f"constant {digest} holds {held} bytes, {text} takes {needed}: the plan is cut off or "
+            "damaged; plan again"
+        )
+    return digest, dtype, shape, data

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
@@ -79,6 +80,19 @@ def begin_job(out: Path, plan: str, fresh: bool) -> Path | None:
     same = goes_on and known.is_file() and known.read_text(encoding="utf-8") == plan
     names = (*(() if same else JOB_FILES), *(() if goes_on else RUN_FILES))
     return _set_aside(out, [out / name for name in names])
+
+
+def put_back(out: Path, aside: Path) -> None:
+    """Undo what begin_job did, after a run that was refused: the earlier files come back, in place
+    of those that were written since."""
+    for path in aside.iterdir():
+        written = out / path.name
+        if written.is_dir():
+            shutil.rmtree(written)
+        else:
+            written.unlink(missing_ok=True)
+        path.rename(written)
+    aside.rmdir()
 
 
 def go_on(out: Path, step: int) -> Path | None:

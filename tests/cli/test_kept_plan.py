@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.api import jobs
+from meshwright.api.errors import RunFailedError
 from meshwright.runtime.launch.job import load_job
 
 JOB = 'model = "tiny"\n[plan]\ncluster = "cpu:1"\nseq = 16\nglobal_batch = 2\nsearch = false\n'
@@ -41,3 +42,28 @@ def test_a_job_is_planned_again_only_where_something_changed(
     path = tmp_path / "run" / "plan.txt"
     path.write_text(path.read_text().replace("zero: 0", "zero: 1"))
     assert "zero: 0" in _write(tmp_path, "plan.seq=32") and len(planned) == 3, "changed by hand"
+
+
+@pytest.mark.parametrize("code", [2, 1])
+def test_a_run_that_is_refused_leaves_the_earlier_job_as_it_was(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _write(tmp_path)
+    out = tmp_path / "run"
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
+    ready = jobs.prepare(tmp_path / "job.toml", overrides=["plan.seq=32"], out=out)
+    assert "seq: 32" in (out / "plan.txt").read_text() and (out / "earlier-001").is_dir()
+
+    def refuse(*given: object, **words: object) -> None:
+        raise RunFailedError(code, "error: --steps 60 is less than 70")
+
+    monkeypatch.setattr(jobs, "Trainer", refuse)
+    said: list[str] = []
+    with pytest.raises(RunFailedError):
+        ready.train(say=said.append)
+    if code == 2:
+        assert (out / "plan.txt").read_text() == first
+        assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+        assert said[-1] == f"the run is refused: {out} holds the earlier job again"
+    else:
+        assert "seq: 32" in (out / "plan.txt").read_text()

@@ -421,6 +421,11 @@ def one_over_size(self, h):
 
 
 @plain
+def divided_by_its_spectral_norm(self, h):
+    return h @ (self.proj.weight / torch.linalg.matrix_norm(self.proj.weight, 2)).t()
+
+
+@plain
 def square_root_of_size(self, h):
     return self.proj(h) / math.sqrt(h.shape[1]) + h * math.sqrt(2 * h.shape[1] + 1)
 

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from families import OURS, STOCK, planned, traced
 from sampling import mostly_long
 
+from meshwright.ir.capture.constants import encode
 from meshwright.ir.errors import MeshwrightError, ParseError
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import Placement, Shard, format_placement, parse_placement
@@ -13,7 +15,12 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import format_schedule, parse_schedule
 from meshwright.ir.sizes import B, parse_size
 from meshwright.ir.text.graph_text import format_graph, parse_graph
-from meshwright.ir.text.plan_text import format_plan, parse_plan
+from meshwright.ir.text.plan_text import (
+    format_constant,
+    format_plan,
+    parse_constant,
+    parse_plan,
+)
 from meshwright.planner.pipeline.schedules import GENERATORS, make_schedule
 
 
@@ -159,3 +166,12 @@ def test_damage_to_a_plan_is_a_parse_error_with_the_place(before: str) -> None:
 def test_a_size_is_arithmetic_and_nothing_is_run() -> None:
     with pytest.raises(ParseError, match="not a size over B and S"):
         parse_size("__import__('os').getpid()")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 8, 40])
+def test_a_constant_that_is_cut_off_is_refused(cut: int) -> None:
+    constant = encode("0123456789abcdef", torch.arange(20, dtype=torch.int32))
+    line = format_constant(constant).strip()
+    assert parse_constant(line) == constant
+    with pytest.raises(ParseError, match="the plan is cut off or damaged; plan again"):
+        parse_constant(line[:-cut])
