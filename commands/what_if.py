@@ -15,7 +15,7 @@ from meshwright.runtime.given import check_file_place
 from .doing import Doing
 from .output import print_result
 from .parsers import add_command, add_effort
-from .what_if_table import OBJECTIVES, Table
+from .what_if_table import FIGURES, OBJECTIVES, Table, unknown_figure
 
 if TYPE_CHECKING:
     from meshwright.planner.what_if.answers import Answer
@@ -84,6 +84,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     _check(arguments)
+    _check_figures(arguments)
     table = Table(
         arguments.model or str(arguments.plan),
         f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands",
@@ -145,6 +146,20 @@ def _job(arguments: argparse.Namespace, pins: list[str]) -> Job:
         effort=arguments.effort,
         trust_capture=arguments.trust_capture,
     )
+
+
+def _check_figures(arguments: argparse.Namespace) -> None:
+    """Refuse an objective whose figure no part has, before anything is searched."""
+    if arguments.objective not in FIGURES:
+        return
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.planner.what_if.prices import read_prices
+
+    prices = read_prices(arguments.prices)
+    parts = sorted({parse_cluster(spec).device.name for spec in arguments.cluster})
+    figures = [getattr(prices.of(part), FIGURES[arguments.objective]) for part in parts]
+    if all(figure is None for figure in figures):
+        raise unknown_figure(arguments.objective, parts)
 
 
 def _check(arguments: argparse.Namespace) -> None:

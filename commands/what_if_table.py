@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("time", "cost", "energy", "memory")
 _GIB = 2.0**30
+# By objective the figure of a part that it ranks by.
+FIGURES = {"cost": "price_per_hour", "energy": "watts"}
+
+
+def unknown_figure(objective: str, parts: Sequence[str]) -> ValueError:
+    """Return the error of an objective whose figure no part has."""
+    return ValueError(
+        f"--objective {objective}: {FIGURES[objective]} of {', '.join(parts)} is not known; give "
+        "it in --prices FILE"
+    )
 
 
 @dataclass
@@ -41,11 +52,7 @@ class Table:
         """Raise ValueError where no part that fits has the figure that the objective ranks by."""
         found = sorted({a.point.cluster.device.name for a in self.answers if a.step})
         if found and self.best is None:
-            figure = "price_per_hour" if self.objective == "cost" else "watts"
-            raise ValueError(
-                f"--objective {self.objective}: {figure} of {', '.join(found)} is not known; give "
-                "it in --prices FILE"
-            )
+            raise unknown_figure(self.objective, found)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -125,7 +125,11 @@ def parse_plan(text: str) -> Plan:
     try:
         return _build(keys, sections)
     except KeyError as error:
-        raise ParseError(f"the plan lacks {error.args[0]!r}; it has {sorted(sections)}") from None
+        found = ", ".join(sorted(sections)) or "none"
+        raise ParseError(
+            f"the plan lacks section {error.args[0]!r} (it has {found}): it is cut off or damaged; "
+            "plan again"
+        ) from None
 
 
 def _no_plan(text: str) -> str:
