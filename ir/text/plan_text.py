@@ -127,7 +127,7 @@ def parse_plan(text: str) -> Plan:
     except KeyError as error:
         found = ", ".join(sorted(sections)) or "none"
         raise ParseError(
-            f"the plan lacks section {error.args[0]!r} (it has {found}): it is cut off or damaged; "
+            f"the plan lacks {error.args[0]!r} (its sections: {found}): it is cut off or damaged; "
             "plan again"
         ) from None
 
