@@ -93,8 +93,20 @@ class Table:
             f"   {number:>{widths[1]}}  {answer.step.plan if answer.step else answer.why}"
             for number, answer in enumerate(self.answers, start=1)
         ]
-        near = self._near()
-        return "\n".join([f"{self.subject}: {self.speed}", *lines, *near, "plans", *plans])
+        notes = [*self._near(), *self._unknown()]
+        return "\n".join([f"{self.subject}: {self.speed}", *lines, *notes, "plans", *plans])
+
+    def _unknown(self) -> list[str]:
+        """Name the figures of parts that a budget lacks, whose cells are empty."""
+        if not self.tokens:
+            return []
+        lines = [
+            f"{figure} of {answer.point.cluster.device.name} is not known; give it in --prices FILE"
+            for answer in self.answers
+            for figure in FIGURES.values()
+            if answer.step and getattr(answer.part, figure) is None
+        ]
+        return list(dict.fromkeys(lines))
 
     def _near(self) -> list[str]:
         """Name the rows that a longer search may put first: their bound is below the best row."""

@@ -149,7 +149,8 @@ def capture(
             own_loss=loss,
         )
         lengths, apart = exported.lengths, exported.longest_apart
-        return replace(reader.read(), lengths=lengths, longest_apart=apart)
+        found = replace(reader.read(), lengths=lengths, longest_apart=apart)
+        return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.unread.places)))
 
     said = "the loss holds every logit, in float32 at least: it"
     if loss is not None:
@@ -160,6 +161,13 @@ def capture(
     except _NoHeadError as tail:
         found = read(LossParts(module, arguments), (*roles, "labels"))
         return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
+
+
+def _left_out(place: str) -> str:
+    return (
+        f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
+        "logits alone; nothing trains by it"
+    )
 
 
 class _NoHeadError(CaptureError):

@@ -69,19 +69,27 @@ def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
     return found
 
 
+class Unread:
+    """Holds places, so that a forward under export assigns no attribute of its module."""
+
+    places: tuple[str, ...] = ()
+
+
 class Logits(nn.Module):
     """A module that returns its logits.
 
-    arguments: names of the forward's parameters, that of tokens first.
+    arguments: names of the forward's parameters, that of tokens first. unread: places of the
+    trainable numbers that its last forward returned beside them.
     """
 
     def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
         super().__init__()
-        self.module, self.arguments = module, arguments
+        self.module, self.arguments, self.unread = module, arguments, Unread()
 
     def forward(self, *given: Tensor) -> Tensor:
         tokens, *others = given
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
+        self.unread.places = _numbers_in(out)
         return _logits_in(out)
 
     @property
@@ -107,6 +115,22 @@ class LossParts(Logits):
     def num_inputs(self) -> int:
         """Return how many tensors the forward takes, labels among them."""
         return len(self.arguments) + 1
+
+
+def _numbers_in(out: Any) -> tuple[str, ...]:
+    """Return the places of the single numbers with gradients that a forward returns, such as the
+    auxiliary loss of a router."""
+    named = enumerate(out) if isinstance(out, tuple | list) else getattr(out, "items", tuple)()
+    return tuple(
+        str(place)
+        for place, value in named
+        if isinstance(value, Tensor) and value.requires_grad and _is_number(value)
+    )
+
+
+def _is_number(value: Tensor) -> bool:
+    """A size that is a symbol is not compared, which would bind it."""
+    return all(isinstance(size, int) and size == 1 for size in value.shape)
 
 
 def _logits_in(out: Any) -> Tensor:

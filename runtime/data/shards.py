@@ -67,7 +67,7 @@ def describe(folder: Path) -> str:
     hashed = check_cheaply(folder, m)
     sizes = [shard.tokens for shard in m.shards]
     lines = [
-        f"{folder}: {m.tokens:,} tokens, {m.documents:,} documents",
+        f"{folder}: {_count(m.tokens, 'token')}, {_count(m.documents, 'document')}",
         f"tokenizer   {m.tokenizer['name']} ({m.tokenizer['sha256'][:12]}), vocabulary "
         f"{m.vocab_size:,}, a document ends with {_end(m.tokenizer['end'])}",
         f"shards      {len(sizes)} of {max(sizes):,} tokens, {m.dtype}, "
@@ -84,6 +84,10 @@ def describe(folder: Path) -> str:
 
 _HASHED = "sizes and SHA-256 of all shards, as by"
 _SIZED = "sizes; the SHA-256 of so many bytes only by"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _end(token: int | None) -> str:

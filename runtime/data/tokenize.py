@@ -15,7 +15,7 @@ from ..atomic_file import write_atomic
 from ..metrics.progress import Progress
 from .documents import Broken
 from .errors import DataError
-from .inputs import Input, open_inputs
+from .inputs import Input, TextFile, open_inputs
 from .ledger import Ledger, Position, check_same, check_shard
 from .manifest import FILE, Manifest, read_manifest
 from .tokenizer import Tokenizer, id_dtype, load_tokenizer
@@ -213,6 +213,10 @@ class _Job:
                 self.bar.clear()
                 self.say(f"skipped {text}")
 
+    def _files_without_text(self) -> int:
+        """Count the text files of 0 bytes: documents of which no chunk is made."""
+        return sum(isinstance(item, TextFile) and not item.size for item in self.inputs)
+
     def _before(self, where: Position) -> int:
         return sum(item.size for item in self.inputs[: where.input]) + where.start
 
@@ -234,7 +238,7 @@ class _Job:
             settings=settings,
             shards=shards,
             broken=where.broken,
-            empty=where.empty,
+            empty=where.empty + self._files_without_text(),
             held_out=self.settings.held_out,
         )
         write_atomic(self.folder / FILE, manifest.text())

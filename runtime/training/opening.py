@@ -72,7 +72,10 @@ def _length(options: RunOptions, feed: Feed, first: int, step_us: float | None) 
 
 
 def _rate(options: RunOptions, layout: Layout) -> str:
-    warmup = f"warm-up {options.warmup} steps ({options.warmup / options.steps:.0%})"
+    share = f"{options.warmup / options.steps:.0%}"
+    if options.warmup == options.steps:
+        share += " of the run: the rate never reaches its schedule"
+    warmup = f"warm-up {options.warmup} steps ({share})"
     schedule = f"{options.schedule}, peak {options.lr:.3g}, {warmup}"
     return f"{options.optimizer or layout.optimizer}, {schedule}"
 

@@ -168,6 +168,33 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
         _trained(("em*",), head=False)
 
 
+class Balanced(Padded):
+    """Returns beside its logits what a router would add to the loss, a count, and its input."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        h = self.embed(tokens)
+        return self.head(h), 0.1 * h.square().mean(), h.detach().sum(), h
+
+
+def test_a_loss_beside_the_logits_is_said_to_be_left_out() -> None:
+    warnings = trace(Balanced, "balanced", "f32", 16).warnings
+    assert [w for w in warnings if "no part of the loss" in w] == [
+        "the number that the forward returns at '1' is no part of the loss, which reads the logits "
+        "alone; nothing trains by it"
+    ]
+
+
+class Named(Padded):
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        h = self.embed(tokens)
+        return {"logits": self.head(h), "z_loss": h.square().mean().reshape(1)}
+
+
+def test_a_loss_in_a_dictionary_is_named() -> None:
+    (said,) = (w for w in trace(Named, "named", "f32", 16).warnings if "no part" in w)
+    assert "returns at 'z_loss'" in said
+
+
 class Chunked(nn.Module):
     """Seven features in parts of 3, 3 and 1."""
 

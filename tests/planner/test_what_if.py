@@ -168,6 +168,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
 
 
+def test_a_budget_names_the_figures_that_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tiny-llama", "--cluster", "mi300x:2", "--cluster", "h200:2", "--seq", "64"]
+    words += ["--global-batch", "8", "--pin", "pp=1", "--pin", "dp=2", "--tokens", "1e9"]
+    assert main(["what-if", *words]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "not known" in line]
+    assert said == ["price_per_hour of AMD Instinct MI300X is not known; give it in --prices FILE"]
+
+
 def test_stopped_it_prints_what_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

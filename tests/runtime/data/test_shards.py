@@ -290,7 +290,7 @@ def test_held_out_data_of_another_tokenizer_is_refused(copy: Path, tmp_path: Pat
 
 def test_describe_names_counts_and_hash(shards: Path) -> None:
     text = describe(shards)
-    assert "249 tokens, 1 documents" in text and "3 of 100 tokens, uint8" in text
+    assert "249 tokens, 1 document\n" in text and "3 of 100 tokens, uint8" in text
     assert read_manifest(shards).identity in text
     assert "sizes and SHA-256 of all shards, as by meshwright data verify" in text
 

@@ -234,6 +234,14 @@ def test_empty_documents_are_counted_and_leave_no_token(tmp_path: Path) -> None:
     assert (manifest.tokens, manifest.documents, manifest.empty) == (2, 1, 1)
 
 
+def test_a_file_of_no_bytes_is_an_empty_document(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, text in (("a", "a"), ("b", ""), ("c", ""), ("d", "dd")):
+        (tmp_path / "in" / f"{name}.txt").write_text(text)
+    manifest = tokenize([str(tmp_path / "in")], tmp_path / "out", Settings())
+    assert (manifest.tokens, manifest.documents, manifest.empty) == (5, 2, 2)
+
+
 def test_inputs_without_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("")
     with pytest.raises(DataError, match="1 inputs hold 0 tokens"):
