@@ -120,10 +120,10 @@ class LossParts(Logits):
 def _numbers_in(out: Any) -> tuple[str, ...]:
     """Return the places of the single numbers with gradients that a forward returns, such as the
     auxiliary loss of a router."""
-    named = enumerate(out) if isinstance(out, tuple | list) else getattr(out, "items", tuple)()
+    each: Any = enumerate(out) if isinstance(out, tuple | list) else getattr(out, "items", tuple)()
     return tuple(
         str(place)
-        for place, value in named
+        for place, value in each
         if isinstance(value, Tensor) and value.requires_grad and _is_number(value)
     )
 
