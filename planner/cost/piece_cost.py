@@ -5,7 +5,7 @@ same numbers as the search that wrote it. Sizes are of one micro-batch on one ra
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -87,22 +87,43 @@ class PieceWork:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes that a rank holds of the values of a joint graph under their placements."""
+class Priced:
+    """What the values and ops of a joint graph take of a rank under their placements.
+
+    Each is computed once for all saved sets: an op takes the same time in any function that fuses
+    the same of its values.
+    """
 
     graph: Graph
     placements: dict[str, Placement]
     costs: Costs
+    _bytes: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
+    _us: dict[tuple, tuple[Op, float]] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, name: str) -> float:
-        return self.costs.local_bytes(self.graph.values[name], self.placements[name])
+    def bytes(self, name: str) -> float:
+        """Return the bytes that a rank holds of a value."""
+        if name not in self._bytes:
+            value, placed = self.graph.values[name], self.placements[name]
+            self._bytes[name] = self.costs.local_bytes(value, placed)
+        return self._bytes[name]
+
+    def us(self, op: Op, work: PhaseWork) -> float:
+        """Return the time of an op of a function."""
+        moved = work.of[op.output.name]
+        fused = tuple(value is None for value in (*moved.operands, *moved.results))
+        known = self._us.get((op.output.name, fused))
+        if known is None or known[0] is not op:
+            known = op, op_us(op, work, self.placements, self.costs)
+            self._us[op.output.name, fused] = known
+        return known[1]
 
     def workspace(self, op: Op, work: PhaseWork) -> float:
         """Memory that the kernel of an op takes for itself."""
         asked, names = definition(op), [name for name in op.inputs if name]
         if asked.workspace is not None:
             values = [self.graph.values[name] for name in names]
-            return asked.workspace(values, [self(v.name) / ITEM_BYTES[v.dtype] for v in values])
+            sizes = [self.bytes(v.name) / ITEM_BYTES[v.dtype] for v in values]
+            return asked.workspace(values, sizes)
         ins = tuple(self.placements[name] for name in names)
         scores = self.costs.scores(op, work.of[op.output.name], ins)
         return 0.0 if scores is None else scores.held_bytes
@@ -111,10 +132,11 @@ class Sizes:
 @dataclass
 class WorkTable:
     """PieceWork by (graph, what is kept, split or not, what is offloaded) at given costs, each
-    computed once. known: with its graph, which keeps its id."""
+    computed once. priced: with its graph, which keeps its id."""
 
     costs: Costs
-    known: dict[tuple, tuple[Graph, PieceWork]] = field(default_factory=dict)
+    known: dict[tuple, PieceWork] = field(default_factory=dict)
+    priced: dict[int, Priced] = field(default_factory=dict)
 
     def of(
         self,
@@ -130,36 +152,30 @@ class WorkTable:
                 staying = self.of(graph, placements, saved, split)
                 work = offloading(staying, graph, placements, saved, offloaded, self.costs)
             else:
-                work = piece_work(graph, placements, saved, self.costs, split)
-            self.known[key] = (graph, work)
-        return self.known[key][1]
+                priced = self.priced.setdefault(id(graph), Priced(graph, placements, self.costs))
+                work = piece_work(priced, saved, split)
+            self.known[key] = work
+        return self.known[key]
 
 
-def piece_work(
-    graph: Graph,
-    placements: dict[str, Placement],
-    saved: tuple[str, ...],
-    costs: Costs,
-    split: bool = False,
-) -> PieceWork:
+def piece_work(priced: Priced, saved: tuple[str, ...], split: bool = False) -> PieceWork:
     """Times and bytes of a lowered joint graph under its saved values."""
-    functions = costs.functions.of(graph, saved)
+    costs, size = priced.costs, priced.bytes
+    functions = costs.functions.of(priced.graph, saved)
     forward, backward = functions.forward, functions.backward
     # Gradients that are never written by themselves: the matmuls that make them add them.
     added = frozenset() if costs.wide_grads else functions.phases.added(split)
 
-    size = Sizes(graph, placements, costs)
-
     joint = functions.phases.joint
-    whole = _phase(backward, placements, costs, _backward_peak(functions, size, added))
+    whole = _phase(backward, priced, _backward_peak(functions, priced, added))
     return PieceWork(
-        _phase(forward, placements, costs, _forward_peak(forward, size)),
+        _phase(forward, priced, _forward_peak(forward, priced)),
         whole,
         _kept_bytes(functions, size, ()),
         sum(size(v.name) for v in joint.values("activation")),
         sum(map(size, joint.ys)),
-        sum(op_us(op, backward, placements, costs) for op in functions.phases.again),
-        _split_work(functions, placements, costs, size, whole) if split else None,
+        sum(priced.us(op, backward) for op in functions.phases.again),
+        _split_work(functions, priced, whole) if split else None,
         added_bytes=sum(map(size, added)),
         runs_backward=bool(joint.results),
     )
@@ -175,9 +191,7 @@ def offloading(
 ) -> PieceWork:
     """`work` with some of the saved values in the host's memory. A copy reads or writes the
     device's memory once, beside the compute that it hides behind."""
-
-    size = Sizes(graph, placements, costs)
-
+    size = Priced(graph, placements, costs).bytes
     functions = costs.functions.of(graph, saved)
     away = [name for name in functions.phases.kept if name in offloaded]
     sizes = list(map(size, away))
@@ -207,9 +221,7 @@ def offloadable(
     homes = {name: forward.storage(name) for name in functions.phases.kept}
     shared = Counter(homes.values())
     given = {i.value.name for i in forward.graph.inputs if i.kind != "activation"}
-
-    size = Sizes(graph, placements, costs)
-
+    size = Priced(graph, placements, costs).bytes
     found = [
         (size(name), name)
         for name, home in homes.items()
@@ -218,30 +230,24 @@ def offloadable(
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
-def _split_work(
-    functions: PieceFunctions,
-    placements: dict[str, Placement],
-    costs: Costs,
-    size: Sizes,
-    whole: Phase,
-) -> SplitWork:
+def _split_work(functions: PieceFunctions, priced: Priced, whole: Phase) -> SplitWork:
     """The two halves; all in I where the backward is not split."""
     if functions.halves is None:
         return SplitWork(whole, NOTHING, 0.0, False)
     first, second = functions.halves
-    phases = functions.phases
+    phases, size = functions.phases, priced.bytes
     dxs, late_inputs = phases.joint.dxs, _inputs(second.graph)
     handed = [n for n in first.graph.outputs if n not in dxs or n in late_inputs]
     dy = sum(size(n) for n in _inputs(first.graph, "grad"))
-    peak = dy + _peak(first, size, held=set(first.graph.outputs), dropped=frozenset())
+    peak = dy + _peak(first, priced, held=set(first.graph.outputs), dropped=frozenset())
     grads = frozenset(second.graph.outputs)
-    added = frozenset() if costs.wide_grads else phases.added(split=True)
-    late = _peak(second, size, held=set(), dropped=grads, unwritten=added)
+    added = frozenset() if priced.costs.wide_grads else phases.added(split=True)
+    late = _peak(second, priced, held=set(), dropped=grads, unwritten=added)
     given = _inputs(first.graph, "param", "data", "context")
     storages = {first.storage(name) for name in handed} - given
     return SplitWork(
-        _phase(first, placements, costs, peak),
-        _phase(second, placements, costs, late),
+        _phase(first, priced, peak),
+        _phase(second, priced, late),
         sum(size(name) for name in storages),
         True,
     )
@@ -251,11 +257,11 @@ def _inputs(graph: Graph, *kinds: str) -> set[str]:
     return {i.value.name for i in graph.inputs if not kinds or i.kind in kinds}
 
 
-def _phase(work: PhaseWork, placements: dict, costs: Costs, peak_bytes: float) -> Phase:
+def _phase(work: PhaseWork, priced: Priced, peak_bytes: float) -> Phase:
     us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
     for op in work.graph.ops:
-        us[definition(op).lane] += op_us(op, work, placements, costs)
-    call_us = costs.cluster.device.call_us
+        us[definition(op).lane] += priced.us(op, work)
+    call_us = priced.costs.cluster.device.call_us
     matmul, attention, pointwise, collective = us.values()
     return Phase(matmul, attention, pointwise, collective, peak_bytes, call_us=call_us)
 
@@ -269,12 +275,12 @@ def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Cost
     return costs.op_us(op, ins, outs, work.of[op.output.name])
 
 
-def _forward_peak(work: PhaseWork, size: Sizes) -> float:
+def _forward_peak(work: PhaseWork, priced: Priced) -> float:
     """Most bytes of values that the forward makes, alive at once; outputs live to the end."""
-    return _peak(work, size, held=set(work.graph.outputs), dropped=frozenset())
+    return _peak(work, priced, held=set(work.graph.outputs), dropped=frozenset())
 
 
-def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]) -> float:
+def _backward_peak(functions: PieceFunctions, priced: Priced, added: frozenset[str]) -> float:
     """Return the most bytes alive at once in the backward, with the incoming gradients.
 
     Gradients of inputs live on; others are added into their bucket as soon as they are made, or
@@ -284,16 +290,16 @@ def _backward_peak(functions: PieceFunctions, size: Sizes, added: frozenset[str]
     gradients = frozenset(phases.joint.made_grads)
     dxs = [n for n in phases.backward.outputs if n not in gradients]
     dys = sum(
-        size(i.value.name)
+        priced.bytes(i.value.name)
         for i in phases.backward.inputs
         if i.kind == "grad" and i.value.name not in phases.kept
     )
-    return dys + _peak(work, size, held=set(dxs), dropped=gradients, unwritten=added)
+    return dys + _peak(work, priced, held=set(dxs), dropped=gradients, unwritten=added)
 
 
 def _peak(
     work: PhaseWork,
-    size: Sizes,
+    priced: Priced,
     held: set[str],
     dropped: frozenset[str],
     unwritten: frozenset[str] = frozenset(),
@@ -307,17 +313,19 @@ def _peak(
         for value in op.outputs:
             if value.name not in work.materialised or value.name in unwritten:
                 continue
-            bytes_ = size(value.name)
+            bytes_ = priced.bytes(value.name)
             made += bytes_
             end = index if value.name in dropped else ends.get(value.name, index)
             leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
         live += made
-        peak = max(peak, live + size.workspace(op, work))
+        peak = max(peak, live + priced.workspace(op, work))
         live -= leaving.pop(index, 0.0)
     return peak
 
 
-def _kept_bytes(functions: PieceFunctions, size: Sizes, away: Sequence[str]) -> float:
+def _kept_bytes(
+    functions: PieceFunctions, size: Callable[[str], float], away: Sequence[str]
+) -> float:
     """Bytes handed to backward on the device, each storage once; parameters and given values are
     not counted."""
     kept, forward = functions.phases.kept, functions.forward

@@ -9,7 +9,7 @@ from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Piece, Plan
 
 from ..cost.phase_work import functions_of
-from ..cost.piece_cost import Sizes, op_us
+from ..cost.piece_cost import Priced, op_us
 from ..hardware.cluster import Cluster
 from ..simulate.step_model import work_table
 from ..units import gib
@@ -39,13 +39,13 @@ def _fallback(plan: Plan, piece: Piece, op: Op, line: str, cluster: Cluster) -> 
     asked = definition(op)
     costs = work_table(plan, cluster).costs
     functions = functions_of(piece.graph, piece.saved)
-    size = Sizes(functions.phases.joint.graph, piece.placements, costs)
+    priced = Priced(functions.phases.joint.graph, piece.placements, costs)
     took_us, held = 0.0, 0.0
     for work in (functions.forward, functions.backward):
         for one in work.graph.ops:
             if definition(one).queries is not None and definition(one).kind == asked.kind:
                 took_us += op_us(one, work, piece.placements, costs)
-                held = max(held, size.workspace(one, work))
+                held = max(held, priced.workspace(one, work))
     stages = [i.stage for i in plan.instances if i.piece == piece.name]
     ranks = [plan.stage_ranks[stage] for stage in stages]
     uses = max(map(ranks.count, ranks), default=0) * plan.num_microbatches

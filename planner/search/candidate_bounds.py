@@ -59,7 +59,7 @@ class CandidateBounds:
     def _longer_tail_us(self, c: Candidate, other: Candidate) -> float:
         """Return the least by which the tail is longer with the other outer axis."""
         precision = self.costs.precision(c)
-        key = (c.mesh, c.zero, precision)
+        key = (self.costs.placed(c.compute), c.mesh, c.zero, precision)
         if key not in self.costs.tails:
             here, there = (
                 UnitTable(
@@ -92,9 +92,9 @@ class CandidateBounds:
         """A lower bound that costs next to nothing, whatever the schedule, cuts and options.
 
         Some rank is busy for the mean over ranks at least. A backward in two reads what both halves
-        need twice and writes what I hands to W, so it is no faster than in one.
+        need twice and writes what I hands to W, so it is no faster than in one, whose units serve.
         """
-        units = self.costs.units_of(c)
+        units = self.costs.units_of(c.unsplit)
         busy = c.num_microbatches * sum(units.least_compute_us) / c.pp
         return max(busy, self._traffic_us(c, units) / c.pp) + self._tail_us(c, units)
 
@@ -131,7 +131,8 @@ class CandidateBounds:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
-        key = (c.mesh, c.micro_batch, c.num_microbatches, c.zero, c.recompute, c.schedule)
+        placed, m = self.costs.placed(c.compute), c.num_microbatches
+        key = (placed, c.mesh, c.micro_batch, m, c.zero, c.recompute, c.schedule)
         if limit_bytes is not None:
             return self._plain(c, units, limit_bytes)
         if key not in self.costs.pipelines:

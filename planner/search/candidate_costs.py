@@ -42,7 +42,7 @@ from ..simulate.step_model import (
 from .candidate_units import CandidateUnits, Layout, piece_under
 from .candidates import Candidate
 from .instances import instances_of, params_of
-from .memo import Memo
+from .memo import Memo, Placed
 from .problem import Problem
 
 
@@ -64,18 +64,21 @@ class CandidateCosts:
         return self.memo.table("placements", self.problem.placed_for)
 
     @cached_property
-    def proposed(self) -> dict[tuple[Mesh, str], tuple[SavedSet, ...]]:
-        """Return by compute mesh and piece the sets of values to keep that deserve an exact
-        price."""
-        return self.memo.table("proposals", self.problem.placed_for)
+    def _placed(self) -> dict[Mesh, Placed]:
+        return self.memo.table("keys of placements", self.problem.placed_for)
+
+    @cached_property
+    def proposed(self) -> dict[tuple[Placed, str], tuple[SavedSet, ...]]:
+        """Return by placements and piece the sets of values to keep that deserve an exact price."""
+        return self.memo.table("proposals", self.problem.read_by_proposals)
 
     @cached_property
     def _layouts(self) -> dict[Hashable, Layout]:
-        return self.memo.table("layouts", self.problem.placed_for)
+        return self.memo.table("layouts")
 
     @cached_property
     def _held(self) -> dict[Hashable, list[UnitBuckets]]:
-        return self.memo.table("buckets of units", self.problem.placed_for)
+        return self.memo.table("buckets of units")
 
     @cached_property
     def _works(self) -> dict[Hashable, WorkTable]:
@@ -97,9 +100,7 @@ class CandidateCosts:
     @cached_property
     def tails(self) -> dict[Hashable, float]:
         """Return how much longer tails are with the other outer axis (candidate_bounds.py)."""
-        problem = self.problem
-        read = problem.placed_for, problem.rates, problem.precision
-        return self.memo.table("tails", *read)
+        return self.memo.table("tails", self.problem.rates)
 
     @cached_property
     def lp_bounds(self) -> dict[Hashable, LpBound]:
@@ -112,8 +113,14 @@ class CandidateCosts:
         """Placements on a compute mesh, at one row a micro-batch; no row is split."""
         if mesh not in self._sharded:
             with self.memo.clock.layer("placements"):
-                self._sharded[mesh] = self._placements(mesh)
+                self._sharded[mesh] = self.memo.shared(self._placements(mesh))
         return self._sharded[mesh]
+
+    def placed(self, mesh: Mesh) -> Placed:
+        """Return the key of the placements on a compute mesh."""
+        if mesh not in self._placed:
+            self._placed[mesh] = self.memo.placed(mesh, self.sharding(mesh))
+        return self._placed[mesh]
 
     def _placements(self, mesh: Mesh) -> ShardedModel:
         of, traced = self.problem.placed_for, self.problem.traced
@@ -138,7 +145,7 @@ class CandidateCosts:
         split, wide = c.schedule in SPLIT, self._wide(c)
         found = {}
         for name in self.sharding(c.compute).lowered:
-            key = (c.compute, c.micro_batch, wide, name, c.recompute, split)
+            key = (self.placed(c.compute), c.micro_batch, wide, name, c.recompute, split)
             if key not in self._options:
                 with self.memo.clock.layer("memory frontier"):
                     self._options[key] = self._priced(c, name, split)
@@ -183,16 +190,17 @@ class CandidateCosts:
 
     def _proposals(self, mesh: Mesh, name: str) -> tuple[SavedSet, ...]:
         """Propose saved sets at the sizes of the placements: bytes and times all grow with rows."""
-        if (mesh, name) not in self.proposed:
+        key = self.placed(mesh), name
+        if key not in self.proposed:
             low, of = self.sharding(mesh).lowered[name], self.problem.placed_for
             sizes = {"B": of.micro_batch, "S": of.seq}
             costs = Costs(of.cluster, mesh, sizes, functions=self.memo.functions)
-            self.proposed[mesh, name] = proposals(low.graph, low.placements, costs)
-        return self.proposed[mesh, name]
+            self.proposed[key] = proposals(low.graph, low.placements, costs)
+        return self.proposed[key]
 
     def layout(self, c: Candidate) -> Layout:
         """Instances and buckets of a candidate's mesh."""
-        key = (c.tp, c.cp, c.dp)
+        key = (self.placed(c.compute), c.tp, c.cp, c.dp)
         if key not in self._layouts:
             self._layouts[key] = self._layout(c)
         return self._layouts[key]
@@ -209,7 +217,8 @@ class CandidateCosts:
     def units_of(self, c: Candidate) -> CandidateUnits:
         """The units of a candidate with their options."""
         split = c.schedule in SPLIT
-        key = (c.mesh, c.micro_batch, c.zero, c.recompute, split, self._wide(c))
+        placed = self.placed(c.compute)
+        key = (placed, c.mesh, c.micro_batch, c.zero, c.recompute, split, self._wide(c))
         if key not in self._units:
             self._units[key] = self._candidate_units(c)
         return self._units[key]
@@ -237,7 +246,7 @@ class CandidateCosts:
         return CandidateUnits(table, units, kinds, compute_times(*given), overlapped_times(*given))
 
     def _unit_buckets(self, c: Candidate) -> list[UnitBuckets]:
-        key = (c.tp, c.cp, c.dp, c.zero)
+        key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)
         if key not in self._held:
             layout = self.layout(c)
             self._held[key] = unit_buckets(layout.instances, layout.buckets, c.zero, set())

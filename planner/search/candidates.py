@@ -25,7 +25,7 @@ from ..hardware.catalogue import CPU
 from ..hardware.cluster import Cluster
 from ..hardware.topology import OUTER
 from ..pipeline.schedule_table import Listing
-from ..pipeline.schedules import GENERATORS, chunks_of, runs
+from ..pipeline.schedules import GENERATORS, PLAIN, SPLIT, chunks_of, runs
 from ..remat.options import CHOSEN
 from ..sharding.sub_axes import inner_ranks
 from .pins import Pins
@@ -84,6 +84,11 @@ class Candidate:
     def mesh_text(self) -> str:
         """The axes in canonical order, whichever is outermost."""
         return str(replace(self, outer=OUTER[0]).mesh)
+
+    @property
+    def unsplit(self) -> "Candidate":
+        """Return the candidate with its backward in one, itself where it is."""
+        return self if self.schedule not in SPLIT else replace(self, schedule=PLAIN[0], chunks=1)
 
     def reordered(self) -> "Candidate | None":
         """Return the candidate with the other of pipeline and data outermost.

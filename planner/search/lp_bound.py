@@ -31,13 +31,14 @@ def tightened(
     """A lower bound on the simulated step of a pipeline, for any cuts and options that fit; not
     tightened beyond `enough_us`, with quick effort unless another one is given."""
     effort = effort or costs.problem.budget.quick
-    known, key = costs.lp_bounds, (c, limit_bytes, effort)
+    given = c, limit_bytes, effort
+    known, key = costs.lp_bounds, (costs.placed(c.compute), *given)
     whole = known.get((*key, INF))
     if whole is not None and (whole.step_us < enough_us or whole.step_us == INF):
         return whole
     if (*key, enough_us) not in known:
         with costs.memo.clock.layer("bounds"):
-            found = _tightened(costs, *key, enough_us)
+            found = _tightened(costs, *given, enough_us)
         # What is below enough, or proves that nothing fits, is the same whatever is enough.
         stopped = enough_us <= found.step_us < INF
         known[*key, enough_us if stopped else INF] = found

@@ -97,24 +97,30 @@ class Problem:
     @cached_property
     def rates(self) -> Cluster:
         """The cluster as costs read it: without a name and sizes of memory."""
-        device = replace(self.cluster.device, name="", memory_bytes=0)
-        return replace(self.cluster, name="", device=device, host_memory_bytes=0)
+        return _rates_of(self.cluster)
+
+    @cached_property
+    def read_by_proposals(self) -> Hashable:
+        """Return what proposed saved sets follow from, beside placements."""
+        of = self.placed_for
+        return _rates_of(of.cluster), of.seq, of.micro_batch
 
     @cached_property
     def read_by_options(self) -> Hashable:
-        """Return what the rematerialisation options of a piece follow from, at given sizes."""
+        """Return what the rematerialisation options of a piece follow from, beside placements and
+        at given sizes."""
         offloads = self.budget.offload_shares if self.offloads else ()
         wide = self.precision.wide_grads
-        return self.placed_for, self.rates, self.seq, wide, offloads
+        return self.read_by_proposals, self.rates, self.seq, wide, offloads
 
     @cached_property
     def read_by_units(self) -> Hashable:
-        """Return what the units of a candidate follow from."""
+        """Return what the units of a candidate follow from, beside placements."""
         return self.read_by_options, self.precision
 
     @cached_property
     def read_by_bounds(self) -> Hashable:
-        """Return what a bound without memory follows from."""
+        """Return what a bound without memory follows from, beside placements."""
         return self.read_by_units, self.any_order
 
     def context_bytes(self, c: Candidate) -> float:
@@ -127,3 +133,8 @@ class Problem:
     def _inputs(self) -> tuple[StepInput, ...]:
         """The schema of a step."""
         return step_inputs([self.traced.graph])
+
+
+def _rates_of(cluster: Cluster) -> Cluster:
+    device = replace(cluster.device, name="", memory_bytes=0)
+    return replace(cluster, name="", device=device, host_memory_bytes=0)

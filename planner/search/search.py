@@ -14,7 +14,7 @@ the default price of a byte. Where another price made the best plan faster, the 
 placements at that price as well.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -201,11 +201,12 @@ def _considered(
     """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
     costs, budget = incumbent.costs, incumbent.costs.problem.budget
     incumbent.doing("bounds of pipelines")
-    first = _first(costs, ranked, incumbent.limit)
-    for count, (floor, candidate) in enumerate(first, start=1):
-        incumbent.doing(f"first candidate {count} of {len(first)}: {candidate}")
+    first = set()
+    for floor, candidate in _first(incumbent, ranked):
+        first.add(candidate)
+        incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
-    waiting = [(floor, False, c) for floor, c in ranked if (floor, c) not in first]  # a heap
+    waiting = [(floor, False, c) for floor, c in ranked if c not in first]  # a heap
     while waiting:
         bound, bounded, candidate = heappop(waiting)
         if incumbent.simulated == budget.max_simulated or bound >= incumbent.enough_us:
@@ -221,19 +222,20 @@ def _considered(
 
 
 def _first(
-    costs: CandidateCosts, ranked: list[tuple[float, Candidate]], limit: float
-) -> list[tuple[float, Candidate]]:
-    """Candidates to consider before all others, with their floors.
+    incumbent: Incumbent, ranked: list[tuple[float, Candidate]]
+) -> Iterator[tuple[float, Candidate]]:
+    """Yield candidates to consider before all others, with their floors.
 
     They take little time to fit, and with a best step known, bounds need not be tightened beyond
     it. 1F1B is the schedule whose bound in memory is close: the floors of all pipelines are not.
+    Pipelines come once the others are considered; none that cannot be faster is bounded.
     """
-    budget, bounds = costs.problem.budget, CandidateBounds(costs)
-    alone = [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
+    budget, bounds = incumbent.costs.problem.budget, CandidateBounds(incumbent.costs)
+    yield from [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
     plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
-    plain = plain[: budget.bounded_pipelines]
-    by_bound = sorted(plain, key=lambda one: (bounds.bound_us(one[1], limit), *one))
-    return alone + by_bound[: budget.first_pipelines]
+    faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < incumbent.enough_us]
+    by_bound = sorted(faster, key=lambda one: (bounds.bound_us(one[1], incumbent.limit), *one))
+    yield from by_bound[: budget.first_pipelines]
 
 
 def _merged(losers: Iterable[Loser]) -> list[Loser]:

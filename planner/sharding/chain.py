@@ -29,7 +29,7 @@ from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
 from .ilp import Sharding, shard
 from .lower import lower
-from .nodes import Demands, nodes_of
+from .nodes import Demands, Ops, nodes_of, ops_of
 from .objective import objective_us
 from .sequence_orders import MIRRORED, orders_of
 
@@ -156,6 +156,7 @@ class _Chain:
     mirrored: bool
     solved: dict[tuple, Sharding] = field(default_factory=dict)
     offered: dict[str, tuple[Layout, ...]] = field(default_factory=dict)  # by segment after a cut
+    ops: dict[str, Ops] = field(default_factory=dict)  # by segment
 
     def whole(self) -> ShardedModel:
         """One device on the axis: everything whole, nothing to solve."""
@@ -167,7 +168,7 @@ class _Chain:
         return ShardedModel(lowered, instances, total, total, coverage, self.price)
 
     def _coverage(self, name: str) -> tuple[str, ...]:
-        return nodes_of(self.joints[name], self.costs, Demands())[1]
+        return ops_of(self.joints[name], self.costs, False).coverage
 
     def _whole(self, name: str) -> Lowered:
         graph = self.joints[name]
@@ -283,12 +284,19 @@ class _Chain:
                 self.mirrored,
             )  # fmt: skip
             try:
-                self.solved[key] = shard(self.joints[name], self.costs, self.price, demands)
+                given = self.joints[name], self.costs, self.price, demands
+                self.solved[key] = shard(*given, self._ops(name))
             except InfeasibleError:
                 if not params:
                     raise
                 return None
         return self.solved[key]
+
+    def _ops(self, name: str) -> Ops:
+        """Return the nodes of a segment's ops, which all of its boundaries share."""
+        if name not in self.ops:
+            self.ops[name] = ops_of(self.joints[name], self.costs, self.mirrored)
+        return self.ops[name]
 
     def _model(self, keys: list[tuple]) -> ShardedModel:
         names = _piece_names(keys)

@@ -41,7 +41,7 @@ from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from ..cost.redistribution import Move, held_copy
 from ..solver import Problem
-from .nodes import Choice, Demands, Node, nodes_of
+from .nodes import Choice, Demands, Node, Ops, nodes_of
 
 # Ties go to the first named: a price far below any time, by position.
 TIE_US = 1e-5
@@ -83,17 +83,23 @@ class Formulation:
     coverage: tuple[str, ...]
 
 
-def shard(graph: Graph, costs: Costs, price: float, demands: Demands) -> Sharding:
+def shard(
+    graph: Graph, costs: Costs, price: float, demands: Demands, ops: Ops | None = None
+) -> Sharding:
     """The cheapest placement of a joint graph: formulate, solve, invert.
 
-    price: us per resident byte of a rank, 0 allowed. Raises InfeasibleError for contradicting pins.
+    price: us per resident byte of a rank, 0 allowed. ops: nodes of the graph's ops, where they are
+    known. Raises InfeasibleError for contradicting pins.
     """
-    formulation = formulate(graph, costs, price, demands)
+    formulation = formulate(graph, costs, price, demands, ops)
     return invert(formulation, solver.solve(formulation.problem))
 
 
-def formulate(graph: Graph, costs: Costs, price: float, demands: Demands) -> Formulation:
-    nodes, coverage = nodes_of(graph, costs, demands)
+def formulate(
+    graph: Graph, costs: Costs, price: float, demands: Demands, ops: Ops | None = None
+) -> Formulation:
+    """Return the problem of a graph; its arguments are those of `shard`."""
+    nodes, coverage = nodes_of(graph, costs, demands, ops)
     return _Builder(graph, nodes, costs, price, demands).build(coverage)
 
 

@@ -61,21 +61,34 @@ class Demands:
     mirrored: bool = False
 
 
+@dataclass(frozen=True)
+class Ops:
+    """The nodes of the ops of a graph, in order, which no demand but `mirrored` changes; and
+    coverage lines."""
+
+    nodes: tuple[Node, ...]
+    coverage: tuple[str, ...]
+
+
 def nodes_of(
-    graph: Graph, costs: Costs, demands: Demands
+    graph: Graph, costs: Costs, demands: Demands, ops: Ops | None = None
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """All nodes of a joint graph, inputs first, ops in order, then cuts; and coverage lines."""
-    ops, coverage = _ops(graph, costs, demands.mirrored)
+    """All nodes of a joint graph, inputs first, ops in order, then cuts; and coverage lines.
+
+    ops: what `ops_of` returns, where it is known.
+    """
+    ops = ops or ops_of(graph, costs, demands.mirrored)
     grads = _gradients(graph)
     given = [i for i in graph.inputs if i.kind in ("data", "context", "constant")]
     nodes = [_given(i, costs, demands.mirrored) for i in given]
     for item in graph.inputs_of("param"):
-        wanted = _wanted(item.value.name, ops)
+        wanted = _wanted(item.value.name, ops.nodes)
         nodes.append(_param(graph, item, grads.get(item.value.name, ""), wanted, costs, demands))
-    return (*nodes, *ops, *_cuts(graph, costs, demands)), coverage
+    return (*nodes, *ops.nodes, *_cuts(graph, costs, demands)), ops.coverage
 
 
-def _ops(graph: Graph, costs: Costs, mirrored: bool) -> tuple[list[Node], tuple[str, ...]]:
+def ops_of(graph: Graph, costs: Costs, mirrored: bool) -> Ops:
+    """Return the nodes of a graph's ops. mirrored: context axes cut mirrored shards."""
     axes = axes_of(costs.mesh, costs.sizes, mirrored)
     work, strides = GraphWork(graph), {axis.name: strides_of(graph, axis) for axis in axes}
     alone = alone_of(graph, axes)
@@ -93,7 +106,7 @@ def _ops(graph: Graph, costs: Costs, mirrored: bool) -> tuple[list[Node], tuple[
         reads, makes = tuple(n for n in op.inputs if n), tuple(v.name for v in op.outputs)
         name = f"{op.target} %{op.output.name}"
         nodes.append(Node(name, reads, makes, tuple(choices), work.is_backward(op)))
-    return nodes, tuple(coverage)
+    return Ops(tuple(nodes), tuple(coverage))
 
 
 def _gradients(graph: Graph) -> dict[str, str]:
@@ -101,7 +114,7 @@ def _gradients(graph: Graph) -> dict[str, str]:
     return {param: grad for param, grad in Joint(graph).grads.items() if grad}
 
 
-def _wanted(name: str, ops: list[Node]) -> tuple[Placement, ...]:
+def _wanted(name: str, ops: tuple[Node, ...]) -> tuple[Placement, ...]:
     """Sharded placements that some strategy reads `name` in."""
     found: dict[Placement, None] = {}
     for node in ops:

@@ -9,7 +9,7 @@ from meshwright.ir.ops.questions import passing, without_passing
 from meshwright.ir.placement import Placement
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs, shard_on
-from meshwright.planner.cost.piece_cost import piece_work
+from meshwright.planner.cost.piece_cost import Priced, piece_work
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.remat.rules import candidates, saved_values
@@ -67,8 +67,9 @@ def test_keeping_saves_one_matmul_and_holds_the_logits(group: int) -> None:
     if group > 1:
         assert placements["w"] == shard_on(2, 0, "tp")
         assert placements["logits"] == shard_on(3, 2, "tp")
-    without = piece_work(graph, placements, ("lse",), costs)
-    kept = piece_work(graph, placements, ("lse", "logits"), costs)
+    priced = Priced(graph, placements, costs)
+    without = piece_work(priced, ("lse",))
+    kept = piece_work(priced, ("lse", "logits"))
     rate = costs.cluster.device.matmul_rate("bf16")
     matmul_us = 2 * TOKENS * FEATURES * VOCAB / group / rate * 1e6
     assert without.backward.us - kept.backward.us == pytest.approx(matmul_us)
