@@ -1,8 +1,9 @@
 """How many what-if points a second: a plan priced as it stands, and searches.
 
-    python benchmarks/what_if.py [--large]
+    python benchmarks/what_if.py [--large] [--clusters] [--equal]
 
-Each row says the processor seconds of a point once the model is captured, the mean and the first.
+Each row says the processor seconds of a point once the model is captured, the mean and the first,
+and the largest gap that a search printed. --equal compares answers with those of `plan` instead.
 """
 
 import argparse
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import meshwright
+from meshwright.ir.errors import InfeasibleError
 from meshwright.planner.budget import EFFORTS
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.search import search_plan
 from meshwright.planner.what_if.answers import Answer
 from meshwright.planner.what_if.ask import Search, priced
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
@@ -46,6 +49,15 @@ SEARCHED = (
     Question("7B, parts", "llama-7b", 64, ("h200:8", "h100:8", "b200:8", "mi300x:8"), ()),
 )
 LARGE = (Question("70B, 1,024 devices", "llama-70b", 2048, ("h100:8x128", "h200:8x128"), ()),)
+PARTS = ("h100:8", "h200:8", "b200:8", "mi300x:8")
+MEMORIES = "device.memory_gb=x0.75,x1"
+CLUSTERS = (
+    Question("70B, 40 clusters", "llama-70b", 2048, PARTS, ("nodes=8,16,32,64,128", MEMORIES)),
+)
+EQUAL = (
+    Question("7B, memory and rates", "llama-7b", 64, PARTS, (MEMORIES, "device.matmul=x0.8,x1")),
+    Question("7B, links", "llama-7b", 64, ("h200:8",), ("link.nvlink.bandwidth=x0.1,x0.5,x1,x2",)),
+)
 PRICED = (
     Question("7B, links", "llama-7b", 64, ("h200:8",), (f"link.nvlink.bandwidth={FACTORS}",)),
     Question("7B, memory", "llama-7b", 64, ("h200:8",), (f"device.memory_gb={FACTORS}",)),
@@ -53,42 +65,88 @@ PRICED = (
 )
 
 
-def _seconds(answers: Iterator[Answer]) -> list[float]:
-    """Processor seconds of each answer."""
-    found, last = [], time.process_time()
-    for _ in answers:
+@dataclass(frozen=True)
+class Taken:
+    """Processor seconds of each answer, and the largest gap among them."""
+
+    seconds: list[float]
+    gap: float
+
+
+def _taken(answers: Iterator[Answer]) -> Taken:
+    """Time each answer as it comes."""
+    seconds, gap, last = [], 0.0, time.process_time()
+    for answer in answers:
         now = time.process_time()
-        found.append(now - last)
+        seconds.append(now - last)
+        gap = max(gap, answer.step.gap if answer.step else 0.0)
         last = now
-    return found
+    return Taken(seconds, gap)
 
 
-def _row(kind: str, name: str, seconds: list[float]) -> None:
+def _row(kind: str, name: str, taken: Taken) -> None:
+    seconds = taken.seconds
     mean = sum(seconds) / len(seconds)
-    cells = kind, name, len(seconds), f"{seconds[0]:.4g}", f"{mean:.4g}", f"{1 / mean:,.4g}"
+    times = f"{seconds[0]:.4g}", f"{mean:.4g}", f"{1 / mean:,.4g}"
+    cells = kind, name, len(seconds), *times, f"{taken.gap:.1%}" if kind == "searched" else ""
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
-def _priced(question: Question) -> list[float]:
+def _priced(question: Question) -> Taken:
     traced = meshwright.trace(question.model, dtype="bf16")
     first, pins = question.points[0], parse_pins(["dp=8", "zero=3", "micro_batch=4"])
     sizes = {"seq": SEQ, "global_batch": question.rows}
     plan = make_plan(traced, first.cluster, **sizes, pins=pins)
-    return _seconds(priced(plan, question.points, read_prices()))
+    return _taken(priced(plan, question.points, read_prices()))
+
+
+def _search(question: Question) -> Search:
+    traced = meshwright.trace(question.model, dtype="bf16")
+    return Search(traced, Pins(), read_prices(), EFFORTS["fast"])
+
+
+def _different(question: Question) -> list[Point]:
+    """Return the points whose answer is not what `plan` finds, searching each by itself."""
+    search = _search(question)
+    return [p for p in question.points if not _equal(search.answer(p), p, search)]
+
+
+def _equal(answer: Answer, point: Point, search: Search) -> bool:
+    sizes = {"seq": point.seq, "global_batch": point.global_batch}
+    try:
+        plan, found, _ = search_plan(
+            search.traced, point.cluster, **sizes, pins=search.pins, budget=search.budget
+        )
+    except InfeasibleError:
+        return answer.step is None
+    own = plan.costs["predicted_step_us"], plan.costs["predicted_peak_bytes"], found.gap
+    step = answer.step
+    return step is not None and own == (step.step_us, step.peak_bytes, step.gap)
+
+
+def _compare(questions: tuple[Question, ...]) -> None:
+    print("| sweep | points | different from plan |\n|---|---|---|")
+    for question in questions:
+        cells = question.name, len(question.points), len(_different(question))
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, or the comparison with `plan`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="70B on 1,024 devices, too")
-    large = parser.parse_args().large
-    print("| speed | sweep | points | first, s | mean, s | a second |\n|---|---|---|---|---|---|")
+    parser.add_argument("--clusters", action="store_true", help="70B on 40 clusters, too")
+    parser.add_argument("--equal", action="store_true", help="compare 20 answers with plan's own")
+    asked = parser.parse_args()
+    if asked.equal:
+        _compare(EQUAL)
+        return
+    print("| speed | sweep | points | first, s | mean, s | a second | largest gap |")
+    print("|---|---|---|---|---|---|---|")
     for question in PRICED:
         _row("priced", question.name, _priced(question))
-    for question in SEARCHED + LARGE * large:
-        traced = meshwright.trace(question.model, dtype="bf16")
-        search = Search(traced, Pins(), read_prices(), EFFORTS["fast"])
-        _row("searched", question.name, _seconds(map(search.answer, question.points)))
+    for question in SEARCHED + LARGE * asked.large + CLUSTERS * asked.clusters:
+        _row("searched", question.name, _taken(map(_search(question).answer, question.points)))
 
 
 if __name__ == "__main__":
