@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import Job, MeshwrightError, Plan, plan, priced, what_if
+from meshwright import Job, MeshwrightError, Plan, plan, priced, trace, what_if
 from meshwright.cli import main
+from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
+from meshwright.planner.search.pins import Pins
 from meshwright.planner.what_if.answers import Answer
 from meshwright.planner.what_if.ask import Search
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
@@ -66,6 +68,22 @@ def test_answers_are_those_of_plan() -> None:
         assert answer.step.peak_bytes == own.costs["predicted_peak_bytes"]
         assert answer.step.tokens_per_s == pytest.approx(own.costs["predicted_tokens_per_s"])
         assert sum(share for _, share in answer.step.shares) == pytest.approx(1.0)
+
+
+def test_a_point_forgets_what_differed_before_it() -> None:
+    """A key that leaves out what its result reads gives a later point the answer of an earlier."""
+    asked = changed("h200:2", "device.matmul=x1,x0.25", "seq=4096")
+    fresh = [_search().answer(point) for point in asked]
+    assert fresh[0].step is not None and fresh[0].step != fresh[1].step
+    for order in (asked, asked[::-1]):
+        shared = _search()
+        found = {point: shared.answer(point) for point in order}
+        assert [found[point] for point in asked] == fresh
+
+
+def _search() -> Search:
+    traced = trace("tiny-llama", dtype="bf16")
+    return Search(traced, Pins(), read_prices(), EFFORTS["fast"])
 
 
 def _planned(cluster: str) -> Plan:
