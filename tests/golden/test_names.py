@@ -87,7 +87,7 @@ def test_a_gradient_names_a_value_of_the_forward(path) -> None:  # type: ignore[
         assert names & set(begins), gradient
 
 
-@pytest.mark.parametrize("model", mostly_long(MODELS, "tiny-qwen3", "tiny-gemma3", "tiny-gpt2"))
+@pytest.mark.parametrize("model", mostly_long(MODELS, "tiny-gemma3", "tiny-gpt2"))
 def test_every_family_names_its_gradients(model: str) -> None:
     plan = _plan(model)
     _check_gradients(plan)

@@ -10,6 +10,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.traced import Traced
 from meshwright.models import PRESETS
 from meshwright.models.decoder import Decoder
+from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.candidates import candidates
@@ -39,7 +40,8 @@ def test_storage_has_a_copy_a_node_where_the_network_is_slow(
     """At 10 GB/s a device between nodes shards are summed over nodes once a step; at 320 they are
     cut over all of them."""
     pins = parse_pins(["precision=pure", "rounding=nearest"])
-    plan, _, _ = search_plan(wide, nodes(times), seq=4096, global_batch=64, pins=pins)
+    sizes = {"seq": 4096, "global_batch": 64}
+    plan, _, _ = search_plan(wide, nodes(times), **sizes, pins=pins, budget=EFFORTS["fast"])
     assert (plan.mesh.size("rep"), plan.mesh.size("dp")) == (rep, 32 // rep)
     assert plan.zero > 0 or rep == 1
 

@@ -117,7 +117,7 @@ def cut_layouts(
     return entry, exit_ if graph.inputs_of("grad") else ()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=24, deadline=None, derandomize=True)
 @given(
     graph=joints(),
     sides=st.tuples(SIDES, SIDES),
@@ -132,7 +132,7 @@ def test_the_ilp_is_brute_force(graph, sides, price, spec, num_microbatches) -> 
     check(graph, costs, price, demands)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     graph=joints(most=1),
     sides=st.tuples(SIDES, SIDES),

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -72,18 +73,19 @@ def test_answers_are_those_of_plan() -> None:
 
 def test_a_point_forgets_what_differed_before_it() -> None:
     """A key that leaves out what its result reads gives a later point the answer of an earlier."""
-    asked = changed("h200:2", "device.matmul=x1,x0.25", "seq=4096")
+    rates, memory = "device.matmul=x1,x0.25", "device.memory_gb=0.03"
+    asked = [*changed("h200:2", rates), *changed("h200:2", memory)]
     fresh = [_search().answer(point) for point in asked]
-    assert fresh[0].step is not None and fresh[0].step != fresh[1].step
-    for order in (asked, asked[::-1]):
-        shared = _search()
-        found = {point: shared.answer(point) for point in order}
-        assert [found[point] for point in asked] == fresh
+    steps = [answer.step for answer in fresh]
+    assert None not in steps and all(a != b for a, b in combinations(steps, 2))
+    shared = _search()
+    found = {point: shared.answer(point) for point in asked[::-1]}
+    assert [found[point] for point in asked] == fresh
 
 
 def _search() -> Search:
     traced = trace("tiny-llama", dtype="bf16")
-    return Search(traced, Pins(), read_prices(), EFFORTS["fast"])
+    return Search(traced, Pins(pp=1), read_prices(), EFFORTS["fast"])
 
 
 def _planned(cluster: str) -> Plan:
