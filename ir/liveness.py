@@ -1,6 +1,6 @@
 """Liveness: where the values of a function's ops are read last."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .graph import Graph, Op
 from .ops.registry import definition
@@ -13,23 +13,20 @@ def storage_of(name: str, graph: Graph) -> str:
     return name
 
 
-def last_reads(
-    ops: Sequence[Op], held: Iterable[str], storage: Callable[[str], str] = str
-) -> dict[str, int]:
-    """The position of the op that reads each storage last, by its name.
+def last_reads(reads: Sequence[Iterable[str]], held: Iterable[str]) -> dict[str, int]:
+    """The position of the step that reads each name last, of the names that each step reads.
 
-    held: values that outlive the function, at the position behind all ops. storage: of a value,
-    itself unless given.
+    held: what outlives the function, at the position behind all steps.
     """
-    found = {storage(name): index for index, op in enumerate(ops) for name in op.inputs}
-    return found | {storage(name): len(ops) for name in held}
+    found = {name: index for index, names in enumerate(reads) for name in names}
+    return found | dict.fromkeys(held, len(reads))
 
 
 def live_after(
     ops: Sequence[Op], held: Iterable[str], counted: Collection[str]
 ) -> list[tuple[str, ...]]:
     """Return after each op the made values of `counted` that are still to be read, as made."""
-    ends = last_reads(ops, held)
+    ends = last_reads([op.inputs for op in ops], held)
     found, live = [], dict[str, None]()
     for index, op in enumerate(ops):
         live.update((v.name, None) for v in op.outputs if v.name in counted)

@@ -97,6 +97,7 @@ class OpDef:
     reads_table: an operand is the embedding table or the head.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
+    passes: bytes that it reads and writes beside its matmuls, one after the other.
     implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 
@@ -122,6 +123,7 @@ class OpDef:
     reads_table: bool = False
     queries: int | None = None
     workspace: Workspace | None = None
+    passes: Workspace | None = None
     implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property

@@ -50,6 +50,20 @@ def _chunk_bytes(features: int, weight: int) -> Workspace:
     return taken
 
 
+def _logits_bytes(times: int, features: int, weight: int) -> Workspace:
+    """The bytes of reading or writing all logits so many times: their statistics read them once,
+    their gradient reads them and is written."""
+
+    def moved(inputs: list[Value], elements: list[float]) -> float:
+        x = inputs[features]
+        width = x.shape[-1]
+        assert isinstance(width, int)
+        tokens, rows = elements[features] / width, elements[weight] / width
+        return times * tokens * rows * ITEM_BYTES[x.dtype]
+
+    return moved
+
+
 DEFINITIONS = (
     OpDef(
         "mw.linear_cross_entropy",
@@ -63,6 +77,7 @@ DEFINITIONS = (
         matmul_weight=True,
         reads_table=True,
         workspace=_chunk_bytes(features=0, weight=1),
+        passes=_logits_bytes(1, features=0, weight=1),
     ),
     OpDef(
         "mw.linear_cross_entropy_backward",
@@ -75,5 +90,6 @@ DEFINITIONS = (
         adds=1,
         recomputed_operand=6,
         workspace=_chunk_bytes(features=2, weight=3),
+        passes=_logits_bytes(2, features=2, weight=3),
     ),
 )

@@ -1,8 +1,9 @@
 """What ops and redistributions cost one rank of a compute axis, in us and bytes.
 
-Time of an op = max(flops / rate, outer bytes / bandwidth) + launch, on local shapes. Views are
-free. Chains of pointwise ops and reductions run as one kernel: each pays only for what it is the
-first of the chain to read and for what leaves the chain (`outer_traffic`), never below zero.
+Time of an op = max(flops / rate, outer bytes / bandwidth) + launch, on local shapes, and the
+passes that its kernels make beside that. Views are free. Chains of pointwise ops and reductions run
+as one kernel: each pays only for what it is the first of the chain to read and for what leaves the
+chain (`outer_traffic`), never below zero.
 Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 """
 
@@ -63,6 +64,12 @@ class Costs:
     _ways: dict[tuple, tuple[float, MovePath] | None] = field(
         default_factory=dict, compare=False, repr=False
     )
+
+    @property
+    def adds_apart(self) -> bool:
+        """Whether gradients are summed by a pass of their own: on CUDA a matmul of half precision
+        adds to float32."""
+        return self.wide_grads and self.cluster.device.type != "cuda"
 
     def number(self, size: Size) -> float:
         """A size or count at this B and S."""
@@ -193,6 +200,14 @@ class Costs:
             share = self._share(ins + outs) / self._slowest(op, ins)
             busy = self.number(work.flops) / share / self._rate(op, work)
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
+        if asked.passes is not None:
+            values = [v for v in work.operands if v is not None]
+            elements = [
+                self.local_bytes(v, p) / ITEM_BYTES[v.dtype]
+                for v, p in zip(work.operands, ins, strict=True)
+                if v is not None
+            ]
+            time += asked.passes(values, elements) / device.hbm_bytes_per_s * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
 

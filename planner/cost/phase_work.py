@@ -28,6 +28,46 @@ class PhaseWork(GraphWork):
             if v is not None
         )
 
+    @cached_property
+    def kernels(self) -> tuple[tuple[Op, ...], ...]:
+        """The ops that run at once, in order: those of a fused kernel, or one alone.
+
+        torch.compile makes fused ops that read the same value one kernel as early as all that they
+        read exists: everything that it writes is alive together, beside all that it reads.
+        """
+        found: list[list[Op]] = []
+        made: dict[str, int] = {}  # by value, the kernel that makes it
+        reads: dict[int, set[str]] = {}  # of fused kernels, the values from outside
+        for op in self.graph.ops:
+            names = [n for n in op.inputs if n]
+            outer = {n for name in names for n in self._outer[name]}
+            ready = max((made.get(n, -1) for n in names), default=-1)
+            after = max((made.get(n, -1) for n in outer), default=-1)
+            at = len(found)
+            if definition(op).fused:
+                same = (k for k in reads if k > after and k >= ready and reads[k] & outer)
+                at = min(same, default=at)
+                reads.setdefault(at, set()).update(outer)
+            elif definition(op).free or definition(op).source:
+                at = max(ready, 0) if found else at
+            if at == len(found):
+                found.append([])
+            found[at].append(op)
+            made.update((v.name, at) for v in op.outputs)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def _outer(self) -> dict[str, frozenset[str]]:
+        """By value, the storages that a fused kernel with it reads: itself where it is written by
+        another op, else what its chain of fused ops reads."""
+        found = {i.value.name: frozenset({i.value.name}) for i in self.graph.inputs}
+        for op in self.graph.ops:
+            read = frozenset[str]().union(*(found[n] for n in op.inputs if n))
+            known = definition(op)
+            through = known.fused or known.free or known.source
+            found |= {v.name: read if through else frozenset({v.name}) for v in op.outputs}
+        return found
+
     def storage(self, name: str) -> str:
         """The value whose memory `name` is a view of, or itself."""
         return storage_of(name, self.graph)

@@ -168,7 +168,7 @@ def piece_work(priced: Priced, saved: tuple[str, ...], split: bool = False) -> P
     functions = costs.functions.of(priced.graph, saved)
     forward, backward = functions.forward, functions.backward
     # Gradients that are never written by themselves: the matmuls that make them add them.
-    added = frozenset() if costs.wide_grads else functions.phases.added(split)
+    added = frozenset() if costs.adds_apart else functions.phases.added(split)
 
     joint = functions.phases.joint
     whole = _phase(backward, priced, _backward_peak(functions, priced, added))
@@ -250,7 +250,7 @@ def _split_work(functions: PieceFunctions, priced: Priced, whole: Phase) -> Spli
     dy = sum(size(n) for n in _inputs(first.graph, "grad"))
     peak = dy + _peak(first, priced, held=set(first.graph.outputs), dropped=frozenset())
     grads = frozenset(second.graph.outputs)
-    added = frozenset() if priced.costs.wide_grads else phases.added(split=True)
+    added = frozenset() if priced.costs.adds_apart else phases.added(split=True)
     late = _peak(second, priced, held=set(), dropped=grads, unwritten=added)
     given = _inputs(first.graph, "param", "data", "context")
     storages = {first.storage(name) for name in handed} - given
@@ -313,21 +313,23 @@ def _peak(
     dropped: frozenset[str],
     unwritten: frozenset[str] = frozenset(),
 ) -> float:
-    """Liveness walk over storages that reach memory; views share theirs, inputs are not counted."""
-    ends = last_reads(work.graph.ops, held, work.storage)
+    """Liveness walk over storages that reach memory; views share theirs, inputs are not counted.
+
+    A kernel writes all its results before anything that it reads is given up.
+    """
+    reads = [[work.storage(n) for op in kernel for n in op.inputs if n] for kernel in work.kernels]
+    ends = last_reads(reads, map(work.storage, held))
     live = peak = 0.0
     leaving: dict[int, float] = {}
-    for index, op in enumerate(work.graph.ops):
-        made = 0.0
-        for value in op.outputs:
+    for index, kernel in enumerate(work.kernels):
+        for value in (value for op in kernel for value in op.outputs):
             if value.name not in work.materialised or value.name in unwritten:
                 continue
             bytes_ = priced.bytes(value.name)
-            made += bytes_
+            live += bytes_
             end = index if value.name in dropped else ends.get(value.name, index)
             leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
-        live += made
-        peak = max(peak, live + priced.workspace(op, work))
+        peak = max(peak, live + max(priced.workspace(op, work) for op in kernel))
         live -= leaving.pop(index, 0.0)
     return peak
 

@@ -48,12 +48,15 @@ _CUDNN_HOPPER = (
     AttentionReading(64, 1024, 252e12, 193e12),
     AttentionReading(64, 4096, 340e12, 307e12),
     AttentionReading(64, 16384, 392e12, 379e12),
+    # From the step of a Llama of 1B on one row of 65,536 (2026-11-23).
+    AttentionReading(64, 65536, 437e12, 423e12),
     AttentionReading(128, 1024, 361e12, 253e12),
     AttentionReading(128, 2048, 388e12, 297e12),
     AttentionReading(128, 4096, 480e12, 393e12),
     AttentionReading(128, 8192, 543e12, 427e12),
-    # Alone 608 and 537; the share of that in a step (two H200s, cp=2, 2026-11-22) is 0.94.
-    AttentionReading(128, 65536, 572e12, 505e12),
+    # Alone 608 and 537; of that 0.94 in a step on two H200s with cp=2 (2026-11-22), 1.0 in one of
+    # a Qwen3 of 0.6B on one (2026-11-23).
+    AttentionReading(128, 65536, 590e12, 521e12),
 )
 # runtime/engine/kernels/triton_attention.py, 0.93 and 0.91 of the probe's readings (2026-11-23).
 _TRITON_HOPPER = tuple(

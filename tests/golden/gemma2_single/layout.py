@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 9fb2b995d6a64068."""
+"""What every rank of golden-gemma2 shares; plan 32a5d589faa2da0d."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan e7e30e9f189bbf69."""
+"""What every rank of golden-llama shares; plan 9d751bbb8dac13d4."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

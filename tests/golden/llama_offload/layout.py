@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 24f0a9c5993605b6."""
+"""What every rank of golden-llama shares; plan f2ec90fb2bdf391f."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

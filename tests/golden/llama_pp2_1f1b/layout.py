@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 541909ad44b4282e."""
+"""What every rank of golden-llama shares; plan 11d9a418465c3b1f."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

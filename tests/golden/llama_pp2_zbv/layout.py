@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 7df1a3a73291a5e5."""
+"""What every rank of golden-llama shares; plan 0a4f03da24c8baba."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

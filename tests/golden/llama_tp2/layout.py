@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 098bd8db6f953085."""
+"""What every rank of golden-llama shares; plan ef583a6d9b99f7eb."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

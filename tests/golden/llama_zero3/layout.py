@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan cd4b2382cf4bdefe."""
+"""What every rank of golden-llama shares; plan 4a714585206a920d."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
