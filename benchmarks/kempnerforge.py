@@ -24,9 +24,9 @@ from meshwright.ir.mesh import AXIS_OF, TENSOR
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
-from meshwright.planner.cost.functions import PhaseWork, functions_of
 from meshwright.planner.cost.graph_work import OpWork
 from meshwright.planner.cost.op_cost import Costs, shard_on
+from meshwright.planner.cost.phase_work import PhaseWork, functions_of
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.simulate.simulator import simulate
@@ -95,15 +95,17 @@ def _head(phases: Phases, piece: Piece, costs: Costs) -> Phases:
         gather_us = (
             costs.redistribute_us(logits, shard_on(3, 2, AXIS_OF[TENSOR]), replicated(3)) or 0.0
         )
+    matmul_us = forward.matmul_us - pass_us  # which the plan's own statistics make
     return (
         replace(
             forward,
+            matmul_us=matmul_us,
             pointwise_us=forward.pointwise_us + LOSS_PASSES[0] * pass_us,
             collective_us=forward.collective_us + gather_us,
         ),
         replace(
             backward,
-            matmul_us=2 * forward.matmul_us,
+            matmul_us=2 * matmul_us,
             pointwise_us=backward.pointwise_us + LOSS_PASSES[1] * pass_us,
         ),
     )
@@ -117,9 +119,9 @@ def _logits(piece: Piece) -> Value:
 
 
 def _eager(phases: Phases, piece: Piece, costs: Costs) -> Phases:
-    functions = functions_of(piece.graph, piece.placements, piece.saved)
-    graphs = functions.forward, functions.backward
-    forward, backward = (_eager_us(PhaseWork(graph), piece, costs) for graph in graphs)
+    functions = functions_of(piece.graph, piece.saved)
+    works = functions.forward, functions.backward
+    forward, backward = (_eager_us(work, piece, costs) for work in works)
     return replace(phases[0], pointwise_us=forward), replace(phases[1], pointwise_us=backward)
 
 
