@@ -77,14 +77,20 @@ def priced(
     clusters: Sequence[Cluster | str],
     sweeps: Sequence[str] = (),
     prices: Path | None = None,
+    software: str = "",
 ) -> "list[Answer]":
-    """Price a plan as it stands on other clusters, each of as many devices; nothing is searched."""
+    """Price a plan as it stands on other clusters, each of as many devices; nothing is searched.
+
+    software: a profile under which its layout is priced, too: a built-in name, or a file.
+    """
+    from meshwright.planner.simulate.software import read_software
     from meshwright.planner.what_if.ask import priced as price
     from meshwright.planner.what_if.prices import read_prices
 
     made = plan.decisions
+    other = read_software(software) if software else None
     job = Job(seq=made.seq, global_batch=made.global_batch)
-    return list(price(made, _points(clusters, job, sweeps, silent), read_prices(prices)))
+    return list(price(made, _points(clusters, job, sweeps, silent), read_prices(prices), other))
 
 
 def _points(

@@ -24,13 +24,11 @@ from meshwright.ir.mesh import AXIS_OF, TENSOR
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
-from meshwright.planner.cost.graph_work import OpWork
 from meshwright.planner.cost.op_cost import Costs, shard_on
-from meshwright.planner.cost.phase_work import PhaseWork, functions_of
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
-from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.step_model import Unit, step_model
+from meshwright.planner.simulate.software import Software
+from meshwright.planner.simulate.software import step_us as software_step_us
 
 # (all_gathers, reduce_scatters) of forward and of backward with its recomputation.
 COLLECTIVES = {"attention": ((1, 1), (2, 4)), "ffn": ((1, 1), (2, 2)), "head": ((1, 0), (0, 1))}
@@ -42,27 +40,12 @@ Phases = tuple[Phase, Phase]
 
 def step_us(plan: Plan, cluster: Cluster, compiled: bool = True) -> float:
     """Step time of the pinned plan with the differences above, in us."""
-    model = step_model(plan, cluster)
-    costs = Costs(cluster, plan.mesh.compute, plan.sizes)
-    pieces = {p.name: p for p in plan.pieces}
-    works = {i.name: pieces[i.piece] for i in plan.instances}
-
-    # Read both, write the sum.
-    adding = 3 * (1 - 1 / plan.num_microbatches) / cluster.device.hbm_bytes_per_s * 1e6
-
-    def changed(unit: Unit) -> Unit:
-        accumulate = unit.accumulate_us + adding * unit.work.added_bytes
-        work = _work(unit.work, works[unit.name], costs, compiled)
-        return replace(unit, work=work, accumulate_us=accumulate)
-
-    stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
-    return simulate(replace(model, stages=stages, reduces_every_microbatch=False)).step_us
+    software = Software("kempnerforge", fused=compiled, adds_apart=True, reduces_once=True)
+    return software_step_us(plan, cluster, software, _work)
 
 
-def _work(work: PieceWork, piece: Piece, costs: Costs, compiled: bool) -> PieceWork:
+def _work(work: PieceWork, piece: Piece, costs: Costs) -> PieceWork:
     phases = work.forward, work.backward
-    if not compiled:
-        phases = _eager(phases, piece, costs)
     if costs.mesh.count(TENSOR) > 1 and piece.name in COLLECTIVES:
         phases = _collectives(phases, piece, costs)
     if piece.name == "head":
@@ -116,22 +99,3 @@ def _logits(piece: Piece) -> Value:
     loss = next(op for op in piece.graph.ops if definition(op).passing_output is not None)
     x, weight = (piece.graph.values[name] for name in loss.inputs[:2])
     return Value("logits", x.dtype, (*x.shape[:2], weight.shape[0]))
-
-
-def _eager(phases: Phases, piece: Piece, costs: Costs) -> Phases:
-    functions = functions_of(piece.graph, piece.saved)
-    works = functions.forward, functions.backward
-    forward, backward = (_eager_us(work, piece, costs) for work in works)
-    return replace(phases[0], pointwise_us=forward), replace(phases[1], pointwise_us=backward)
-
-
-def _eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:
-    """Pointwise work and reductions, each a kernel of its own."""
-    total = 0.0
-    for op in work.graph.ops:
-        if not definition(op).fused:
-            continue
-        values = tuple(piece.graph.values[name] for name in op.inputs if name)
-        ins, outs = (tuple(piece.placements[v.name] for v in vs) for vs in (values, op.outputs))
-        total += costs.op_us(op, ins, outs, OpWork(0, op.output.dtype, values, op.outputs))
-    return total

@@ -60,6 +60,13 @@ def add(commands: Any) -> None:
         help="search each point under these pins as well, and show how much slower that is",
     )
     parser.add_argument(
+        "--software",
+        default="",
+        metavar="NAME",
+        help="with --plan: price its layout as another stack runs it, too: pytorch-eager, "
+        "pytorch-compiled, or a .toml file",
+    )
+    parser.add_argument(
         "--objective",
         choices=OBJECTIVES,
         default="time",
@@ -92,6 +99,7 @@ def _run(arguments: argparse.Namespace) -> None:
         tokens=arguments.tokens,
         compared=bool(arguments.compare),
         searched=arguments.plan is None,
+        software=arguments.software,
     )
     with _stopped_with(table):
         _fill(table, arguments)
@@ -126,7 +134,8 @@ def _fill(table: Table, arguments: argparse.Namespace) -> None:
         "prices": arguments.prices,
     }
     if arguments.plan:
-        table.answers += priced(Plan.load(arguments.plan), **words)
+        plan = Plan.load(arguments.plan)
+        table.answers += priced(plan, software=arguments.software, **words)
         return
     with Doing() as say:
         search = partial(what_if, arguments.model, say=say, **words)
@@ -171,6 +180,11 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.plan and (arguments.pin or arguments.compare):
         pins = ", ".join([*arguments.pin, *arguments.compare])
         raise ValueError(f"--plan prices a plan as it stands; drop the pins {pins}")
+    if arguments.software and not arguments.plan:
+        raise ValueError(
+            f"--software {arguments.software} prices the layout of a plan: give --plan PLAN, which "
+            "`meshwright plan -o PLAN` writes"
+        )
     if arguments.tokens is not None and not 0 < arguments.tokens < float("inf"):
         raise ValueError(f"--tokens {arguments.tokens:g}: give a number above 0, such as 1e12")
     for option in ("csv", "plot"):

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Table:
 
     subject: the model, or the plan's file. speed: in words. tokens: of a budget, None for none.
     compared: whether others, the answers under other pins, have a column. searched: else priced.
-    stopped: whether points that were asked are missing.
+    software: the profile that has a column, "" for none. stopped: whether points that were asked
+    are missing.
     """
 
     subject: str
@@ -38,6 +40,7 @@ class Table:
     tokens: float | None
     compared: bool
     searched: bool
+    software: str = ""
     answers: "list[Answer]" = field(default_factory=list)
     others: "list[Answer]" = field(default_factory=list)
     stopped: bool = False
@@ -156,11 +159,13 @@ class Table:
             "dollars": budget and budget.dollars,
             "energy_kwh": budget and budget.kwh,
             "compared_step_time_s": other and other.step and other.step.step_us / 1e6,
+            "software_step_time_s": answer.software_us and answer.software_us / 1e6,
         }
 
     def _head(self) -> list[str]:
         head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
         head += ["gap"] * self.searched + ["compared"] * self.compared
+        head += [f"by {Path(self.software).stem}"] * bool(self.software)
         return head + ["days", "dollars", "MWh"] * (self.tokens is not None) + ["limited by"]
 
     def _cells(self, answer: "Answer", other: "Answer | None", count: int) -> list[str]:
@@ -175,6 +180,8 @@ class Table:
             cells.append(f"{step.gap:.1%}")
         if self.compared:
             cells.append(_slower(answer, other))
+        if self.software:
+            cells.append(_by_software(answer))
         if self.tokens:
             cells += _budget(answer, self.tokens)
         kind, share = step.shares[0]
@@ -190,6 +197,14 @@ def _slower(answer: "Answer", other: "Answer | None") -> str:
     if answer.step is None or other is None or other.step is None:
         return "-"
     return f"{other.step.step_us / answer.step.step_us - 1:+.1%}"
+
+
+def _by_software(answer: "Answer") -> str:
+    """Return the step under the other stack, and how much slower that is."""
+    if answer.step is None or answer.software_us is None:
+        return "-"
+    slower = answer.software_us / answer.step.step_us - 1
+    return f"{answer.software_us / 1e3:,.1f} ms, {slower:+.1%}"
 
 
 def _budget(answer: "Answer", tokens: float) -> list[str]:

@@ -48,12 +48,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Answer:
-    """A point and its best plan; where there is none, why. devices: of the cluster."""
+    """A point and its best plan; where there is none, why. devices: of the cluster. software_us:
+    the step of the same layout under another stack, None where that was not asked."""
 
     point: Point
     step: Step | None
     why: str = ""
     part: Part = Part()
+    software_us: float | None = None
 
     @property
     def devices(self) -> int:

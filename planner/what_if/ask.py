@@ -1,7 +1,7 @@
 """Points asked one after another: searched, or a given plan priced."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
@@ -15,6 +15,7 @@ from ..search.memo import Memo
 from ..search.pins import Pins
 from ..search.problem import Problem
 from ..search.search import search
+from ..simulate.software import Software, step_us
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from .answers import Answer, Step, step_of
@@ -54,11 +55,18 @@ class Search:
         return step_of(said, point, *made, flops_per_token(traced, point.seq), part, found.gap)
 
 
-def priced(plan: Plan, points: Sequence[Point], prices: Prices) -> Iterator[Answer]:
-    """Price a plan as it stands on each point's cluster, which has as many devices."""
+def priced(
+    plan: Plan, points: Sequence[Point], prices: Prices, software: Software | None = None
+) -> Iterator[Answer]:
+    """Price a plan as it stands on each point's cluster, which has as many devices. software: a
+    stack under which its layout is priced, too."""
     shape = Shape(plan)
     for point in points:
-        yield _priced(shape, point, prices.of(point.cluster.device.name))
+        answer = _priced(shape, point, prices.of(point.cluster.device.name))
+        if software is not None and answer.step is not None:
+            theirs = step_us(plan, point.cluster, software)
+            answer = replace(answer, software_us=theirs)
+        yield answer
 
 
 def _unpriced(plan: Plan, point: Point) -> str:

@@ -1,0 +1,101 @@
+"""A layout under another stack: each difference costs what it says, and files are checked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from families import planned
+
+from meshwright.cli import main
+from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.plan import Plan
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.simulate.predict import predict
+from meshwright.planner.simulate.software import BUILT_IN, Software, read_software, step_us
+
+CLUSTER = parse_cluster("h200:1")
+# Without time of the host, and with a memory so slow that passes over it are most of the step.
+SLOW = replace(CLUSTER, device=replace(CLUSTER.device, call_us=0.0, hbm_bytes_per_s=1e9))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned("tiny-llama", "h200:1", "micro_batch=2", "recompute=none", seq=64)
+
+
+def test_a_profile_without_differences_is_our_own_step(plan: Plan) -> None:
+    own = predict(plan, SLOW).step_us
+    assert step_us(plan, SLOW, Software("same")) == own
+
+
+def test_a_loss_on_whole_logits_takes_its_passes(plan: Plan) -> None:
+    """Three passes of ours become six; the logits are kept, so no matmul is made again."""
+    logits = plan.micro_batch * plan.seq * plan.vocab_size * 4
+    own = predict(plan, SLOW).step_us
+    whole = step_us(plan, SLOW, Software("whole", loss_passes=(2, 4)))
+    (more,) = {step_us(plan, SLOW, Software("more", loss_passes=(3, 5))) - whole}
+    assert more == pytest.approx(plan.num_microbatches * 2 * logits / 1e9 * 1e6)
+    assert whole > own
+
+
+def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
+    own = predict(plan, SLOW).step_us
+    apart = step_us(plan, SLOW, Software("apart", adds_apart=True))
+    model = predict(plan, SLOW).model
+    added = sum(unit.work.added_bytes for unit in model.stages[0])
+    assert added > 0 and plan.num_microbatches == 2
+    assert apart - own == pytest.approx(3 * added / 1e9 * 1e6)
+
+
+def test_eager_ops_read_and_write_by_themselves_and_kernels_are_issued_one_by_one(
+    plan: Plan,
+) -> None:
+    own = predict(plan, SLOW).step_us
+    eager = step_us(plan, SLOW, Software("eager", fused=False))
+    assert eager > 1.2 * own
+    slow_host = step_us(plan, SLOW, Software("host", fused=False, kernel_us=1e6))
+    kernels = slow_host / 1e6
+    assert kernels > 100 * plan.num_microbatches
+
+
+def test_the_command_shows_both(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.txt"
+    assert main(["plan", "tiny-llama", "--cluster", "h200:1", "--seq", "64", "--global-batch", "4",
+                 "--no-search", "-o", str(file)]) == 0  # fmt: skip
+    capsys.readouterr()
+    words = ["what-if", "--plan", str(file), "--cluster", "h200:1", "--cluster", "h100:1"]
+    assert main([*words, "--software", "pytorch-eager"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()[1:4]
+    assert "by pytorch-eager" in head and all(" ms, " in row for row in rows)
+    assert main(["what-if", "tiny-llama", "--cluster", "h200:1", "--seq", "64", "--global-batch",
+                 "4", "--software", "pytorch-eager"]) == 2  # fmt: skip
+    assert "give --plan PLAN" in capsys.readouterr().err
+
+
+WRONG = {
+    "other": "the first line must be",
+    "# meshwright software v1\n[a]\nfused = 1\n": "[a] fused is 1; give true or false",
+    "# meshwright software v1\n[a]\nloss_passes = [2]\n": "two numbers of passes",
+    "# meshwright software v1\n[a]\nkernel_us = -1\n": "give us of 0 or more",
+    "# meshwright software v1\n[a]\nspeed = 3\n": "[a] speed: unknown; give fused, kernel_us",
+    "# meshwright software v1\na = 3\n": "write [a] and its entries",
+    "# meshwright software v1\n[a]\n[b]\n": "give one [NAME] in it, 2 are there",
+    "# meshwright software v1\n[a\n": "not TOML",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(MeshwrightError) as caught:
+        read_software(str(path))
+    assert WRONG[text] in str(caught.value) and "--software" in str(caught.value)
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
+    with pytest.raises(MeshwrightError, match="unknown; give pytorch-eager, pytorch-compiled, or"):
+        read_software("jax")
+    assert "sources" in BUILT_IN.read_text()
