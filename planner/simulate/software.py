@@ -35,14 +35,16 @@ class Software:
 
     fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
     itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled.
-    loss_passes: reads and writes of all logits in forward and in backward, of a loss that is not
-    computed in chunks; empty where it is ours. adds_apart: whether gradients of micro-batches are
-    added by kernels of their own. reduces_once: whether gradients travel once a step under ZeRO 3.
+    attention_share: of the rate of our attention that the stack's own reaches. loss_passes: reads
+    and writes of all logits in forward and in backward, of a loss that is not computed in chunks;
+    empty where it is ours. adds_apart: whether gradients of micro-batches are added by kernels of
+    their own. reduces_once: whether gradients travel once a step under ZeRO 3.
     """
 
     name: str
     fused: bool = True
     kernel_us: float = 0.0
+    attention_share: float = 1.0
     loss_passes: tuple[int, ...] = ()
     adds_apart: bool = False
     reduces_once: bool = False
@@ -100,13 +102,16 @@ def _software(path: Path, name: str, table: object) -> Software:
 
 _WANTED = {
     "kernel_us": "give us of 0 or more",
+    "attention_share": "give a share above 0",
     "loss_passes": "give two numbers of passes, of forward and backward, such as [2, 4]",
 }
 
 
 def _fits(key: str, value: object) -> bool:
-    if key == "kernel_us":
-        return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    if key in ("kernel_us", "attention_share"):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return value > 0 or (value == 0 and key == "kernel_us")
     if key == "loss_passes":
         counts = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
         return counts and isinstance(value, list) and len(value) == 2
@@ -155,6 +160,11 @@ def _work(work: PieceWork, piece: Piece, costs: Costs, software: Software) -> Pi
                 call_us=software.kernel_us * _issued(part),
             )
             for phase, part in zip(phases, parts, strict=True)
+        )
+    if software.attention_share != 1.0:
+        phases = tuple(  # type: ignore[assignment]
+            replace(phase, attention_us=phase.attention_us / software.attention_share)
+            for phase in phases
         )
     if software.loss_passes:
         phases = _whole_loss(phases, parts, piece, costs, software.loss_passes)

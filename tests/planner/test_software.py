@@ -38,6 +38,14 @@ def test_a_loss_on_whole_logits_takes_its_passes(plan: Plan) -> None:
     assert whole > own
 
 
+def test_attention_at_half_the_rate_takes_twice_as_long(plan: Plan) -> None:
+    model, own = predict(plan, SLOW).model, predict(plan, SLOW).step_us
+    works = [unit.work for unit in model.stages[0]]
+    us = sum(work.forward.attention_us + work.backward.attention_us for work in works)
+    half = step_us(plan, SLOW, Software("half", attention_share=0.5))
+    assert us > 0 and half - own == pytest.approx(plan.num_microbatches * us)
+
+
 def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
     own = predict(plan, SLOW).step_us
     apart = step_us(plan, SLOW, Software("apart", adds_apart=True))
@@ -79,6 +87,7 @@ WRONG = {
     "# meshwright software v1\n[a]\nfused = 1\n": "[a] fused is 1; give true or false",
     "# meshwright software v1\n[a]\nloss_passes = [2]\n": "two numbers of passes",
     "# meshwright software v1\n[a]\nkernel_us = -1\n": "give us of 0 or more",
+    "# meshwright software v1\n[a]\nattention_share = 0\n": "give a share above 0",
     "# meshwright software v1\n[a]\nspeed = 3\n": "[a] speed: unknown; give fused, kernel_us",
     "# meshwright software v1\na = 3\n": "write [a] and its entries",
     "# meshwright software v1\n[a]\n[b]\n": "give one [NAME] in it, 2 are there",
