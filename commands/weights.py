@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.api.files import write_text
 from meshwright.api.identity import checkpoint_in, identity_of, model_of, unread
-from meshwright.runtime.given import check_checkpoint, check_folder_place, check_hugging_face
+from meshwright.runtime.given import (
+    check_checkpoint,
+    check_folder_place,
+    check_hugging_face,
+    check_no_weights,
+)
 
 from .doing import Doing
 from .output import print_result
@@ -93,7 +98,7 @@ def _write_identity(identity: "Identity", out: Path) -> list[str]:
 def _run_export(arguments: argparse.Namespace) -> None:
     out, given = Path(arguments.output), Path(arguments.checkpoint)
     check_checkpoint(given)
-    check_folder_place("-o", out)
+    _check_output(out)
     from meshwright.runtime.checkpoint import read_manifest
 
     with Doing() as say:
@@ -117,7 +122,7 @@ def _run_import(arguments: argparse.Namespace) -> None:
     folder, out = Path(arguments.folder), Path(arguments.output)
     source = load_model(arguments.model)
     check_hugging_face(folder)
-    check_folder_place("-o", out)
+    _check_output(out)
     from meshwright.models.agreement import check_config
     from meshwright.models.stock import param_shapes
     from meshwright.runtime.checkpoint.weights import import_weights
@@ -128,6 +133,11 @@ def _run_import(arguments: argparse.Namespace) -> None:
     files = import_weights(folder, targets, param_shapes(source), out)
     files += _write_identity(replace(read_identity(folder), model=identity_of(source).model), out)
     _print_written(out, files, arguments)
+
+
+def _check_output(out: Path) -> None:
+    check_folder_place("-o", out)
+    check_no_weights(out)
 
 
 def _targets(source: "ModelSource") -> list[tuple[str, tuple[str, ...], bool]]:

@@ -80,6 +80,18 @@ def check_folder_place(option: str, path: Path) -> None:
     check_place(option, path)
 
 
+def check_no_weights(out: Path) -> None:
+    """Raise GivenError where weights lie in a folder: a reader takes a `model.safetensors` before
+    any index, so that they would be read in place of new ones. What a killed command left counts
+    for nothing."""
+    found = (path.name for path in out.glob("*.safetensors*"))
+    others = sorted(name for name in found if not name.endswith(".part"))
+    if others:
+        raise GivenError(
+            f"{out} holds {len(others)} files of weights already ({others[0]}); give another folder"
+        )
+
+
 def check_file_place(option: str, path: Path) -> None:
     """Raise GivenError where no file can be written at a path that an option gives."""
     if path.is_dir():

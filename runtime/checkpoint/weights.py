@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..atomic_file import atomic_file, write_atomic
 from ..engine.boxes import Box, Index
+from ..given import check_no_weights
 from ..identity import Identity, ModelIdentity, read_identity
 from ..metrics.progress import Progress
 from .manifest import CheckpointError, Files, Manifest, Stored
@@ -201,16 +202,11 @@ def _cut(files: Files, item: Stored, box: Box, transposed: bool) -> Tensor:
 
 
 def _make_empty(out: Path) -> None:
-    """A folder for weights. Raises CheckpointError where others lie in it: a reader takes a
-    `model.safetensors` before any index, so that they would be read in place of the new ones."""
+    """A folder for weights. Raises GivenError where others lie in it."""
     out.mkdir(parents=True, exist_ok=True)
     for part in out.glob(".model*.part"):  # of a command that was killed
         part.unlink()
-    others = sorted(path.name for path in out.glob("*.safetensors*"))
-    if others:
-        raise CheckpointError(
-            f"{out} holds {len(others)} files of weights already ({others[0]}); give another folder"
-        )
+    check_no_weights(out)
 
 
 def _write_files(what: str, entries: Sequence[Entry], out: Path) -> list[str]:
