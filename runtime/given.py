@@ -165,9 +165,11 @@ def check_shards(path: Path) -> None:
 
 
 def check_data(option: str, name: str) -> None:
-    """Raise GivenError for data of no kind that there is. option: the one that names it."""
+    """Raise GivenError for data of no kind that there is, or whose file cannot be opened. option:
+    the one that names it."""
     kind, colon, rest = name.partition(":")
     if name == "demo" or (kind in _DATA and rest):
+        _check_readable(f"{option} {name}", kind, Path(rest))
         return
     words = [word if colon else f"{word}:" for word in _DATA]
     close = difflib.get_close_matches(kind, ["demo", *words], 1)
@@ -177,3 +179,14 @@ def check_data(option: str, name: str) -> None:
     elif Path(name).is_file():
         hint = f"did you mean {'mix' if name.endswith('.toml') else 'file'}:{name}; "
     raise GivenError(f"{option} {name or repr(name)}: unknown corpus; {hint}give {DATA_KINDS}")
+
+
+def _check_readable(said: str, kind: str, path: Path) -> None:
+    if kind not in ("file", "shards", "mix"):
+        return
+    file = path / "manifest.json" if kind == "shards" else path
+    way = "; make the folder with: meshwright data tokenize" if kind == "shards" else ""
+    try:
+        open(file, "rb").close()
+    except OSError as error:
+        raise GivenError(f"{said}: cannot read {file}: {error.strerror}{way}") from None
