@@ -42,7 +42,9 @@ class Rule:
 FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands
 Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands' shapes
 # Bytes, of the present operands and the elements that a rank holds of each.
-Workspace: TypeAlias = Callable[[list[Value], list[float]], float]
+Passes: TypeAlias = Callable[[list[Value], list[float]], float]
+# The same on a type of device, such as "cuda".
+Workspace: TypeAlias = Callable[[list[Value], list[float], str], float]
 
 Kind: TypeAlias = Literal[
     "view",  # another shape over the same storage: free
@@ -123,7 +125,7 @@ class OpDef:
     reads_table: bool = False
     queries: int | None = None
     workspace: Workspace | None = None
-    passes: Workspace | None = None
+    passes: Passes | None = None
     implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property

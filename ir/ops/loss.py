@@ -3,7 +3,7 @@
 from ..dtypes import ITEM_BYTES
 from ..graph import Op, Value
 from ..sizes import Shape, Size, num_elements
-from .definition import OpDef, Rule, Workspace
+from .definition import OpDef, Passes, Rule, Workspace
 from .factors import leading, rule_by_names
 
 # Logits of one chunk; a test holds it equal to CHUNK_ELEMENTS of
@@ -34,23 +34,28 @@ def _backward_flops(op: Op, shapes: list[Shape]) -> Size:
     return (4 if len(shapes) == 7 else 6) * num_elements(shapes[2]) * shapes[3][0]
 
 
-def _chunk_bytes(features: int, weight: int) -> Workspace:
+def _chunk_bytes(features: int, weight: int, operands: int = 0) -> Workspace:
     """The bytes of one chunk of logits, from the positions of the operands that make them.
 
-    Each lives as the matmul's output and once in at least float32.
+    On CUDA, kernels read logits in half precision: there is the matmul's output, and of a backward
+    of `operands` its gradient, alone where the last operand is the logits. Elsewhere each logit
+    lives as the matmul's output and once in at least float32.
     """
 
-    def taken(inputs: list[Value], elements: list[float]) -> float:
+    def taken(inputs: list[Value], elements: list[float], device: str) -> float:
         x = inputs[features]
         width, item = x.shape[-1], ITEM_BYTES[x.dtype]
         assert isinstance(width, int)
         tokens, rows = elements[features] / width, elements[weight] / width
-        return min(tokens * rows, LOGITS_ELEMENTS) * (item + max(item, 4))
+        bytes_each = item + max(item, 4)
+        if device == "cuda" and item == 2:
+            bytes_each = 2 * item if len(inputs) < operands else item
+        return min(tokens * rows, LOGITS_ELEMENTS) * bytes_each
 
     return taken
 
 
-def _logits_bytes(times: int, features: int, weight: int) -> Workspace:
+def _logits_bytes(times: int, features: int, weight: int) -> Passes:
     """The bytes of reading or writing all logits so many times: their statistics read them once,
     their gradient reads them and is written."""
 
@@ -89,7 +94,7 @@ DEFINITIONS = (
         backward=True,
         adds=1,
         recomputed_operand=6,
-        workspace=_chunk_bytes(features=2, weight=3),
+        workspace=_chunk_bytes(features=2, weight=3, operands=7),
         passes=_logits_bytes(2, features=2, weight=3),
     ),
 )

@@ -6,9 +6,11 @@ from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.ops.loss import LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import passing, without_passing
-from meshwright.ir.placement import Placement
+from meshwright.ir.ops.registry import definition
+from meshwright.ir.placement import Placement, replicated
 from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs, shard_on
+from meshwright.planner.cost.phase_work import PhaseWork
 from meshwright.planner.cost.piece_cost import Priced, piece_work
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.options import proposals
@@ -78,6 +80,24 @@ def test_keeping_saves_one_matmul_and_holds_the_logits(group: int) -> None:
     assert kept.kept_bytes - without.kept_bytes == size
     assert kept.forward.peak_bytes - without.forward.peak_bytes == size
     assert without.backward.peak_bytes < size + LOGITS_ELEMENTS * 6
+
+
+@pytest.mark.parametrize(
+    ("cluster", "forward", "again", "given"), [("h200:1", 2, 4, 2), ("cpu:1", 6, 6, 6)]
+)
+def test_a_chunk_of_logits_is_held_as_the_device_computes_it(
+    cluster: str, forward: int, again: int, given: int
+) -> None:
+    """Bytes for each of its logits; on CUDA, kernels read them in bf16."""
+    graph = verify(parse_graph(HEAD))
+    costs = Costs(parse_cluster(cluster), compute_mesh(1), {"B": 2, "S": TOKENS // 2})
+    placements = {name: replicated(len(value.shape)) for name, value in graph.values.items()}
+    for less, backward in ((graph, given), (without_passing(graph, ("lse",)), again)):
+        priced = Priced(less, placements, costs)
+        held = [
+            priced.workspace(op, PhaseWork(less)) for op in less.ops if definition(op).workspace
+        ]
+        assert held == [forward * LOGITS_ELEMENTS, backward * LOGITS_ELEMENTS]
 
 
 def test_an_operand_elsewhere_is_done_without() -> None:
