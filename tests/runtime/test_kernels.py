@@ -386,11 +386,13 @@ def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
 def test_compiled_cross_entropy_holds_the_gradient_of_one_chunk_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text that torch.compile writes, where gradients are summed in another type than w's."""
+    """The text that torch.compile writes, where gradients are summed in another type than w's, and
+    where w is filled up."""
     from torch._inductor.utils import run_and_get_code
 
-    rows, vocab = 16, 4096
+    rows, vocab = 16, 4090
     monkeypatch.setattr(cross_entropy_file, "CHUNK_ELEMENTS", 8 * vocab)
+    monkeypatch.setattr(cross_entropy_file, "ROWS", {"cpu": 16})
     x, w = torch.randn(rows, 16, dtype=torch.bfloat16), torch.randn(vocab, 16, dtype=torch.bfloat16)
     labels, grad, ones = torch.randint(vocab, (rows,)), torch.zeros(vocab, 16), torch.ones(rows)
     logits = x @ w.t()
@@ -403,7 +405,8 @@ def test_compiled_cross_entropy_holds_the_gradient_of_one_chunk_at_a_time(
         found, (text,) = run_and_get_code(compiled, grad, *given)
     torch.testing.assert_close(found, dx, **LOOSE[torch.bfloat16])
     torch.testing.assert_close(grad, wanted, **LOOSE[torch.bfloat16])
-    assert _most_alive(text, vocab) == 1
+    assert _most_alive(text, 4096) == 1
+    assert text.count("filled_up.default(") == 1 and "empty_strided_cpu((4096, 16)" not in text
 
 
 def _most_alive(text: str, columns: int) -> int:
