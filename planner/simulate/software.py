@@ -35,9 +35,10 @@ class Software:
 
     fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
     itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled.
-    attention_share: of the rate of our attention that the stack's own reaches. loss_passes: reads
-    and writes of all logits in forward and in backward, of a loss that is not computed in chunks;
-    empty where it is ours. adds_apart: whether gradients of micro-batches are added by kernels of
+    attention_share: of the rate of our attention that the stack's own reaches. attention_passes:
+    reads and writes of all scores in forward and in backward, of an attention that keeps them in
+    memory; empty where it does not. loss_passes: the same of all logits, of a loss that is not
+    computed in chunks. adds_apart: whether gradients of micro-batches are added by kernels of
     their own. reduces_once: whether gradients travel once a step under ZeRO 3.
     """
 
@@ -45,6 +46,7 @@ class Software:
     fused: bool = True
     kernel_us: float = 0.0
     attention_share: float = 1.0
+    attention_passes: tuple[int, ...] = ()
     loss_passes: tuple[int, ...] = ()
     adds_apart: bool = False
     reduces_once: bool = False
@@ -95,16 +97,15 @@ def _software(path: Path, name: str, table: object) -> Software:
             raise ClusterError(f"{where}: unknown; give {', '.join(forms)}, or sources")
         if not _fits(key, value):
             raise ClusterError(f"{where} is {value!r}; {_WANTED.get(key, 'give true or false')}")
-    if "loss_passes" in found:
-        found["loss_passes"] = tuple(found["loss_passes"])
+    found |= {key: tuple(found[key]) for key in _PASSES if key in found}
     return Software(name, **found)
 
 
+_PASSES = ("attention_passes", "loss_passes")
 _WANTED = {
     "kernel_us": "give us of 0 or more",
     "attention_share": "give a share above 0",
-    "loss_passes": "give two numbers of passes, of forward and backward, such as [2, 4]",
-}
+} | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
 
 
 def _fits(key: str, value: object) -> bool:
@@ -112,7 +113,7 @@ def _fits(key: str, value: object) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
         return value > 0 or (value == 0 and key == "kernel_us")
-    if key == "loss_passes":
+    if key in _PASSES:
         counts = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
         return counts and isinstance(value, list) and len(value) == 2
     return isinstance(value, bool)
@@ -166,6 +167,12 @@ def _work(work: PieceWork, piece: Piece, costs: Costs, software: Software) -> Pi
             replace(phase, attention_us=phase.attention_us / software.attention_share)
             for phase in phases
         )
+    if software.attention_passes:
+        moved = [_score_us(part, piece, costs, software.attention_passes) for part in parts]
+        phases = tuple(  # type: ignore[assignment]
+            replace(phase, attention_us=phase.attention_us + us)
+            for phase, us in zip(phases, moved, strict=True)
+        )
     if software.loss_passes:
         phases = _whole_loss(phases, parts, piece, costs, software.loss_passes)
     return replace(work, forward=phases[0], backward=phases[1])
@@ -186,6 +193,20 @@ def eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:
 def _issued(work: PhaseWork) -> int:
     """Return the kernels that a host issues for a function that is not compiled."""
     return sum(not (definition(op).free or definition(op).source) for op in work.graph.ops)
+
+
+def _score_us(work: PhaseWork, piece: Piece, costs: Costs, passes: tuple[int, ...]) -> float:
+    """Return the time of the passes over scores [B, H, S, K] of a function's attentions, which are
+    in the dtype of the queries. A function may compute those of forward again."""
+    total = 0.0
+    for op in work.graph.ops:
+        if (at := definition(op).queries) is None:
+            continue
+        queries, keys = (piece.graph.values[name] for name in op.inputs[at : at + 2])
+        *_, positions, _ = keys.shape
+        each = costs.local_bytes(queries, piece.placements[queries.name]) / queries.shape[-1]
+        total += passes[definition(op).backward] * each * costs.number(positions)
+    return total / costs.cluster.device.hbm_bytes_per_s * 1e6
 
 
 def _whole_loss(

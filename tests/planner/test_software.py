@@ -8,6 +8,7 @@ from families import planned
 
 from meshwright.cli import main
 from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
@@ -44,6 +45,23 @@ def test_attention_at_half_the_rate_takes_twice_as_long(plan: Plan) -> None:
     us = sum(work.forward.attention_us + work.backward.attention_us for work in works)
     half = step_us(plan, SLOW, Software("half", attention_share=0.5))
     assert us > 0 and half - own == pytest.approx(plan.num_microbatches * us)
+
+
+def test_scores_in_memory_take_their_passes(plan: Plan) -> None:
+    """[B, H, S, S] in the dtype of the queries, of each layer: 3 of forward and 5 of backward."""
+    layers = sum(".attention" in unit.name for unit in plan.instances)
+    queries = next(
+        (op, piece)
+        for piece in plan.pieces
+        for op in piece.graph.ops
+        if definition(op).queries == 0
+    )
+    heads = queries[1].graph.values[queries[0].inputs[0]].shape[1]
+    scores = plan.micro_batch * heads * plan.seq**2 * 4
+    own = predict(plan, SLOW).step_us
+    kept = step_us(plan, SLOW, Software("kept", attention_passes=(3, 5)))
+    assert layers > 1
+    assert kept - own == pytest.approx(plan.num_microbatches * layers * 8 * scores / 1e9 * 1e6)
 
 
 def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
@@ -105,6 +123,8 @@ def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(MeshwrightError, match="unknown; give pytorch-eager, pytorch-compiled, or"):
+    with pytest.raises(
+        MeshwrightError, match="unknown; give pytorch-eager, pytorch-compiled, megatron-2022, or"
+    ):
         read_software("jax")
     assert "sources" in BUILT_IN.read_text()
