@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op
+from meshwright.ir.mesh import TENSOR
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import num_elements
@@ -39,7 +40,9 @@ class Software:
     reads and writes of all scores in forward and in backward, of an attention that keeps them in
     memory; empty where it does not. loss_passes: the same of all logits, of a loss that is not
     computed in chunks. adds_apart: whether gradients of micro-batches are added by kernels of
-    their own. reduces_once: whether gradients travel once a step under ZeRO 3.
+    their own. reduces_once: whether gradients travel once a step under ZeRO 3. overlaps_tensor:
+    whether collectives of a split layer run beside the matmuls they feed, in a piece a rank, the
+    first of which is waited for.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Software:
     loss_passes: tuple[int, ...] = ()
     adds_apart: bool = False
     reduces_once: bool = False
+    overlaps_tensor: bool = False
 
 
 def read_software(spec: str) -> Software:
@@ -172,6 +176,11 @@ def _work(work: PieceWork, piece: Piece, costs: Costs, software: Software) -> Pi
         phases = tuple(  # type: ignore[assignment]
             replace(phase, attention_us=phase.attention_us + us)
             for phase, us in zip(phases, moved, strict=True)
+        )
+    if software.overlaps_tensor:
+        pieces = costs.mesh.count(TENSOR)
+        phases = tuple(  # type: ignore[assignment]
+            replace(phase, collective_us=phase.collective_us / pieces) for phase in phases
         )
     if software.loss_passes:
         phases = _whole_loss(phases, parts, piece, costs, software.loss_passes)

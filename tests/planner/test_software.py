@@ -64,6 +64,18 @@ def test_scores_in_memory_take_their_passes(plan: Plan) -> None:
     assert kept - own == pytest.approx(plan.num_microbatches * layers * 8 * scores / 1e9 * 1e6)
 
 
+def test_a_split_layer_waits_for_one_piece_a_rank() -> None:
+    """Of two ranks half of what is exchanged is waited for."""
+    split = planned("tiny-llama", "h200:2", "tp=2", "micro_batch=2", "shard_weights=1", seq=64)
+    cluster = replace(parse_cluster("h200:2"), device=SLOW.device)
+    model = predict(split, cluster).model
+    works = [unit.work for unit in model.stages[0]]
+    us = sum(work.forward.collective_us + work.backward.collective_us for work in works)
+    own = step_us(split, cluster, Software("same"))
+    beside = step_us(split, cluster, Software("beside", overlaps_tensor=True))
+    assert us > 0 and own - beside == pytest.approx(split.num_microbatches * us / 2)
+
+
 def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
     own = predict(plan, SLOW).step_us
     apart = step_us(plan, SLOW, Software("apart", adds_apart=True))
@@ -123,8 +135,7 @@ def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(
-        MeshwrightError, match="unknown; give pytorch-eager, pytorch-compiled, megatron-2022, or"
-    ):
+    names = "pytorch-eager, pytorch-compiled, megatron-2022, megatron-2025"
+    with pytest.raises(MeshwrightError, match=f"unknown; give {names}, or"):
         read_software("jax")
     assert "sources" in BUILT_IN.read_text()
