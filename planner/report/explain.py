@@ -1,6 +1,7 @@
 """What a plan decided, in text: a summary, the whole report, one value."""
 
 import difflib
+from dataclasses import replace
 from typing import Any
 
 from meshwright.ir.errors import PlanError
@@ -29,8 +30,9 @@ def memory_by_kind(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def peaks(plan: Plan) -> tuple[Peak, ...]:
-    """The peak of every pp rank; bytes depend on no cluster's rates."""
-    return plan_peaks(plan, step_model(plan, CPU))
+    """The peak of every pp rank; bytes depend on the type of device, and on no cluster's rates."""
+    device = replace(CPU.device, type=plan.device_type or CPU.device.type)
+    return plan_peaks(plan, step_model(plan, replace(CPU, device=device)))
 
 
 def _precision_words(plan: Plan) -> str:

@@ -79,6 +79,8 @@ class Refusal:
         device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
         names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
         what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
+        if sparing := [f"{name}={getattr(pins, name)}" for name in _sparing(pins)]:
+            what += f" under {' and '.join(sparing)}"
         verb = "need" if len(conflict) > 1 else "needs"
         return (
             f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
@@ -87,7 +89,10 @@ class Refusal:
         )
 
     def pinned(self) -> list[str]:
-        return [n for n in MEMORY_PINS if getattr(self.costs.problem.pins, n) is not None]
+        """Return the pins that may be asked without."""
+        pins = self.costs.problem.pins
+        kept = _sparing(pins)
+        return [n for n in MEMORY_PINS if getattr(pins, n) is not None and n not in kept]
 
     def conflict(self) -> tuple[str, ...]:
         """A smallest set of pins under which there are candidates and none fits."""
@@ -198,6 +203,12 @@ class Refusal:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
+
+
+def _sparing(pins: Pins) -> list[str]:
+    """Return the pins in whose place a default would come that takes more memory."""
+    found = {"precision": pins.precision == "pure", "optimizer": pins.optimizer is not None}
+    return [name for name, less in found.items() if less]
 
 
 def _parts(peak: Peak) -> str:

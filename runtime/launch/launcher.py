@@ -1,5 +1,6 @@
 """Start a program's ranks on this machine, one process each, and answer for them."""
 
+import math
 import os
 import shlex
 import shutil
@@ -36,6 +37,8 @@ STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # After the first rank died the others have so long to say what they know of it.
 _GRACE_S = 2.0
 _LOOK_EVERY_S = 1.0
+# A second Ctrl-C within so long is the first, sent twice.
+_SAME_S = 1.0
 # Our own standard error by number: what ranks print is progress, its file is what they fail of.
 _STDERR = 2
 # What a signal that nobody sent on purpose means most often.
@@ -189,12 +192,15 @@ def _command() -> str:
 
 
 class _Forwarding:
-    """Signals that ask for a stop reach every rank, Ctrl-C once. asked: whether one came."""
+    """Signals that ask for a stop reach every rank, Ctrl-C once. asked: whether one came.
+
+    A terminal and what stands between it and us, such as `timeout`, may each send the same Ctrl-C.
+    """
 
     def __init__(self) -> None:
         self.ranks: list[_Rank] = []
         self.asked = False
-        self._interrupts = 0
+        self._interrupted_at = -math.inf
         # The ranks inherit this: a signal that comes while they import torch is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         self._before = {number: signal.signal(number, self._forward) for number in STOPS}
@@ -206,9 +212,11 @@ class _Forwarding:
     def _forward(self, number: int, _: object) -> None:
         self.asked = True
         if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
+            if time.monotonic() - self._interrupted_at < _SAME_S:
+                return
+            if self._interrupted_at > -math.inf:
                 raise KeyboardInterrupt
+            self._interrupted_at = time.monotonic()
             print(
                 "stopping within two steps, saving; Ctrl-C again ends the run at once, unsaved",
                 file=sys.stderr,

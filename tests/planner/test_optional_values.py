@@ -1,6 +1,7 @@
 """Logits: kept for backward where memory allows, computed again in passing where it does not."""
 
 import pytest
+from families import planned
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
@@ -15,6 +16,7 @@ from meshwright.planner.cost.piece_cost import Priced, piece_work
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.remat.rules import candidates, saved_values
+from meshwright.planner.report.explain import peaks
 from meshwright.planner.sharding.ilp import shard
 from meshwright.planner.sharding.lower import lower
 from meshwright.planner.sharding.nodes import Demands
@@ -98,6 +100,11 @@ def test_a_chunk_of_logits_is_held_as_the_device_computes_it(
             priced.workspace(op, PhaseWork(less)) for op in less.ops if definition(op).workspace
         ]
         assert held == [forward * LOGITS_ELEMENTS, backward * LOGITS_ELEMENTS]
+
+
+def test_a_report_has_the_peak_of_the_devices_of_the_plan() -> None:
+    plan = planned("tiny-llama", "h200:2", "pp=2", seq=64)
+    assert max(peak.total_bytes for peak in peaks(plan)) == dict(plan.costs)["predicted_peak_bytes"]
 
 
 def test_an_operand_elsewhere_is_done_without() -> None:

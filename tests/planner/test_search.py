@@ -109,6 +109,21 @@ def test_what_does_not_fit_names_the_demands_and_changes_that_do(model) -> None:
     _check_changes(costs, pins, message)
 
 
+def test_what_a_pin_saves_is_not_asked_for(model) -> None:
+    """Without masters, whatever other pins are free."""
+    cluster, needed = machine(1, 1_000_000, 1e12, 1e9, 0.0), {}
+    for precision in ("master", "pure"):
+        pins = Pins(precision=precision, rounding="nearest" if precision == "pure" else None)
+        small = replace(cluster, device=replace(cluster.device, memory_bytes=100_000))
+        costs = CandidateCosts(Problem(model, small, SEQ, 8, pins))
+        with pytest.raises(InfeasibleError) as refused:
+            search(costs)
+        message = str(refused.value)
+        assert ("under precision=pure needs" in message) == (precision == "pure"), message
+        needed[precision] = float(re.findall(r"needs ([\d.]+) ", message)[0])
+    assert needed["pure"] < needed["master"]
+
+
 def _check_conflict(costs: CandidateCosts, pins: Pins, message: str) -> None:
     """Nothing fits under the pins named, and something under all but any one of them."""
     named = message.split("no plan fits: ")[1].split(" need")[0].split(" and ")

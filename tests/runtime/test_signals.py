@@ -29,6 +29,20 @@ def test_a_signal_saves_and_leaves_with_its_own_code(
     assert (run / "checkpoints" / f"step_{last + 1:08d}" / "manifest.json").exists()
 
 
+def test_a_ctrl_c_that_is_sent_twice_at_once_saves(
+    started: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    """As by a terminal and by `timeout --foreground` in it."""
+    run = tmp_path / "run"
+    process = started("--steps", "2000")
+    after_step(run, 3)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.wait(TIMEOUT_S) == 75
+    assert (run / "checkpoints" / f"step_{max(losses(run)) + 1:08d}" / "manifest.json").exists()
+
+
 @pytest.mark.long
 def test_a_second_ctrl_c_ends_the_run_and_says_what_is_lost(
     started: Callable[..., subprocess.Popen], tmp_path: Path
@@ -38,7 +52,7 @@ def test_a_second_ctrl_c_ends_the_run_and_says_what_is_lost(
     after_step(run, 4)
     os.kill(rank_pids(process)[1], signal.SIGSTOP)  # so that no rank comes to save
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1.2)
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT_S) == 130
     saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
