@@ -29,6 +29,11 @@ def add(commands: Any) -> None:
         help="start at step 0 in a folder that holds a run, which is moved aside; without it the "
         "run goes on",
     )
+    parser.add_argument(
+        "--allow-change",
+        action="store_true",
+        help="go on where the file's options make the learning rate jump",
+    )
     add_effort(parser, None)
     parser.add_argument(
         "--set",
@@ -51,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from meshwright.api.jobs import prepare
 
     given = [f'plan.effort="{arguments.effort}"'] if arguments.effort else []
+    given += ["run.allow_change=true"] if arguments.allow_change else []
     with Doing() as say:
         ready = prepare(
             arguments.job,

@@ -20,6 +20,7 @@ def main(out: str) -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES)
     transformers.LlamaForCausalLM(config).save_pretrained(out)
+    print(f"{out}: a Llama of random weights, without a tokenizer")
 
 
 if __name__ == "__main__":

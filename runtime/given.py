@@ -88,7 +88,8 @@ def check_no_weights(out: Path) -> None:
     others = sorted(name for name in found if not name.endswith(".part"))
     if others:
         raise GivenError(
-            f"{out} holds {len(others)} files of weights already ({others[0]}); give another folder"
+            f"{out} holds {len(others)} file{'s' * (len(others) > 1)} of weights already "
+            f"({others[0]}); give another folder"
         )
 
 

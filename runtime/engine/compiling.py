@@ -90,7 +90,10 @@ class Compiler:
     def _draw(self, name: str) -> None:
         # The first function waits for what is imported once: the pace is that of the others.
         if self.stream is not None and (self._bar is None or self.compiled == 1):
+            begins = self._bar is None
             self._bar = Progress("compile", self.wrapped, self.compiled, self.stream)
+            if begins:
+                self._bar.begin(f"{self.wrapped} functions; the first takes the longest")
         if self._bar is not None:
             self._bar.at(self.compiled, name)
 

@@ -17,6 +17,10 @@ class Progress:
         self.every = EVERY_S if self.live else EVERY_IN_LOG_S
         self.began = self.drawn = time.monotonic()
 
+    def begin(self, note: str) -> None:
+        """Say what begins, before any of it is done."""
+        self._print(f"{self.what} {note}")
+
     def at(self, done: int, note: str = "") -> None:
         """Draw, unless drawn a moment ago. done: units of `total`."""
         now = time.monotonic()
@@ -30,7 +34,9 @@ class Progress:
         made = max(done - self.first, 1)
         left_s = (now - self.began) * max(self.total - done, 0) / made
         bar = "#" * int(share * WIDTH)
-        text = f"{self.what} [{bar:<{WIDTH}}] {share:6.1%}  {note}  {left_s:.0f} s left"
+        self._print(f"{self.what} [{bar:<{WIDTH}}] {share:6.1%}  {note}  {left_s:.0f} s left")
+
+    def _print(self, text: str) -> None:
         print(
             f"\r{text}\x1b[K" if self.live else text,
             end="" if self.live else "\n",

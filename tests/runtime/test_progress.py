@@ -19,6 +19,12 @@ def test_a_terminal_shows_share_and_time_left(clock: list[float]) -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
+def test_what_begins_is_said_before_any_of_it_is_done() -> None:
+    for stream in (Terminal(), io.StringIO()):
+        Progress("compile", 8, stream=stream).begin("8 functions")
+        assert "compile 8 functions" in stream.getvalue()
+
+
 def test_a_log_gets_whole_lines_seldom(clock: list[float]) -> None:
     stream = io.StringIO()
     bar = Progress("verify", 100, stream=stream)

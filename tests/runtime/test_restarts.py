@@ -126,13 +126,34 @@ def test_a_job_in_a_used_folder_moves_what_was_there(tmp_path: Path) -> None:
     )
     assert main(["train", str(job), "--out", str(run)]) == 0
     first = (run / "plan.txt").read_text()
-    refused = ["train", str(job), "--out", str(run), "--set", "run.data=file:nope.bin"]
-    assert main([*refused, "--set", "plan.search=false"]) == 2
+    words = ["train", str(job), "--out", str(run), "--set", "plan.seq=16"]
+    (tmp_path / "short.bin").write_bytes(bytes(6))
+    for data in (tmp_path / "absent.bin", tmp_path / "short.bin"):
+        assert main([*words, "--set", f"run.data=file:{data}"]) == 2
+        assert (run / "plan.txt").read_text() == first and not (run / "earlier-001").exists()
+    assert main([*words, "--set", "plan.search=false", "--fresh"]) == 0
     earlier = run / "earlier-001"
     assert (earlier / "plan.txt").read_text() == first and len(losses(earlier)) == 2
     assert (earlier / "program" / "main.py").exists()
     assert f'out = "{run}"' in (earlier / "job.toml").read_text(), "as resolved"
     assert not (run / "plan.txt.report.txt").exists(), "of the plan before"
+
+
+def test_a_job_goes_on_at_another_rate_where_that_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        'model = "tiny-llama"\n[plan]\ncluster = "cpu:1"\nseq = 32\nglobal_batch = 4\n'
+        "[run]\nsteps = 2\nno_compile = true\neval_batches = 1\n"
+    )
+    words = ["train", str(job), "--out", str(run)]
+    assert main(words) == 0
+    words += ["--set", "run.lr=1e-6", "--set", "run.steps=3"]
+    assert main(words) == 2
+    assert "--allow-change to go on so" in capsys.readouterr().err
+    assert main([*words, "--allow-change"]) == 0
+    assert sorted(losses(run)) == [0, 1, 2]
 
 
 def test_a_run_without_save_every_saves_by_time_and_at_its_end(
