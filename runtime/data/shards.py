@@ -75,7 +75,7 @@ def describe(folder: Path) -> str:
         f"inputs      {len(m.inputs)}: {', '.join(str(i['name']) for i in m.inputs[:4])}"
         + (", ..." if len(m.inputs) > 4 else ""),
         f"passed over {m.broken:,} broken, {m.empty:,} empty documents",
-        f"held out    {m.held_out or 'none named'}",
+        f"held out    {m.held_out or 'none named; --held-out DIR names one'}",
         f"identity    {m.identity}",
         f"checked     {_HASHED if hashed else _SIZED} meshwright data verify",
     ]
