@@ -11,7 +11,7 @@ import torch
 from warm_ranks import Forks
 
 from meshwright.api import plans
-from meshwright.runtime.launch import launcher
+from meshwright.runtime.launch import ranks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,13 +61,13 @@ def warm_ranks() -> Iterator[None]:
 
     def start(
         folder: Path, words: list[str], environment: dict[str, str], out: int, errors: Path
-    ) -> launcher._Rank:
+    ) -> ranks.Rank:
         stderr = open(errors, "w+", encoding="utf-8", errors="replace")
         rank = forks.start(words, folder, environment, out, stderr)
-        return launcher._Rank(int(environment["RANK"]), rank, stderr)  # type: ignore[arg-type]
+        return ranks.Rank(int(environment["RANK"]), rank, stderr)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_start", start)
+        patch.setattr(ranks, "start_rank", start)
         yield
 
 

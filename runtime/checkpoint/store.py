@@ -13,7 +13,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from ..engine.boxes import Box
 from ..engine.buckets import FlatBucket
 from ..engine.executor import Executor
 from ..engine.shards import owns, owns_whole
+from ..host import host_name
 from ..identity import Identity
 from ..optimizers.optimizer import Optimizer
 from ..optimizers.rule import Part, Run
@@ -272,7 +272,7 @@ class Checkpointer:
             return ""
         return (
             f"the checkpoint in {self.folder} could not be written by rank {rank()} on "
-            f"{socket.gethostname()}: {self._failure}; free space or choose another --out, and "
+            f"{host_name()}: {self._failure}; free space or choose another --out, and "
             "resume from the checkpoint before"
         )
 

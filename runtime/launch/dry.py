@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..dry.command import DRY
 from ..dry.found import DryRank, DryRun
-from .launcher import environment_of, option_words
+from .launcher import option_words
+from .ranks import Place, environment_of
 
 
 class DryRunFailedError(ValueError):
@@ -23,7 +24,7 @@ def start_dry(folder: Path, options: dict[str, object]) -> DryRun:
     with subprocess.Popen(
         words,
         cwd=folder,
-        env=environment_of(0, 1, 0),
+        env=environment_of(0, Place(0, 1, 1)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import NAMESPACE_DNS, UUID, uuid5
 
+from ..host import host_name
+
 # Marks of the start, in this order: before a rank waits for others, while it waits for all to come,
 # and while all make groups.
 LAUNCH, RENDEZVOUS, GROUPS = "LAUNCH", "RENDEZVOUS", "GROUPS"
@@ -63,7 +65,7 @@ class Beacon:
         self.folder, self.rank, self.step = folder, rank, 0
         self.first_step: float = math.inf  # of this process; known once training begins
         self._map: mmap.mmap | None = None
-        self._host = socket.gethostname().encode()[:48]
+        self._host = host_name().encode()[:48]
 
     def _open(self, folder: Path) -> mmap.mmap:
         try:

@@ -12,7 +12,6 @@ signature by ours. Ranks of one machine share a clock, which tells milliseconds.
 
 import math
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..host import host_name
 from .heartbeat import CLOCK, LAUNCH, RENDEZVOUS, START, Beacon, Beat, read_beat
 
 HUNG = 3  # exit code of a rank whose watch ended the run
@@ -145,5 +145,5 @@ class Watch:
         """Of a rank that has not said it: torchrun numbers ranks node by node."""
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
         if rank // per_node == self.rank // per_node:
-            return socket.gethostname()
+            return host_name()
         return f"node {rank // per_node}"

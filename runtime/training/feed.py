@@ -1,7 +1,6 @@
 """This rank's rows of every global batch, as micro-batches on its device."""
 
 import math
-import socket
 
 from ..checkpoint.manifest import State, any_rank, rank, text_of_rank_0
 from ..data import Batch as Rows
@@ -11,6 +10,7 @@ from ..engine.executor import Marks
 from ..engine.inputs import batch_of
 from ..engine.layout import Layout
 from ..engine.stage import Batch
+from ..host import host_name
 from .options import RunOptions
 
 
@@ -79,7 +79,7 @@ class Feed:
 def _check_same(reader: Reader) -> None:
     """Raise DataError, on all ranks, where one opened other data: each opens its own host's."""
     own, first = reader.identity, text_of_rank_0(reader.identity)
-    where = f"rank {rank()} on {socket.gethostname()}"
+    where = f"rank {rank()} on {host_name()}"
     problem = f"{where} reads {reader.name} of identity {own[:12]}, rank 0 of {first[:12]}"
     problem = any_rank(problem if own != first else "")
     if problem:

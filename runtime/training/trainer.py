@@ -1,7 +1,6 @@
 """One training run of one rank: steps, with evaluations and checkpoints between them."""
 
 import json
-import socket
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..engine import mesh
 from ..engine.compiling import Compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
 from ..engine.layout import Layout
+from ..host import host_name
 from ..identity import read_identity
 from ..metrics.devices import peak_flops, peak_memory_bytes
 from ..metrics.pace import Pace
@@ -121,7 +121,7 @@ class Trainer:
         self.lock: IO[str] | None = run_folder.hold(self.out) if self.logs else None
         self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
         first = self.recovery.start()
-        hosts = sorted(set(texts_of_all(socket.gethostname())))
+        hosts = sorted(set(texts_of_all(host_name())))
         return self._recorded(first, hosts) if self.logs else self._run(first)
 
     def _recorded(self, first: int, hosts: list[str]) -> int:

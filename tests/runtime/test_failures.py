@@ -16,7 +16,7 @@ from launching import RUN, TIMEOUT_S, after_step, children, complaint, losses, r
 from sampling import mostly_long
 
 from meshwright.runtime.data.tokenize import Settings, tokenize
-from meshwright.runtime.launch import launcher
+from meshwright.runtime.launch import ranks
 from meshwright.runtime.launch.heartbeat import Beacon
 
 
@@ -128,11 +128,11 @@ def test_a_shard_that_is_cut_off_under_way_ends_the_run_by_name(
 
 def test_a_rank_killed_by_a_mapped_file_that_got_shorter_says_what_that_means() -> None:
     for number, said in ((signal.SIGBUS, "a memory-mapped file"), (signal.SIGKILL, "memory?")):
-        rank = launcher._Rank(0, SimpleNamespace(returncode=-number), None)  # type: ignore[arg-type]
-        death = launcher._death(rank, saved=True)
+        rank = ranks.Rank(0, SimpleNamespace(returncode=-number), None)  # type: ignore[arg-type]
+        death = ranks._death(rank, saved=True)
         assert f"killed by {number.name} (" in death and said in death
         assert death.endswith("go on with --resume auto")
-        assert launcher._death(rank, saved=False).endswith("the run ended, it had saved nothing")
+        assert ranks._death(rank, saved=False).endswith("the run ended, it had saved nothing")
 
 
 def test_a_stopped_rank_is_named_within_the_bound(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.launch import heartbeat, launcher
+from meshwright.runtime.launch import heartbeat, ranks
 from meshwright.runtime.launch.heartbeat import Beacon, read_beat
 from meshwright.runtime.launch.watchdog import Sightings
 
@@ -164,10 +164,10 @@ def test_the_clocks_of_hosts_may_differ(
 
 def test_one_rank_alone_is_watched_by_its_launcher(tmp_path: Path, advance: Advance) -> None:
     began, sightings = time.monotonic(), Sightings(tmp_path, range(1))
-    rank = launcher._Rank(0, None, None)  # type: ignore[arg-type]
+    rank = ranks.Rank(0, None, None)  # type: ignore[arg-type]
 
     def said(limit_s: float) -> str:
-        return launcher._silent_rank(sightings, began, limit_s, [rank])
+        return ranks.silent_rank(sightings, began, limit_s, [rank])
 
     assert said(60.0) == ""
     advance(61.0)
