@@ -79,6 +79,11 @@ golden: dev ## write the golden programs anew; read the diff before committing i
 replay: dev ## plan 12 problems at BASE=commit and here, compare; all 16 with REPLAY_ARGS=--large
 	@$(BIN)/python benchmarks/replay.py $(if $(BASE),--base "$(BASE)") $(REPLAY_ARGS)
 
+.PHONY: slurm
+slurm: ## install Debian's Slurm where it is missing (as root), start four nodes of it here
+	@command -v slurmctld >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends slurm-wlm munge; }
+	$(PYTHON) tools/slurm_here.py start
+
 docs: dev ## build the documentation's pages into build/site; a broken link or anchor fails
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install -q $(PIP_ARGS) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -17,6 +17,7 @@ from meshwright.commands import (
     diff,
     explain,
     generate,
+    jobs,
     models,
     plan,
     plot,
@@ -24,6 +25,7 @@ from meshwright.commands import (
     resume,
     run,
     runs,
+    submit,
     train,
     weights,
     what_if,
@@ -33,8 +35,8 @@ from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
 COMMANDS = (
-    plan, compile, run, train, resume, runs, explain, diff, what_if, weights, generate, plot, data,
-    models, clusters, probe, completion,
+    plan, compile, run, train, submit, jobs, resume, runs, explain, diff, what_if, weights,
+    generate, plot, data, models, clusters, probe, completion,
 )  # fmt: skip
 
 

@@ -83,12 +83,14 @@ def prepare(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     fresh: bool = False,
+    nodes: int | None = None,
     say: Say = silent,
 ) -> Prepared:
     """Plan and compile what a job file (TOML) says into the run's folder.
 
     overrides: values of the file as "a.b=c". out: the run's folder, over the file's. fresh: start
-    at step 0 where the folder holds a run, which is moved aside. say: takes each line of progress.
+    at step 0 where the folder holds a run, which is moved aside. nodes: of the cluster, in place of
+    those of the file. say: takes each line of progress.
 
     Raises MeshwrightError for what the file holds, before anything is planned.
     """
@@ -96,7 +98,7 @@ def prepare(
     file = _load_checked(Path(job), [*overrides, *given])
     folder = Path(file.run.get("out", "run"))
     fresh = fresh or bool(file.run.get("fresh"))
-    return Prepared(folder, *_write_job(file, folder, fresh, say), fresh, file)
+    return Prepared(folder, *_write_job(file, folder, fresh, nodes, say), fresh, file)
 
 
 def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
@@ -111,7 +113,9 @@ def _load_checked(path: Path, overrides: list[str]) -> "JobFile":
     return job
 
 
-def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan, Path | None, str]:
+def _write_job(
+    file: "JobFile", out: Path, fresh: bool, nodes: int | None, say: Say
+) -> tuple[Plan, Path | None, str]:
     """Write plan, report, program and the resolved job file into the run's folder.
 
     Returns the plan, where an earlier job's files went, and why the run starts anew.
@@ -119,7 +123,7 @@ def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan,
     from meshwright.runtime.training.run_folder import begin_job, check_free, unsaved
 
     check_free(out)
-    made, key = _planned(file, out, say)
+    made, key = _planned(file, out, nodes, say)
     why = "" if fresh else unsaved(out)
     aside = begin_job(out, made.text, fresh)
     made.save(out / "plan.txt")
@@ -129,13 +133,13 @@ def _write_job(file: "JobFile", out: Path, fresh: bool, say: Say) -> tuple[Plan,
     return made, aside, why
 
 
-def _planned(file: "JobFile", out: Path, say: Say) -> tuple[Plan, str]:
+def _planned(file: "JobFile", out: Path, nodes: int | None, say: Say) -> tuple[Plan, str]:
     """Return the job's plan, that of its folder where it was made from the same; and its key."""
     from meshwright.planner.hardware.cluster_file import parse_cluster
 
     source, job = load_model(file.model), _job(file)
     with _named(file.path):
-        cluster = at_hand(_cluster(file), say)
+        cluster = of_nodes(at_hand(_cluster(file), say), nodes, out)
         key = key_of(source, parse_cluster(cluster.spec), job)
         known = kept_plan(out, key)
         if known is not None:
@@ -156,6 +160,23 @@ def _named(path: Path) -> Iterator[None]:
 def _cluster(file: "JobFile") -> Cluster:
     said = file.plan
     return Cluster(said["cluster"], said["gpu_memory"], said["host_memory"])
+
+
+def of_nodes(cluster: Cluster, nodes: int | None, out: Path) -> Cluster:
+    """Return the cluster with another number of nodes; that of a file as a file of its own in the
+    run's folder. None leaves it as it is."""
+    from meshwright.planner.hardware.catalogue import CATALOGUE
+    from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster, resized
+
+    if nodes is None or parse_cluster(cluster.spec).nodes == nodes:
+        return cluster
+    per_node = parse_cluster(cluster.spec).devices_per_node
+    sized = resized(cluster.spec, per_node, nodes)
+    if cluster.name.partition(":")[0] in CATALOGUE:
+        return Cluster(sized.name)
+    path = out / f"cluster-{nodes}-nodes.toml"
+    write_text(path, format_cluster(sized))
+    return Cluster(str(path))
 
 
 def _job(file: "JobFile") -> Job:

@@ -47,10 +47,29 @@ def write_program(plan: "Decisions", folder: Path) -> list[str]:
     _clear(folder)
     for name, text in files.items():
         write_text(folder / name, text)
+    write_text(folder / "job.sbatch", _slurm_script(plan))
     for script in ("launch.sh", "job.sbatch"):
         (folder / script).chmod(0o755)
     _copy_runtime(folder / "runtime")
-    return sorted(files)
+    return sorted([*files, "job.sbatch"])
+
+
+def _slurm_script(plan: "Decisions") -> str:
+    """Return `job.sbatch` of a program by itself: a job of a day that takes the run's options."""
+    from meshwright.runtime.slurm.script import Demands, Script, script_text
+
+    devices = plan.mesh.num_devices
+    per_node = min(devices, plan.devices_per_node)
+    nodes = -(-devices // per_node)
+    gpus = 0 if plan.device_type == "cpu" else per_node
+    said = (
+        f"{devices} ranks ({plan.mesh}). Submit from this folder: sbatch job.sbatch --data ...",
+        "A day is a default: sbatch --time=HH:MM:SS takes another. Before its end the ranks save",
+        "and stop, and the job is queued again; it goes on from its newest checkpoint, as after a",
+        "lost node. meshwright submit writes a script with the run's options in it.",
+    )
+    script = Script(said, (), '"$SLURM_SUBMIT_DIR"', "python3", ["main.py"], (), (), given=True)
+    return script_text(Demands(plan.model, str(nodes), gpus_per_node=gpus), script)
 
 
 def _clear(folder: Path) -> None:

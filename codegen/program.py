@@ -12,7 +12,7 @@ from meshwright.ir.text.plan_text import format_plan, plan_hash
 
 from .needs import needs_source
 from .schedule import schedule_source
-from .scripts import launch_script, slurm_script
+from .scripts import launch_script
 from .stage import stage_source
 from .writer import Writer
 
@@ -28,7 +28,6 @@ def emit(plan: Plan) -> dict[str, str]:
         "needs.json": needs_source(plan),
         "main.py": _MAIN,
         "launch.sh": launch_script(plan),
-        "job.sbatch": slurm_script(plan),
     }
     if plan.identity:
         files["identity.json"] = f"{plan.identity}\n"

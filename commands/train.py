@@ -5,8 +5,9 @@ import sys
 from typing import Any
 
 from .doing import Doing
-from .output import print_run, say_to
+from .output import print_result, print_run, say_to
 from .parsers import add_command, add_effort
+from .submit import submit_job
 
 
 def add(commands: Any) -> None:
@@ -34,6 +35,15 @@ def add(commands: Any) -> None:
         action="store_true",
         help="go on where the file's options make the learning rate jump",
     )
+    parser.add_argument("--prepare", action="store_true", help="plan and compile, and do not run")
+    parser.add_argument(
+        "--nodes", type=int, help="nodes of the cluster, in place of those of the file"
+    )
+    parser.add_argument(
+        "--slurm",
+        action="store_true",
+        help="submit it as a job of Slurm, as meshwright submit does",
+    )
     add_effort(parser, None)
     parser.add_argument(
         "--set",
@@ -55,6 +65,8 @@ def _as_set(option: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.api.jobs import prepare
 
+    if arguments.slurm:
+        return submit_job(arguments)
     given = [f'plan.effort="{arguments.effort}"'] if arguments.effort else []
     given += ["run.allow_change=true"] if arguments.allow_change else []
     with Doing() as say:
@@ -63,7 +75,14 @@ def _run(arguments: argparse.Namespace) -> int:
             overrides=[*arguments.set, *given],
             out=arguments.out,
             fresh=arguments.fresh,
+            nodes=arguments.nodes,
             say=say,
         )
+    if arguments.prepare:
+        folder = ready.folder
+        data = {"plan": str(folder / "plan.txt"), "program": str(folder / "program")}
+        text = f"{ready.plan.summary}\nprogram: {data['program']}"
+        print_result(arguments, data, text, "prepare")
+        return 0
     print(ready.plan.summary, file=sys.stderr)
     return print_run(arguments, ready.train(say=say_to(arguments)))

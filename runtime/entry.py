@@ -1,5 +1,23 @@
-"""The door that emitted programs name: `from runtime.entry import main`; see launch/entry.py."""
+"""The door that emitted programs name: `from runtime.entry import main`."""
 
-from .launch.entry import main
+import sys
+from pathlib import Path
 
-__all__ = ["main"]
+from .roles import AGENT, SUPERVISE
+
+
+def main(folder: Path) -> None:
+    """Run the program in `folder` as the command line says: as a rank, as what starts the ranks of
+    one node of a job, or as what watches over a job's nodes."""
+    role = sys.argv[1] if len(sys.argv) > 1 else ""
+    if role == SUPERVISE:
+        from .slurm.supervisor import main as supervise
+
+        sys.exit(supervise(folder, sys.argv[2:]))
+    if role == AGENT:
+        from .slurm.agent import main as agent
+
+        sys.exit(agent(folder, sys.argv[2:]))
+    from .launch.entry import main as rank
+
+    rank(folder)

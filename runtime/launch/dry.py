@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..dry.command import DRY
 from ..dry.found import DryRank, DryRun
-from .launcher import option_words
 from .ranks import Place, environment_of
+from .words import option_words
 
 
 class DryRunFailedError(ValueError):

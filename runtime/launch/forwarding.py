@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .ranks import Rank
+from .stops import STOPS
 
-# They ask a run to save and stop. Until a rank can, they wait (see StopSignal).
-STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # A second Ctrl-C within so long is the first, sent twice.
 _SAME_S = 1.0
 

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..data import absolute
 from ..given import check_given
 from ..metrics.trackers import check_tracker
 from ..training.interrupted import RunInterrupted, record_interrupted
-from ..training.options import RunOptions, flag, run_options
+from ..training.options import RunOptions, run_options
 from ..training.program import ProgramError
 from ..training.run_folder import check_free
 from . import ranks
@@ -24,6 +23,7 @@ from .forwarding import forwarding_signals
 from .ranks import Place, command_line, environment_of, report, saved_in, silent_rank, wait_for
 from .readiness import check_machine, read_needs
 from .watchdog import HUNG, Sightings, start_limit_s
+from .words import option_words
 
 # Our own standard error by number: what ranks print is progress, its file is what they fail of.
 _STDERR = 2
@@ -32,11 +32,12 @@ _STDERR = 2
 class Ended(NamedTuple):
     """The end of a program. code: 0 done, 2 refused input, HUNG no progress, STOPPED saved after a
     signal, 1 a rank died. asked: whether a signal asked for a stop. said: what ranks, and the
-    launcher, said of what went wrong."""
+    launcher, said of what went wrong. killed: a signal that nobody sent on purpose ended a rank."""
 
     code: int
     asked: bool = False
     said: str = ""
+    killed: bool = False
 
 
 def start_with_restarts(
@@ -126,7 +127,7 @@ def run_ranks(
         silent = partial(silent_rank, sightings, time.monotonic(), limit_s)
         failed, hung = wait_for(forwarding.ranks, lambda here: elsewhere() or silent(here))
         code, said = (HUNG, hung) if hung else report(failed, forwarding.ranks, beats)
-    return Ended(code, forwarding.asked, said)
+    return Ended(code, forwarding.asked, said, any(rank.process.returncode < 0 for rank in failed))
 
 
 def rank_file(rank: int) -> str:
@@ -206,23 +207,3 @@ def free_port(port: int) -> int:
                 "or leave --port out to take a free one"
             ) from None
         return probe.getsockname()[1]
-
-
-def option_words(options: dict[str, object]) -> list[str]:
-    """Return options as command-line words; paths are absolute, as a program runs in its folder."""
-    arguments = []
-    for name, value in options.items():
-        if value is True:
-            arguments.append(flag(name))
-        elif isinstance(value, tuple):
-            arguments += [word for item in value for word in (flag(name), str(item))]
-        elif value is not False and value is not None:
-            arguments += [flag(name), _absolute(name, str(value))]
-    return arguments
-
-
-def _absolute(name: str, value: str) -> str:
-    folder = name in ("resume", "weights") and value not in ("", "auto")
-    if name == "out" or folder:
-        return str(Path(value).resolve())
-    return absolute(value) if name in ("data", "eval_data") else value

@@ -63,7 +63,9 @@ FOLDERS = {
     "planner": tuple(
         "hardware cost sharding pipeline simulate remat bounds search report what_if page".split()
     ),
-    "runtime": tuple("metrics engine optimizers checkpoint data training dry launch probe".split()),
+    "runtime": tuple(
+        "metrics engine optimizers checkpoint data training dry launch probe slurm".split()
+    ),
 }
 
 

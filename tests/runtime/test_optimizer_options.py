@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.runtime.launch.job import JobError, load_job
-from meshwright.runtime.launch.launcher import option_words
+from meshwright.runtime.launch.words import option_words
 from meshwright.runtime.optimizers.options import Group, OptimizerOptions, parse_group
 from meshwright.runtime.training.options import OptionError, RunOptions, run_options
 

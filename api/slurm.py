@@ -1,0 +1,299 @@
+"""Jobs of Slurm: submitted, listed, looked into and cancelled."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .demands import Say, silent
+from .errors import MeshwrightError, one_class
+from .files import write_text
+
+SCRIPT = "job.sbatch"
+_MODULE = "meshwright.runtime.slurm.supervisor"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job of Slurm.
+
+    job: its id, "" of one that was only written. script: what Slurm runs. out: the run's folder.
+    text: of the script.
+    """
+
+    job: str
+    script: Path
+    out: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What a job is asked for besides its run; "" and None leave it to the site and the plan.
+
+    nodes: a number, or the least and the most as "2-4"; a job file is planned anew for what is
+    granted. plan_inside: plan it only there. after: jobs that must have ended well. site: a file of
+    defaults, in place of the user's. The rest is as sbatch has it, and as runtime/slurm/policy.py
+    says of failures.
+    """
+
+    nodes: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = ""
+    array: str = ""
+    name: str = ""
+    after: Sequence[str] = ()
+    site: str = ""
+    spare: int = 0
+    on_failure: str = "restart"
+    restarts: int = 3
+    backoff: float = 10.0
+    stop_before: float | None = None
+    plan_inside: bool = False
+
+
+@one_class
+def submit(
+    target: str | Path,
+    slurm: SlurmOptions | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    dry_run: bool = False,
+    say: Say = silent,
+) -> Submission:
+    """Write the script of a job into its run's folder, and submit it.
+
+    target: a job file (TOML), which is planned and compiled first, or a program's folder. options:
+    of the run, by name, for a program. overrides: values of the job file as "a.b=c". dry_run: only
+    write the script. Raises MeshwrightError where Slurm, the job or the site's file does not allow
+    it.
+    """
+    from meshwright.runtime.slurm.scheduler import call
+
+    path, slurm = Path(target), slurm or SlurmOptions()
+    if path.is_dir():
+        made = _of_program(path, slurm, dict(options or {}), out)
+    elif path.suffix == ".toml":
+        made = _of_job(path, slurm, list(overrides), out, say)
+    else:
+        raise MeshwrightError(f"{target}: neither a job's TOML file nor a program's folder")
+    write_text(made.script, made.text)
+    made.script.chmod(0o755)
+    if dry_run:
+        return made
+    job = call(["sbatch", "--parsable", str(made.script)]).strip().partition(";")[0]
+    remember(job, made)
+    return Submission(job, made.script, made.out, made.text)
+
+
+def _of_program(
+    folder: Path, slurm: SlurmOptions, options: dict[str, Any], out: str | Path | None
+) -> Submission:
+    from meshwright.runtime.given import check_given
+    from meshwright.runtime.launch.words import option_words
+    from meshwright.runtime.slurm.needs import nodes_of
+    from meshwright.runtime.training.options import run_options
+    from meshwright.runtime.training.spans import program_tokens_per_step
+
+    options = {**options, "out": str(out or options.get("out") or "run")}
+    check_given(folder, options)
+    checked = run_options(options, lambda: program_tokens_per_step(folder))
+    options = {name: getattr(checked, name) for name in options}
+    needs = json.loads((folder / "needs.json").read_text())
+    planned = nodes_of(folder) + slurm.spare
+    if slurm.nodes and slurm.nodes != str(planned):
+        raise MeshwrightError(
+            f"--nodes {slurm.nodes}: {folder} is planned for {nodes_of(folder)} nodes"
+            + (f" and {slurm.spare} are to spare" if slurm.spare else "")
+            + f", {planned} in all; plan for others, or submit the job file"
+        )
+    main = str((folder / "main.py").resolve())
+    run = option_words(options)
+    return _made(Path(options["out"]), slurm, str(planned), needs, [main], [], run, folder.name)
+
+
+def _of_job(
+    path: Path, slurm: SlurmOptions, overrides: list[str], out: str | Path | None, say: Say
+) -> Submission:
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.runtime.launch.job import load_job
+    from meshwright.runtime.launch.words import option_words
+    from meshwright.runtime.slurm.attempts import FOLDER
+
+    from .jobs import prepare
+
+    given = [f"run.out={json.dumps(str(out))}"] if out else []
+    job = load_job(path, [*overrides, *given])
+    folder = Path(job.run.get("out", "run"))
+    nodes = slurm.nodes or str(parse_cluster(job.plan["cluster"]).nodes + slurm.spare)
+    most = int(nodes.rpartition("-")[2]) - slurm.spare
+    if most < 1:
+        raise MeshwrightError(
+            f"--spare {slurm.spare} of --nodes {nodes}: leaves {most} to run on; give fewer"
+        )
+    if slurm.plan_inside:
+        cluster = parse_cluster(job.plan["cluster"])
+        needs = {
+            "device_type": cluster.device.type,
+            "devices_per_node": cluster.devices_per_node,
+            "model": job.model,
+        }
+    else:
+        prepare(path, overrides=[*overrides, *given], nodes=most, say=say)
+        needs = json.loads((folder / "program" / "needs.json").read_text())
+    kept = folder / FOLDER / "job.toml"
+    write_text(kept, job.text)
+    again = [sys.executable, "-m", "meshwright.cli", "train", str(kept.resolve()), "--prepare"]
+    words = ["--plan-again", shlex.join([*again, "--out", str(folder.resolve())])]
+    least = nodes.partition("-")[0] if "-" in nodes else "1"
+    words += ["--least", least]
+    if not slurm.plan_inside:
+        words += ["--program", str((folder / "program").resolve())]
+    run = option_words({**job.run, "out": str(folder)})
+    return _made(folder, slurm, nodes, needs, ["-m", _MODULE], words, run, path.stem)
+
+
+def _made(
+    out: Path,
+    slurm: SlurmOptions,
+    nodes: str,
+    needs: Mapping[str, Any],
+    supervisor: list[str],
+    words: list[str],
+    run: list[str],
+    name: str,
+) -> Submission:
+    """Return the job, not yet written. supervisor: what its script runs. words: its options."""
+    from meshwright.runtime.slurm.attempts import FOLDER
+    from meshwright.runtime.slurm.script import (
+        DEFAULT_TIME,
+        Demands,
+        Script,
+        script_text,
+        stop_before_s,
+    )
+    from meshwright.runtime.slurm.site import read_site
+
+    site = read_site(slurm.site)
+    gpus = 0 if needs["device_type"] == "cpu" else site.gpus_per_node or needs["devices_per_node"]
+    gres = slurm.gres or site.gres
+    time = slurm.time or site.time or DEFAULT_TIME
+    demands = Demands(
+        job_name=slurm.name or name,
+        nodes=nodes,
+        time=time,
+        gpus_per_node=0 if gres else gpus,
+        gres=gres,
+        partition=slurm.partition or site.partition,
+        account=slurm.account or site.account,
+        qos=slurm.qos or site.qos,
+        constraint=slurm.constraint or site.constraint,
+        array=slurm.array,
+        dependency=f"afterok:{':'.join(slurm.after)}" if slurm.after else "",
+        output=str((out / FOLDER / "job-%j.log").resolve()),
+        exclusive=site.exclusive,
+    )
+    before = stop_before_s(time) if slurm.stop_before is None else slurm.stop_before
+    job = ["--on-failure", slurm.on_failure, "--restarts", str(slurm.restarts)]
+    job += ["--backoff", f"{slurm.backoff:g}", "--spare", str(slurm.spare)]
+    job += ["--stop-before", f"{before:g}"]
+    job += ["--prefix", site.prefix] if site.prefix else []
+    text = script_text(
+        demands,
+        Script(
+            said=[f"{name} on {nodes} nodes; written by meshwright submit"],
+            setup=list(site.lines((out / "compiled").resolve())),
+            folder=shlex.quote(os.getcwd()),
+            python=site.python or sys.executable,
+            supervisor=supervisor,
+            words=[*job, *words],
+            run=run,
+        ),
+    )
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    return Submission("", out / SCRIPT, out, text)
+
+
+def _index() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "meshwright" / "jobs.jsonl"
+
+
+def remember(job: str, made: Submission) -> None:
+    """Keep which run a job is of, in the run's folder and for this user."""
+    row = json.dumps({"job": job, "out": str(made.out.resolve())}) + "\n"
+    path = _index()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(row)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job of this user. state: as Slurm says, "" of one that it has forgotten. reason: why it
+    waits. nodes: those that it has, as Slurm lists them."""
+
+    job: str
+    out: Path
+    state: str
+    reason: str
+    nodes: str
+
+
+@one_class
+def jobs() -> list[JobState]:
+    """Return the jobs that this user submitted here, newest last."""
+    states = _states()
+    return [JobState(job, out, *states.get(job, ("", "", ""))) for job, out in _known()]
+
+
+def _known() -> Iterator[tuple[str, Path]]:
+    path = _index()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        row = json.loads(line)
+        yield row["job"], Path(row["out"])
+
+
+def _states() -> dict[str, tuple[str, str, str]]:
+    from meshwright.runtime.slurm.scheduler import call
+
+    text = call(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%r|%N"])
+    rows = (line.split("|") for line in text.splitlines())
+    return {job: (state, reason, nodes) for job, state, reason, nodes in rows}
+
+
+@one_class
+def folder_of(name: str) -> Path:
+    """Return the run's folder that a job's id, or a path, names. Raises MeshwrightError."""
+    found = dict(_known()).get(name)
+    if found is None and Path(name).is_dir():
+        return Path(name)
+    if found is None:
+        raise MeshwrightError(
+            f"{name}: no folder, and no job that was submitted from here ({len(dict(_known()))} "
+            "are known); `meshwright jobs` lists them"
+        )
+    return found
+
+
+@one_class
+def cancel(job: str) -> None:
+    """Cancel a job: its ranks save, and it is not queued again."""
+    from meshwright.runtime.slurm.scheduler import call
+
+    call(["scancel", job])
+
+
+def as_data(state: JobState) -> dict[str, Any]:
+    """Return a job as JSON has it."""
+    return {**asdict(state), "out": str(state.out)}

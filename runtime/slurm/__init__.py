@@ -1,0 +1,1 @@
+"""A run inside an allocation of Slurm: started, watched, restarted, and queued again."""

@@ -1,0 +1,75 @@
+"""What the nodes of an attempt tell each other and the supervisor: files in a folder of theirs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..atomic_file import write_atomic
+from ..training.options import STOPPED
+
+_END, _STEP = ".end.json", ".step"
+LOST = "the node is lost: it told nothing of its end, and does not answer"
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    """How the ranks of a node ended. killed: a signal that nobody sent on purpose ended one.
+    cause: they failed by themselves, not because another node did. at_s: since the epoch."""
+
+    node: str
+    code: int
+    said: str
+    killed: bool
+    cause: bool
+    at_s: float
+
+
+def tell_step(folder: Path, node: str, step: str) -> None:
+    """Tell under which number Slurm runs this attempt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{node}{_STEP}", step)
+
+
+def step_number(folder: Path) -> str:
+    """Return the number of the attempt's step, "" before a node has told it."""
+    return next((path.read_text() for path in sorted(folder.glob(f"*{_STEP}"))), "")
+
+
+def tell_end(folder: Path, end: NodeEnd) -> None:
+    """Tell how the ranks of a node ended."""
+    write_atomic(folder / f"{end.node}{_END}", json.dumps(asdict(end)) + "\n")
+
+
+def read_ends(folder: Path) -> dict[str, NodeEnd]:
+    """Return by node how its ranks ended, of the nodes that told it."""
+    found = (NodeEnd(**json.loads(path.read_text())) for path in folder.glob(f"*{_END}"))
+    return {end.node: end for end in found}
+
+
+def has_failed(end: NodeEnd) -> bool:
+    """Tell whether a node's ranks ended otherwise than well or by a stop that was asked for."""
+    return end.code not in (0, STOPPED)
+
+
+def at_fault(ends: Mapping[str, NodeEnd], lost: Sequence[str]) -> dict[str, str]:
+    """Return the nodes at fault for a failed attempt, with why.
+
+    lost: nodes that told nothing of their end, and do not answer. Without one a rank that was
+    killed is the cause, as one that raised may only have lost its peer; else the node named as the
+    straggler; else the first that failed.
+    """
+    if lost:
+        return dict.fromkeys(lost, LOST)
+    failed = sorted(filter(has_failed, ends.values()), key=lambda end: (not end.cause, end.at_s))
+    killed = [end for end in failed if end.killed and end.cause]
+    for end in killed or failed[:1]:
+        named = next((node for node in ends if f" on {node} is the straggler" in end.said), None)
+        return {named or end.node: last_complaint(end.said)}
+    return {}
+
+
+def last_complaint(said: str) -> str:
+    """Return the last line of what was said that is an error, without the word."""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else said.strip().rpartition("\n")[2]

@@ -1,0 +1,147 @@
+"""What a job asks of Slurm, through its commands."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+_LIMIT_S, _ANSWER_S = 60.0, 15.0
+# States of a node on which nothing can be started.
+_GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "INVAL")
+
+
+class SlurmError(ValueError):
+    """A command of Slurm that fails, or an environment that is not that of a job."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes that a job was granted. restart: how often the job was queued again before."""
+
+    job: str
+    restart: int
+    nodes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the name of this start of the job."""
+        return f"{self.job}.{self.restart}"
+
+
+def call(words: Sequence[str], limit_s: float = _LIMIT_S) -> str:
+    """Return what a command of Slurm prints. Raises SlurmError where it fails or is missing."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
+    except FileNotFoundError:
+        raise SlurmError(
+            f"{words[0]}: this machine has no such command; Slurm's are installed on its login and "
+            "compute nodes"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{words[0]} did not answer in {limit_s:g} s; try again") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0]
+        raise SlurmError(f"{words[0]} ended with {done.returncode}: {said}")
+    return done.stdout
+
+
+def read_allocation(environment: Mapping[str, str] = os.environ) -> Allocation:
+    """Return the allocation that this process runs in. Raises SlurmError outside of a job."""
+    names = "SLURM_JOB_ID", "SLURM_JOB_NODELIST"
+    job, listed = (environment.get(name, "") for name in names)
+    if not job or not listed:
+        raise SlurmError(
+            f"{names[0]} is {job!r} and {names[1]} {listed!r}: this runs inside a job; submit "
+            "job.sbatch with sbatch"
+        )
+    restart = int(environment.get("SLURM_RESTART_COUNT") or "0")
+    return Allocation(job, restart, host_names(listed))
+
+
+def host_names(listed: str) -> tuple[str, ...]:
+    """Return the nodes of a list such as node[1-4], in Slurm's order."""
+    return tuple(call(["scontrol", "show", "hostnames", listed]).split())
+
+
+def address_of(node: str) -> str:
+    """Return the address at which other nodes reach a node."""
+    return _field(call(["scontrol", "show", "node", node, "--oneliner"]), "NodeAddr") or node
+
+
+def gone(nodes: Sequence[str]) -> set[str]:
+    """Return those of the nodes on which nothing can be started, as Slurm sees them now."""
+    text = call(["scontrol", "show", "node", ",".join(nodes), "--oneliner"])
+    states = {_field(line, "NodeName"): _field(line, "State") for line in text.splitlines()}
+    return {node for node, state in states.items() if any(word in _words(state) for word in _GONE)}
+
+
+def silent(nodes: Sequence[str]) -> set[str]:
+    """Return those of the nodes on which a process cannot be started within _ANSWER_S: Slurm itself
+    may take minutes to see that a node is lost. Called inside of a job."""
+    words = ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"]
+    asked = {
+        node: subprocess.Popen(
+            [*words, f"--nodelist={node}", "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for node in nodes
+    }
+    deadline = time.monotonic() + _ANSWER_S
+    return {node for node, process in asked.items() if not _answers(process, deadline)}
+
+
+def _answers(process: subprocess.Popen, deadline: float) -> bool:
+    try:
+        return process.wait(max(deadline - time.monotonic(), 0.1)) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+
+
+def _words(state: str) -> set[str]:
+    """Return the words of a state such as IDLE+DRAIN or DOWN*, of which the mark is a word."""
+    words = set(re.findall(r"[A-Z_]+", state))
+    return words | ({"NOT_RESPONDING"} if "*" in state else set())
+
+
+def job_state(job: str) -> str:
+    """Return a job's state, such as RUNNING or PENDING; "" of one that Slurm has forgotten."""
+    try:
+        return _field(call(["scontrol", "show", "job", job, "--oneliner"]), "JobState")
+    except SlurmError:
+        return ""
+
+
+def end_time(job: str) -> float | None:
+    """Return when a job's time ends, in seconds since the epoch; None for never."""
+    text = _field(call(["scontrol", "show", "job", job, "--oneliner"]), "EndTime")
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def requeue(job: str, without: Sequence[str] = ()) -> None:
+    """Queue this very job again, which ends it here; it is not to run on the nodes `without`."""
+    call(["scontrol", "requeue", job])
+    if without:
+        call(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(without))}"])
+
+
+def cancel_step(job: str, step: str) -> None:
+    """End a step of a job; one that has ended is no error."""
+    try:
+        call(["scancel", f"{job}.{step}"])
+    except SlurmError:
+        pass
+
+
+def _field(text: str, name: str) -> str:
+    """Return the value of NAME=VALUE in what scontrol prints, "" where it is not there."""
+    match = re.search(rf"(?:^|\s){name}=(\S*)", text)
+    return match[1] if match else ""

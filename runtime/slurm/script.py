@@ -1,0 +1,149 @@
+"""`job.sbatch`: the script that Slurm runs on the first node of a job."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from ..roles import SUPERVISE
+from .scheduler import SlurmError
+
+# Seconds before the end of a job's time at which its ranks save; of a short job a tenth.
+STOP_S, STOP_SHARE = 600, 0.1
+DEFAULT_TIME = "24:00:00"
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a job asks of Slurm, by sbatch's own words; "" and 0 are left out.
+
+    nodes: a number, or the least and the most as 2-4. time: as Slurm writes it, 12:00:00 or
+    1-00:00:00. dependency: after which jobs. output: of the job's log, in Slurm's patterns.
+    """
+
+    job_name: str
+    nodes: str
+    time: str = DEFAULT_TIME
+    gpus_per_node: int = 0
+    gres: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    array: str = ""
+    dependency: str = ""
+    output: str = "%x-%j.out"
+    exclusive: bool = True
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_text(item.name, str(getattr(self, item.name)))
+        if not re.fullmatch(r"\d+(-\d+)?", self.nodes) or self.nodes.startswith("0"):
+            raise SlurmError(f"--nodes {self.nodes}: give a number from 1 on, or least-most as 2-4")
+        seconds(self.time)
+
+
+def seconds(time: str) -> int:
+    """Return the seconds of a length of time as Slurm writes it: minutes, minutes:seconds,
+    hours:minutes:seconds, or days- before hours, hours:minutes or all three. Raises SlurmError."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if match is None:
+        raise SlurmError(f"--time {time}: write HOURS:MINUTES:SECONDS or DAYS-HOURS, as 12:00:00")
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:
+        units = (3600, 60, 1)
+    else:
+        units = ((60,), (60, 1), (3600, 60, 1))[len(parts) - 1]  # type: ignore[assignment]
+    total = 86400 * int(days or 0) + sum(n * unit for n, unit in zip(parts, units, strict=False))
+    if total < 1:
+        raise SlurmError(f"--time {time}: 0 seconds; give the time that the run may take")
+    return total
+
+
+def stop_before_s(time: str) -> int:
+    """Return the seconds before the end of a job's time at which its ranks save and stop."""
+    return min(STOP_S, max(round(STOP_SHARE * seconds(time)), 1))
+
+
+@dataclass(frozen=True)
+class Script:
+    """The body of a job's script.
+
+    said: comments on what runs. setup: lines of shell before the start. folder: in which it runs,
+    as a word of shell. python: the interpreter. supervisor: what it runs, a program's main.py or a
+    module as -m NAME. words: options of the job. run: options of the run.
+    """
+
+    said: Sequence[str]
+    setup: Sequence[str]
+    folder: str
+    python: str
+    supervisor: Sequence[str]
+    words: Sequence[str]
+    run: Sequence[str]
+    given: bool = False  # options that sbatch hands to the script follow those of the run
+
+
+def script_text(demands: Demands, script: Script) -> str:
+    """Return the text of a job's script. Words of the user reach the shell quoted."""
+    lines = ["#!/usr/bin/env bash", *_directives(demands), *(f"# {line}" for line in script.said)]
+    lines += ["set -euo pipefail", *script.setup, f"cd {script.folder}"]
+    # In the shell's place, so that Slurm's signals reach it.
+    lines.append(f"exec {shlex.quote(script.python)} {_command(script)}")
+    return "\n".join(lines) + "\n"
+
+
+def _command(script: Script) -> str:
+    is_module = script.supervisor[0] == "-m"
+    words = script.supervisor if is_module else [*script.supervisor, SUPERVISE]
+    parts = [shlex.join(words), *_pairs(script.words), "--", *_pairs(script.run)]
+    if script.given:
+        parts.append('"$@"')
+    return " \\\n    ".join(parts)
+
+
+def _pairs(words: Sequence[str]) -> Iterator[str]:
+    """Yield an option and its value together, quoted."""
+    line: list[str] = []
+    for word in words:
+        if word.startswith("--") and line:
+            yield shlex.join(line)
+            line = []
+        line.append(word)
+    if line:
+        yield shlex.join(line)
+
+
+def _directives(demands: Demands) -> Iterator[str]:
+    """Yield the options of sbatch that the head of a script gives."""
+    for item in fields(demands):
+        value = getattr(demands, item.name)
+        name = item.name.replace("_", "-")
+        if isinstance(value, bool):
+            if value:
+                yield f"#SBATCH --{name}"
+        elif value:
+            yield f"#SBATCH --{name}={_quoted(str(value))}"
+    yield "#SBATCH --ntasks-per-node=1"
+    yield "#SBATCH --no-kill"
+    yield "#SBATCH --open-mode=append"
+    yield f"#SBATCH --signal=B:USR1@{stop_before_s(demands.time)}"
+    yield "#SBATCH --requeue"
+
+
+def _quoted(value: str) -> str:
+    """Return a value as sbatch reads it in the head of a script, which no shell does."""
+    if re.fullmatch(r"[\w%@:,.=+/\-]*", value, re.ASCII):
+        return value
+    text = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def _check_text(name: str, value: str) -> None:
+    """Raise SlurmError for what would end a line of the head."""
+    if not value.isprintable():
+        raise SlurmError(
+            f"--{name.replace('_', '-')} {value!r}: holds a character that cannot be printed, such "
+            "as the end of a line; leave it out"
+        )

@@ -1,0 +1,89 @@
+"""One attempt: an srun that starts an agent on each node, watched until it ended."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..training.options import STOPPED
+from .reports import NodeEnd, at_fault, has_failed, read_ends, step_number
+from .scheduler import Allocation, cancel_step, silent
+
+_TICK_S = 0.1
+# After the first node failed, the others have so long to tell how they ended; then they are lost.
+_GRACE_S = 8.0
+# srun, asked to end, has so long before it is killed.
+_KILL_S = 5.0
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """code: of the ranks, the worst of all nodes. failed: nodes at fault, with why."""
+
+    code: int
+    failed: dict[str, str]
+
+
+class Step:
+    """The agents of an attempt. folder: of the attempt, which all nodes read and write."""
+
+    def __init__(
+        self, allocation: Allocation, nodes: Sequence[str], words: Sequence[str], folder: Path
+    ) -> None:
+        """words: the command of an agent."""
+        self.allocation, self.nodes, self.folder = allocation, tuple(nodes), folder
+        srun = [
+            "srun",
+            "--overlap",
+            f"--nodes={len(nodes)}",
+            f"--nodelist={','.join(nodes)}",
+            f"--ntasks={len(nodes)}",
+            "--ntasks-per-node=1",
+            "--distribution=block",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            *words,
+        ]
+        self.process = subprocess.Popen(srun)
+
+    def stop(self) -> None:
+        """Ask all ranks to save and stop."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+
+    def wait(self, tick: Callable[[], None]) -> StepEnd:
+        """Wait until all nodes ended; `tick` is called again and again meanwhile."""
+        failed_s = None
+        while self.process.poll() is None:
+            tick()
+            time.sleep(_TICK_S)
+            ends = read_ends(self.folder)
+            if failed_s is None and any(map(has_failed, ends.values())):
+                failed_s = time.monotonic()
+            if failed_s is not None and time.monotonic() - failed_s > _GRACE_S:
+                self.end()
+        return self._ended(read_ends(self.folder))
+
+    def end(self) -> None:
+        """End what is left of the attempt, on nodes that do not answer, too."""
+        cancel_step(self.allocation.job, step_number(self.folder) or "0")
+        self.process.terminate()
+        try:
+            self.process.wait(_KILL_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def _ended(self, ends: dict[str, NodeEnd]) -> StepEnd:
+        """Return how the attempt ended; nodes that told nothing count as rank deaths."""
+        codes = [ends[node].code if node in ends else 1 for node in self.nodes]
+        failing = [code for code in codes if code not in (0, STOPPED)]
+        if not failing:
+            return StepEnd(max(codes), {})
+        refused = next((code for code in failing if code == 2), None)
+        untold = [node for node in self.nodes if node not in ends]
+        # A step that Slurm aborts as a whole takes healthy nodes with it.
+        failed = at_fault(ends, sorted(silent(untold)))
+        code = refused or next((ends[n].code for n in failed if n in ends), 1)
+        return StepEnd(code, {} if code == 2 else failed)

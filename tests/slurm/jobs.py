@@ -1,0 +1,90 @@
+"""Jobs of the Slurm that tests start: submitted, watched, disturbed."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launching import losses
+
+from meshwright.api.slurm import SlurmOptions, Submission, submit
+from meshwright.runtime.slurm.attempts import Attempt, read_attempts
+from meshwright.runtime.slurm.scheduler import call, job_state
+
+LIMIT_S = 240.0
+STEPS = 60
+OPTIONS = {
+    "data": "demo",
+    "steps": STEPS,
+    "save_every": 5,
+    "no_compile": True,
+    "eval_batches": 1,
+    "schedule": "constant",
+}
+_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+
+
+def job_file(folder: Path, nodes: int, **plan: object) -> Path:
+    """Write a job of the tiny preset on CPU nodes of one rank."""
+    said = {"cluster": f"cpu:1x{nodes}", "seq": 32, "global_batch": 12, "search": False, **plan}
+    path = folder / "job.toml"
+    tables = {"plan": said, "run": OPTIONS}
+    text = 'model = "tiny"\n'
+    for name, values in tables.items():
+        text += f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
+    path.write_text(text)
+    return path
+
+
+class Job:
+    """A job that was submitted. It is cancelled when it is left."""
+
+    def __init__(self, target: Path, out: Path, callbacks: list[str] = [], **slurm: Any) -> None:  # noqa: B006
+        options = {} if target.is_file() else {**OPTIONS, "callbacks": callbacks}
+        given = {"backoff": 0.5, "time": "00:30:00", **slurm}
+        self.made: Submission = submit(target, SlurmOptions(**given), options=options, out=out)
+        self.id, self.out = self.made.job, out
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["scancel", "--quiet", self.id])
+        self.until(lambda: job_state(self.id) not in _ALIVE, "its end after scancel")
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for something; a job that waits to be queued again need not wait a minute."""
+        deadline = time.monotonic() + LIMIT_S
+        while not done():
+            assert time.monotonic() < deadline, f"{what} did not come\n{self.log}"
+            if job_state(self.id) == "PENDING":
+                subprocess.run(
+                    ["scontrol", "update", f"JobId={self.id}", "StartTime=now"], capture_output=True
+                )
+            time.sleep(0.2)
+
+    def after_step(self, step: int) -> None:
+        """Wait until a step is done."""
+        self.until(lambda: len(losses(self.out)) > step, f"step {step}")
+
+    def finish(self) -> dict[int, float]:
+        """Wait for the end of the job; return its losses by step."""
+        self.until(lambda: job_state(self.id) not in _ALIVE, "its end")
+        state = job_state(self.id)
+        assert state == "COMPLETED", f"{state}\n{self.log}"
+        return losses(self.out)
+
+    def signal_batch(self, name: str) -> None:
+        """Send a signal to the job's script alone, as Slurm does before the end of its time."""
+        call(["scancel", f"--signal={name}", "--batch", self.id])
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return read_attempts(self.out)
+
+    @property
+    def log(self) -> str:
+        files = sorted((self.out / "slurm").glob("job-*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in files)

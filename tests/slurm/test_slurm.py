@@ -1,0 +1,140 @@
+"""Jobs on a real Slurm of four nodes: to the end, stopped, queued again, bereft of a node.
+
+The oracle is the same program run on this machine without Slurm and without a disturbance.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import slurm_here
+from launching import losses
+from slurm.jobs import OPTIONS, Job, job_file
+
+from meshwright.api.jobs import prepare
+from meshwright.api.runs import run
+
+pytestmark = pytest.mark.usefixtures("slurm")
+# Sums of float32 in another order, over STEPS steps.
+REPLANNED = 2e-5
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of two nodes, in a folder whose name the shell would take apart."""
+    folder = tmp_path_factory.mktemp("pro gram")
+    return prepare(job_file(folder, 2), out=folder / "made; $(exit 3)").folder / "program"
+
+
+@pytest.fixture(scope="module")
+def reference(program: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses by step of the undisturbed run."""
+    out = tmp_path_factory.mktemp("reference") / "run"
+    run(program, quiet=True, out=str(out), **OPTIONS)
+    return losses(out)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the list of jobs apart from the user's, and start in a folder of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_job_stopped_twice_goes_on_bit_for_bit(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """First the script is told of the end of its time, then the job is queued again by hand."""
+    with Job(program, tmp_path / "run") as job:
+        job.after_step(8)
+        job.signal_batch("USR1")
+        job.until(lambda: len(job.attempts) == 1, "the end of the first attempt")
+        first = job.attempts[0]
+        assert first.code == 75 and first.then.startswith("requeue"), job.log
+        job.after_step(first.saved + 8)
+        subprocess.run(["scontrol", "requeue", job.id], check=True)
+        assert job.finish() == reference
+        assert [a.restart for a in job.attempts] == [0, 1, 2]
+        assert all(a.nodes == ("node1", "node2") for a in job.attempts)
+
+
+def test_a_lost_node_is_named_and_the_run_planned_for_those_left(
+    reference: dict[int, float], tmp_path: Path
+) -> None:
+    """Three nodes; the power of one fails. The others take the same global batches."""
+    with Job(job_file(tmp_path, 3), tmp_path / "run") as job:
+        job.after_step(12)
+        slurm_here.kill_node("node3")
+        try:
+            found = job.finish()
+        finally:
+            slurm_here.start_node("node3")
+        first, second = job.attempts
+        assert list(first.failed) == ["node3"] and "lost" in first.failed["node3"]
+        assert "node3 failed" in job.log
+        assert second.nodes == ("node1", "node2") and second.first == first.saved
+        assert found == pytest.approx(reference, rel=REPLANNED)
+
+
+@pytest.mark.long
+def test_a_spare_node_takes_the_place_of_a_lost_one(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    with Job(program, tmp_path / "run", spare=1) as job:
+        job.after_step(12)
+        slurm_here.kill_node("node2")
+        try:
+            assert job.finish() == reference
+        finally:
+            slurm_here.start_node("node2")
+        assert job.attempts[1].nodes == ("node1", "node3")
+
+
+@pytest.mark.long
+def test_a_job_saves_before_its_time_ends(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """A minute of time, of which the last 40 seconds are for saving, by the job's own clock."""
+    with Job(program, tmp_path / "run", time="00:01:00", stop_before=40.0) as job:
+        assert job.finish() == reference
+        assert "the job's time ends in" in job.log and len(job.attempts) > 1
+        assert all(a.code == 75 for a in job.attempts[:-1])
+
+
+@pytest.mark.long
+def test_fewer_nodes_after_a_stop_are_planned_anew(
+    reference: dict[int, float], tmp_path: Path
+) -> None:
+    """Four nodes at first, two when the job is queued again."""
+    with Job(job_file(tmp_path, 4), tmp_path / "run") as job:
+        job.after_step(12)
+        job.signal_batch("USR1")
+        job.until(lambda: len(job.attempts) == 1, "the end of the first attempt")
+        subprocess.run(["scontrol", "update", f"JobId={job.id}", "NumNodes=2"], check=True)
+        assert job.finish() == pytest.approx(reference, rel=REPLANNED)
+        assert [len(a.nodes) for a in job.attempts] == [4, 2]
+
+
+@pytest.mark.long
+def test_the_node_of_the_script_is_lost(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """Slurm queues the job again by itself, on nodes that are left."""
+    with Job(program, tmp_path / "run") as job:
+        job.after_step(12)
+        slurm_here.kill_node("node1")
+        try:
+            job.until(lambda: len(job.attempts) == 1, "the attempt after the loss")
+            assert job.finish() == reference
+        finally:
+            slurm_here.start_node("node1")
+        assert "node1" not in job.attempts[-1].nodes
+
+
+def test_a_refused_run_stops_the_job(program: Path, tmp_path: Path) -> None:
+    """A callback that fails is refused input: nothing is restarted."""
+    (tmp_path / "own.py").write_text("def failing(event):\n    raise RuntimeError('no')\n")
+    with Job(program, tmp_path / "run", callbacks=["py:own:failing"]) as job:
+        job.until(lambda: bool(job.attempts), "the end of the attempt")
+        assert job.attempts[0].code == 2 and job.attempts[0].then == "stop: the run is refused"
+        assert "--callback py:own:failing failed" in job.log
