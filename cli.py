@@ -13,6 +13,7 @@ from meshwright.commands import (
     clusters,
     compile,
     completion,
+    control,
     data,
     diff,
     explain,
@@ -35,7 +36,7 @@ from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
 COMMANDS = (
-    plan, compile, run, train, submit, jobs, resume, runs, explain, diff, what_if, weights,
+    plan, compile, run, train, submit, jobs, control, resume, runs, explain, diff, what_if, weights,
     generate, plot, data, models, clusters, probe, completion,
 )  # fmt: skip
 

@@ -185,3 +185,9 @@ def group_of(*roles: str) -> dist.ProcessGroup | None:
 
 def device() -> torch.device:
     return _state.device
+
+
+def synchronize() -> None:
+    """Wait until all that was given to this rank's device is done."""
+    if device().type == "cuda":
+        torch.cuda.synchronize(device())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..training.options import STOPPED
+from ..training.options import ABORTED, STOPPED
 
 ON_FAILURE = ("restart", "requeue", "stop")
 REFUSED = 2
@@ -72,10 +72,10 @@ def verdict(ending: Ending, left: int, planned: int, policy: Policy) -> Verdict:
     """
     if ending.code == 0:
         return Verdict("done", "all steps are done")
-    if ending.code == STOPPED or (ending.asked and ending.code != REFUSED):
+    if ending.code == STOPPED or (ending.asked and ending.code not in (REFUSED, ABORTED)):
         return _stopped(ending)
-    if ending.code == REFUSED:
-        return Verdict("stop", "the run is refused")
+    if ending.code in (REFUSED, ABORTED):
+        return Verdict("stop", "the run is refused" if ending.code == REFUSED else "aborted")
     without = tuple(sorted(node for node, count in ending.times.items() if count >= _TWICE))
     return _failed(ending, left, planned, policy, without)
 

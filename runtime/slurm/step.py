@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..training.options import STOPPED
+from ..training.options import ABORTED, STOPPED
 from .reports import NodeEnd, at_fault, has_failed, read_ends, step_number
 from .scheduler import Allocation, cancel_step, silent
 
@@ -81,9 +81,9 @@ class Step:
         failing = [code for code in codes if code not in (0, STOPPED)]
         if not failing:
             return StepEnd(max(codes), {})
-        refused = next((code for code in failing if code == 2), None)
+        final = next((code for code in failing if code in (2, ABORTED)), None)
         untold = [node for node in self.nodes if node not in ends]
         # A step that Slurm aborts as a whole takes healthy nodes with it.
         failed = at_fault(ends, sorted(silent(untold)))
-        code = refused or next((ends[n].code for n in failed if n in ends), 1)
-        return StepEnd(code, {} if code == 2 else failed)
+        code = final or next((ends[n].code for n in failed if n in ends), 1)
+        return StepEnd(code, {} if final else failed)

@@ -20,6 +20,7 @@ from .spans import in_steps, parse_span
 FROM_START, FROM_WEIGHTS = 1e-3, 2e-5
 WARMUP_SHARE, LEAST_WARMUP, MOST_WARMUP = 0.03, 10, 2000
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
+ABORTED = 4  # of a run that its user ended at once
 
 
 class OptionError(ValueError):

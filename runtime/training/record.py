@@ -57,6 +57,11 @@ class RunRecord:
         }
         self._write()
 
+    def change(self, options: RunOptions) -> None:
+        """Write options that were changed while the run goes on."""
+        self.said["options"] = _placed(options)
+        self._write()
+
     def end(self, state: str, why: str = "") -> None:
         """Write how the run ended: "finished", "stopped" or "failed". A rank that is killed, or one
         that another ends, writes nothing; a launcher writes "interrupted" (see interrupted.py)."""

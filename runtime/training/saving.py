@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..checkpoint import Checkpointer
@@ -36,6 +36,14 @@ class Saver:
             identity=state.identity,
             options=asdict(state.options),
         )
+
+    def change(self, options: RunOptions) -> None:
+        """Go on with other options, which later checkpoints hold."""
+        self.options = options
+        self.state.options = replace(options, optimizer=self.state.options.optimizer)
+        self._every_s = 60.0 * options.save_minutes or math.inf
+        self._checkpointer.options = asdict(self.state.options)
+        self._checkpointer.keep = options.keep
 
     @property
     def failed(self) -> bool:

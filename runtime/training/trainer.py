@@ -4,11 +4,12 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 
 from ..checkpoint.manifest import rank, texts_of_all
+from ..control.commands import Command
 from ..engine import mesh
 from ..engine.compiling import Compiler, missing_toolchain
 from ..engine.executor import Executor, Marks
@@ -24,6 +25,7 @@ from ..optimizers.bad_step import BadStepError
 from ..optimizers.optimizer import Optimizer
 from . import fidelity, run_folder
 from .callbacks import Callbacks, Event
+from .controls import Controls, Window, with_values
 from .evaluation import Evaluation
 from .feed import Feed
 from .loss_guard import LossGuard
@@ -72,6 +74,7 @@ class Trainer:
         self.beacon, self.stop, self.say, self.logs = beacon, stop, say, logs
         self.out, self.write_limit_s = Path(options.out), write_limit_s
         self.step_ms: list[float] = []
+        self._end_unsaved = False
         if logs:
             check_tracker(options.track)  # before an earlier run is moved aside
         begun = Event("on_start", 0, options.steps, rank(), self.out)
@@ -85,6 +88,8 @@ class Trainer:
         self.executor = self._executor()
         self.state = RunState(self.executor, self.feed, self.guard, options, program, say)
         self.recovery = Recovery(options, self.state, say, logs)
+        self.controls = Controls(self.out, options)
+        self.window: Window | None = None
 
     def _executor(self) -> Executor[Optimizer]:
         options, planned = self.options, self.layout.optimizer
@@ -130,12 +135,16 @@ class Trainer:
         self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
         record = RunRecord(self.out)
         record.begin(self.folder, self.state.options, self.state.identity, hosts, first)
+        self.record = record
+        self.controls.open(self._known(hosts), record)
         try:
             code = self._run(first)
         except (ValueError, OSError) as error:
             record.end("failed", str(error))
             raise
-        asked = code == STOPPED or self.executor.agreement.end.anywhere
+        finally:
+            self.controls.close()
+        asked = code == STOPPED or self.executor.agreement.end.anywhere or self._end_unsaved
         record.end("stopped" if asked else "finished")
         return code
 
@@ -168,9 +177,13 @@ class Trainer:
             if self.evaluation.due_after(step):
                 self.evaluation.log(step, self.executor, log)
                 self._tell_of_evaluation()
+            self._obey(step, log)
             self.saver.after(step)
             self._tell_of_checkpoints()
             asked = self.executor.agreement
+            if self._end_unsaved:
+                self.say(f"stopped by meshwright control after step {step}, not saved")
+                return True
             if asked.stop.anywhere or asked.end.anywhere:
                 self._say_stopped(step)
                 return not asked.stop.anywhere
@@ -180,7 +193,7 @@ class Trainer:
         return True
 
     def _say_stopped(self, step: int) -> None:
-        who = "signal" if self.executor.agreement.stop.anywhere else "callback"
+        who = "signal" if self.executor.agreement.stop.anywhere else "callback or command"
         self.saver.wait()
         self.say(
             f"stopped by a {who} after step {step}, saved; the same command goes on, or "
@@ -199,7 +212,7 @@ class Trainer:
         """Run one step; return its row of the log."""
         started = time.perf_counter()
         self.beacon.step = step
-        self.beacon.mark("DATA")
+        self.executor.beacon.mark("DATA")
         self._cast_flags()
         rows = self.feed.take(step)
         lr = rate_of(step, self.options)
@@ -209,7 +222,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.step_ms.append((time.perf_counter() - started) * 1e3)
-        return log.step(
+        self.controls.row = log.step(
             step,
             loss=loss,
             lr=lr,
@@ -219,6 +232,51 @@ class Trainer:
             step_ms=self.step_ms[-1],
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
+        return self.controls.row
+
+    def _known(self, hosts: list[str]) -> dict[str, Any]:
+        """Return what a live run tells of itself that no step changes."""
+        predicted = fidelity.predicted(self.folder).get("predicted_step_us")
+        return {
+            "run": str(self.out.resolve()),
+            "model": self.layout.model,
+            "hosts": hosts,
+            "predicted_step_ms": predicted and predicted / 1e3,
+        }
+
+    def _obey(self, step: int, log: StepLog) -> None:
+        """Carry out the commands of a user that all ranks learned of in a step, and end a window of
+        steps that are looked at."""
+        if self.window is not None and step >= self.window.last:
+            for line in self.window.end():
+                self.say(line)
+            self.window = None
+        for command in self.controls.agreed() if self.executor.agreement.commands.anywhere else ():
+            values = " ".join(f"{name}={value}" for name, value in command.values.items())
+            self.say(f"meshwright control {command.do} {values}".rstrip())
+            self._carry_out(command, step, log)
+
+    def _carry_out(self, command: Command, step: int, log: StepLog) -> None:
+        asked = self.executor.agreement
+        if command.do == "save":
+            asked.save.anywhere = True
+        elif command.do == "save-stop":
+            asked.end.anywhere = True
+        elif command.do == "stop":
+            self._end_unsaved = True
+        elif command.do == "set":
+            self._set(with_values(self.options, command.values), log)
+        elif self.window is None:
+            self.window = Window(command, step, self.executor, self.out)
+
+    def _set(self, options: RunOptions, log: StepLog) -> None:
+        """Go on with other options, which checkpoints and run.json hold from now on."""
+        self.options = self.controls.options = options
+        self.saver.change(options)
+        self.evaluation.options = self.recovery.options = options
+        log.print_every = max(1, options.log_every)
+        if self.logs:
+            self.record.change(options)
 
     def _say_compiled(self) -> None:
         """Say how long the functions took that this step compiled."""
@@ -232,6 +290,7 @@ class Trainer:
         agreement.write_failed.here = self.saver.failed
         agreement.save.here = self.saver.is_time or self.callbacks.requests.save
         agreement.end.here = self.callbacks.requests.stop
+        agreement.commands.here = self.controls.pending
         self.executor.optimizer.loss_limit = self.guard.limit
 
     def _roll_back(self, step: int, log: StepLog, error: BadStepError) -> int:

@@ -1,0 +1,1 @@
+"""Control of a live run from another shell: commands, the endpoint that takes them, its client."""
