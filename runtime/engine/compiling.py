@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from ..metrics.progress import Progress
-from .inductor import compile_whole
+from .inductor import cache_counts, compile_whole
 
 
 def missing_toolchain(device: torch.device) -> str | None:
@@ -69,7 +69,11 @@ class Compiler:
             self._bar.clear()
         self._bar, count, seconds = None, self.compiled, self.seconds
         self.wrapped, self.compiled, self.seconds = self.wrapped - count, 0, 0.0
-        return f"compiled {count} functions in {seconds:.1f} s" if count else ""
+        if not count:
+            return ""
+        found, made = cache_counts()
+        graphs = f"{made} graphs new, {found} from torch's cache"
+        return f"compiled {count} functions in {seconds:.1f} s: {graphs}"
 
     def _first(self, function: Callable, arguments: tuple) -> tuple[Callable, Any]:
         """Call a function for the first time; return what is called from now on, and its values."""

@@ -6,8 +6,12 @@ so fits one loop to another to fuse the two, a value read after a collective, or
 writes in place, may be read before it. tests/runtime/test_compiling.py shows it.
 """
 
-from collections.abc import Callable
+import fcntl
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +23,46 @@ _CORRECTION = "meshwright: names of mutated buffers, 1"
 def compile_whole(function: Callable) -> Callable:
     """Return the function, compiled without a graph break when it is first called, for the shapes
     of that call."""
-    return torch.compile(
-        function,
-        fullgraph=True,
-        dynamic=False,
-        options={"post_grad_custom_pre_pass": _corrected()},
-    )
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=_compile_alone)
+
+
+def _compile_alone(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+    """Compile a graph while no other process compiles the same one: that finds it in the cache."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with _alone(graph, inputs):
+        return compile_fx(
+            graph, list(inputs), config_patches={"post_grad_custom_pre_pass": _corrected()}
+        )
+
+
+@contextmanager
+def _alone(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Hold the lock of a graph, a file beside torch's cache, which ranks and machines may share. A
+    file system without locks keeps nobody out. No rank waits for another while it compiles, so the
+    one that holds the lock lets go of it."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    shapes = [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
+    key = hashlib.sha256(f"{graph.code}{shapes}".encode()).hexdigest()[:24]
+    folder = Path(cache_dir()) / "meshwright-locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / key, "w")
+    except OSError:
+        yield
+        return
+    with file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def cache_counts() -> tuple[int, int]:
+    """Return how many graphs this process found in torch's cache, and how many it compiled."""
+    counted = torch._dynamo.utils.counters["inductor"]
+    made = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
+    return counted["fxgraph_cache_hit"], made
 
 
 @cache

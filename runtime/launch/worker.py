@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ..engine import mesh
+from ..host import host_name
+from ..metrics.health import Health, reader
 from ..metrics.printed import Printed
 from ..training.options import RunOptions
 from ..training.program import load_layout
@@ -53,6 +55,10 @@ def finish(code: int) -> None:
 
 def _print(text: str) -> None:
     print(text, flush=True)
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _silent(text: str) -> None:
@@ -137,5 +143,8 @@ def run(
     mesh.start(layout.mesh, device, timeout)
     logs = beacon.rank == 0
     limit_s = start_limit_s(options.hang_after)
+    read = reader() if device.type == "cuda" and local_rank() == 0 else None
+    if read is not None:
+        Health(Path(options.out), host_name(), _to_stderr, read)
     trainer = Trainer(folder, layout, options, beacon, stop, say, logs=logs, write_limit_s=limit_s)
     return trainer.train()

@@ -30,6 +30,7 @@ MORE = {
     r"runtime/data/tokenizer\.py": {"tokenizers"},  # optional: imported when a file is given
     r"runtime/metrics/plot\.py": {"matplotlib"},  # optional: imported when something is drawn
     r"runtime/metrics/trackers\.py": {"wandb"},  # optional: imported when it is asked for
+    r"runtime/metrics/health\.py": {"pynvml"},  # optional: sampled where it is installed
     r"runtime/control/metrics\.py": {"prometheus_client"},  # optional: the text of /metrics
     r"runtime/data/hub\.py": {"datasets"},  # optional: imported for hf: and hf-stream:
 }

@@ -1,6 +1,10 @@
 """Compiled functions compute what they say; one that torch cannot compile runs as it stands."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -102,3 +106,25 @@ def test_a_value_is_read_behind_what_writes_it(compiled: Callable, right: bool) 
     with torch._inductor.config.patch(force_disable_caches=True):
         found = compiled(read_behind_a_write)(a, b, torch.zeros(3, dtype=torch.float64))
     assert torch.allclose(found, want) == right
+
+
+_TWICE = """
+import sys, torch
+from meshwright.runtime.engine.inductor import cache_counts, compile_whole
+with torch.no_grad():
+    call = compile_whole(lambda x: torch.tanh(x @ x).sum(0) * 3)
+    call(torch.ones(8, 8))
+print(cache_counts())
+"""
+
+
+@pytest.mark.long
+def test_processes_that_share_a_cache_compile_a_graph_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    words = [sys.executable, "-c", _TWICE]
+    processes = [
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    found = sorted(process.communicate(timeout=300)[0].strip() for process in processes)
+    assert found == ["(0, 1)", "(1, 0)", "(1, 0)"]
