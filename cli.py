@@ -22,6 +22,7 @@ from meshwright.commands import (
     models,
     plan,
     plot,
+    preflight,
     probe,
     resume,
     run,
@@ -37,7 +38,7 @@ from meshwright.runtime.metrics.colour import painted
 # In the order of the help.
 COMMANDS = (
     plan, compile, run, train, submit, jobs, control, resume, runs, explain, diff, what_if, weights,
-    generate, plot, data, models, clusters, probe, completion,
+    generate, plot, data, models, clusters, probe, preflight, completion,
 )  # fmt: skip
 
 

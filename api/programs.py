@@ -1,5 +1,6 @@
 """From a plan to a program's folder."""
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,33 @@ def write_program(plan: "Decisions", folder: Path) -> list[str]:
     for name, text in files.items():
         write_text(folder / name, text)
     write_text(folder / "job.sbatch", _slurm_script(plan))
+    write_text(folder / "rates.json", _rates(plan))
     for script in ("launch.sh", "job.sbatch"):
         (folder / script).chmod(0o755)
     _copy_runtime(folder / "runtime")
-    return sorted([*files, "job.sbatch"])
+    return sorted([*files, "job.sbatch", "rates.json"])
+
+
+def _rates(plan: "Decisions") -> str:
+    """Return what the plan assumes of its machines, for a preflight; of a cluster file that is gone
+    nothing."""
+    from meshwright.planner.hardware.cluster import collective_us
+    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.runtime.probe.rates import BYTES
+
+    try:
+        cluster = parse_cluster(plan.cluster)
+    except ValueError:
+        return "{}\n"
+    ranks, device = plan.mesh.num_devices, cluster.device
+    rates = {
+        "matmul_per_s": device.matmul_rate(plan.dtype),
+        "copy_per_s": device.hbm_bytes_per_s,
+    }
+    if ranks > 1:
+        for kind in ("all_reduce", "all_gather"):
+            rates[f"{kind}_us"] = collective_us(cluster, kind, BYTES[device.type], ranks)
+    return json.dumps(rates, indent=1) + "\n"
 
 
 def _slurm_script(plan: "Decisions") -> str:

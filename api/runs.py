@@ -90,6 +90,23 @@ def run(program: Program | str | Path, **options: Any) -> RunResult:
 
 
 @one_class
+def preflight(program: str | Path, out: Path, *, anyway: bool = False) -> None:
+    """Compare this machine with what a program's plan assumes, and write OUT/preflight.json.
+
+    Raises RunFailedError where the machine cannot run the program at all.
+    """
+    from meshwright.runtime.given import check_given
+    from meshwright.runtime.launch.launcher import start_with_restarts
+
+    options = asdict(_options(Path(program), {"preflight": "only", "out": str(out)}))
+    options |= {"anyway": anyway, "save_minutes": 0.0}
+    check_given(Path(program), options)
+    ended = start_with_restarts(Path(program), options, 0, say=silent)
+    if ended.code:
+        raise RunFailedError(ended.code, ended.said)
+
+
+@one_class
 def resume(folder: str | Path, *, program: str | Path | None = None, **options: Any) -> RunResult:
     """Go on with a run from its newest checkpoint, as its run.json says; options override that.
 

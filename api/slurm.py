@@ -36,9 +36,9 @@ class SlurmOptions:
     """What a job is asked for besides its run; "" and None leave it to the site and the plan.
 
     nodes: a number, or the least and the most as "2-4"; a job file is planned anew for what is
-    granted. plan_inside: plan it only there. after: jobs that must have ended well. site: a file of
-    defaults, in place of the user's. The rest is as sbatch has it, and as runtime/slurm/policy.py
-    says of failures.
+    granted. plan_inside: plan it only there. preflight: as the option of a run. after: jobs that
+    must have ended well. site: a file of defaults, in place of the user's. The rest is as sbatch
+    has it, and as runtime/slurm/policy.py says of failures.
     """
 
     nodes: str = ""
@@ -58,6 +58,7 @@ class SlurmOptions:
     backoff: float = 10.0
     stop_before: float | None = None
     plan_inside: bool = False
+    preflight: str = "say"
 
 
 @one_class
@@ -118,7 +119,7 @@ def _of_program(
             + f", {planned} in all; plan for others, or submit the job file"
         )
     main = str((folder / "main.py").resolve())
-    run = option_words(options)
+    run = option_words({"preflight": slurm.preflight, **options})
     return _made(Path(options["out"]), slurm, str(planned), needs, [main], [], run, folder.name)
 
 
@@ -159,7 +160,7 @@ def _of_job(
     words += ["--least", least]
     if not slurm.plan_inside:
         words += ["--program", str((folder / "program").resolve())]
-    run = option_words({**job.run, "out": str(folder)})
+    run = option_words({"preflight": slurm.preflight, **job.run, "out": str(folder)})
     return _made(folder, slurm, nodes, needs, ["-m", _MODULE], words, run, path.stem)
 
 

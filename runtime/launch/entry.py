@@ -68,9 +68,9 @@ def watched(options: RunOptions) -> Beacon:
 
 
 def _refuse(error: ValueError | OSError) -> None:
-    """One line on stderr, exit code 2."""
+    """One line on stderr, exit code 2, or that of the error."""
     if rank():
         time.sleep(_AFTER_RANK_0_S)
     where = f"rank {rank()}: " if rank() else ""
     print(f"error: {where}{error}", file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(getattr(error, "code", 2))

@@ -15,7 +15,7 @@ from typing import IO
 from ..checkpoint.manifest import complete
 from ..host import host_name
 from ..own_code import IMPORT_PATH
-from ..training.options import ABORTED, STOPPED
+from ..training.options import ABORTED, STOPPED, UNFIT
 from ..training.past_run import COMMAND, FOLDER
 from .heartbeat import read_beat
 from .watchdog import HUNG, LAUNCHER, Sightings, stands_still
@@ -136,7 +136,7 @@ def report(failed: list[Rank], ranks: list[Rank], beats: Path) -> tuple[int, str
         return max(rank.process.returncode for rank in ranks), ""
     for rank in sorted(failed, key=lambda r: r.number):
         message = _message(rank.said())
-        if message and rank.process.returncode in (2, HUNG, ABORTED):
+        if message and rank.process.returncode in (2, HUNG, ABORTED, UNFIT):
             return rank.process.returncode, message
     # A rank that was killed is the cause; one that raised may only have lost its peer.
     rank = min(failed, key=lambda r: r.process.returncode >= 0)

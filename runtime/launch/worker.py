@@ -14,6 +14,7 @@ from ..engine import mesh
 from ..host import host_name
 from ..metrics.health import Health, reader
 from ..metrics.printed import Printed
+from ..probe.preflight import check as check_rates
 from ..training.options import RunOptions
 from ..training.program import load_layout
 from ..training.trainer import Trainer
@@ -143,6 +144,12 @@ def run(
     mesh.start(layout.mesh, device, timeout)
     logs = beacon.rank == 0
     limit_s = start_limit_s(options.hang_after)
+    if options.preflight:
+        beacon.mark("PREFLIGHT")
+        tell = say if logs else _silent
+        check_rates(folder, layout.dtype, options.preflight, Path(options.out), tell)
+        if options.preflight == "only":
+            return 0
     read = reader() if device.type == "cuda" and local_rank() == 0 else None
     if read is not None:
         Health(Path(options.out), host_name(), _to_stderr, read)

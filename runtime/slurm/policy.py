@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..training.options import ABORTED, STOPPED
+from ..training.options import ABORTED, STOPPED, UNFIT
 
 ON_FAILURE = ("restart", "requeue", "stop")
 REFUSED = 2
@@ -76,7 +76,12 @@ def verdict(ending: Ending, left: int, planned: int, policy: Policy) -> Verdict:
         return _stopped(ending)
     if ending.code in (REFUSED, ABORTED):
         return Verdict("stop", "the run is refused" if ending.code == REFUSED else "aborted")
-    without = tuple(sorted(node for node, count in ending.times.items() if count >= _TWICE))
+    bad = {node for node, count in ending.times.items() if count >= _TWICE}
+    if ending.code == UNFIT:
+        if not ending.failed:
+            return Verdict("stop", "the machines are slower than planned, and no node stands out")
+        bad |= set(ending.failed)
+    without = tuple(sorted(bad))
     return _failed(ending, left, planned, policy, without)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..training.options import ABORTED, STOPPED
+from ..training.options import ABORTED, STOPPED, UNFIT
 from .reports import NodeEnd, at_fault, has_failed, read_ends, step_number
 from .scheduler import Allocation, cancel_step, silent
 
@@ -81,7 +81,7 @@ class Step:
         failing = [code for code in codes if code not in (0, STOPPED)]
         if not failing:
             return StepEnd(max(codes), {})
-        final = next((code for code in failing if code in (2, ABORTED)), None)
+        final = next((code for code in failing if code in (2, ABORTED, UNFIT)), None)
         untold = [node for node in self.nodes if node not in ends]
         # A step that Slurm aborts as a whole takes healthy nodes with it.
         failed = at_fault(ends, sorted(silent(untold)))

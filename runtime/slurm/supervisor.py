@@ -5,6 +5,7 @@ and decides by a rule (policy.py) what follows the end of an attempt.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from ..given import check_given
 from ..roles import AGENT
-from ..training.options import STOPPED, add_arguments
+from ..training.options import STOPPED, UNFIT, add_arguments
 from .attempts import Attempt, Attempts, newest_step, now_s
 from .needs import nodes_of
 from .policy import ON_FAILURE, Ending, Policy, Verdict, verdict
@@ -209,6 +210,9 @@ class Supervisor:
             self._step.stop()
         end = self._step.wait(self._tick)
         self._step = None
+        if end.code == UNFIT:
+            end = StepEnd(UNFIT, self._slow())
+            self._lost |= end.failed.keys()
         what = self._verdict(end, nodes, program, first)
         for node, why in end.failed.items():
             say(f"{node} failed: {why}")
@@ -241,6 +245,12 @@ class Supervisor:
         left = [n for n in self.allocation.nodes if n not in lost and times[n] < 2]
         planned = self.policy.least if self.given.plan_again else nodes_of(program)
         return verdict(ending, len(left), planned, self.policy)
+
+    def _slow(self) -> dict[str, str]:
+        """Return the nodes that the preflight found slow, with why."""
+        found = json.loads((self.out / "preflight.json").read_text())
+        lines = {line.partition(": ")[0]: line.partition(": ")[2] for line in found["slow"]}
+        return {host: lines[host] for host in found["slow_hosts"]}
 
     def _agent(
         self, program: Path, folder: Path, address: str, port: int, *, fresh: bool

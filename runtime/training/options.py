@@ -21,6 +21,7 @@ FROM_START, FROM_WEIGHTS = 1e-3, 2e-5
 WARMUP_SHARE, LEAST_WARMUP, MOST_WARMUP = 0.03, 10, 2000
 STOPPED = 75  # exit code of a run that a signal ended after saving (EX_TEMPFAIL)
 ABORTED = 4  # of a run that its user ended at once
+UNFIT = 5  # of a run whose machines are slower than planned
 
 
 class OptionError(ValueError):
@@ -185,6 +186,12 @@ class RunOptions:
     )
     anyway: bool = _option(
         False, "run on a machine that lacks what the program was planned for, on what it has"
+    )
+    preflight: str = _option(
+        "",
+        "before the first step compare rates of matmuls, copies and links with those of the plan: "
+        "say what is slow, stop where anything is, or only compare; a few seconds",
+        choices=("", "say", "stop", "only"),
     )
     no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
 

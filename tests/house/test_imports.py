@@ -66,7 +66,7 @@ FOLDERS = {
         "hardware cost sharding pipeline simulate remat bounds search report what_if page".split()
     ),
     "runtime": tuple(
-        "metrics engine optimizers checkpoint data control training dry launch probe slurm".split()
+        "metrics engine optimizers checkpoint data control training dry probe launch slurm".split()
     ),
 }
 
