@@ -27,6 +27,7 @@ from meshwright.commands import (
     resume,
     run,
     runs,
+    status,
     submit,
     train,
     weights,
@@ -37,8 +38,8 @@ from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
 COMMANDS = (
-    plan, compile, run, train, submit, jobs, control, resume, runs, explain, diff, what_if, weights,
-    generate, plot, data, models, clusters, probe, preflight, completion,
+    plan, compile, run, train, submit, jobs, status, control, resume, runs, explain, diff, what_if,
+    weights, generate, plot, data, models, clusters, probe, preflight, completion,
 )  # fmt: skip
 
 

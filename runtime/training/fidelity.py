@@ -1,6 +1,5 @@
 """Predicted beside measured, at the end of every run: printed, and kept as OUT/fidelity.json."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..engine import mesh
+from .fidelity_file import predicted
 
 # The first steps compile and warm caches; a run of fewer steps has nothing to compare.
 WARMUP_STEPS = 3
@@ -38,12 +38,6 @@ def compare(
             error = wanted / value - 1
             found[name] = {"predicted": wanted, "measured": value, "error": error}
     return found
-
-
-def predicted(program: Path) -> dict[str, float]:
-    """Return the plan's predicted numbers by name; none where the program holds no report."""
-    path = program / "report.json"
-    return json.loads(path.read_text())["predicted"] if path.exists() else {}
 
 
 def lines(found: dict[str, dict[str, float]]) -> list[str]:

@@ -11,7 +11,7 @@ from ..metrics.devices import device_text
 from ..metrics.pace import clock
 from .changes import columns
 from .feed import Feed
-from .fidelity import predicted
+from .fidelity_file import predicted
 from .options import RunOptions
 
 

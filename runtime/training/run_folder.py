@@ -1,15 +1,17 @@
 """A run's folder when a run begins: nothing of an earlier one is lost or mixed in."""
 
 import fcntl
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import IO
 
+from ..atomic_file import write_atomic
 from ..checkpoint.manifest import complete, step_of
 from ..given import check_folder_place
 from ..metrics.step_log import keep_before
-from .past_run import RunError, read_run
+from .past_run import FILE, RunError, read_run
 from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")
@@ -101,8 +103,22 @@ def go_on(out: Path, step: int) -> Path | None:
     Rows of the log from `step` on are dropped, as they will be written again; checkpoints past
     `step` go to OUT/earlier-001. Returns where they went, None when there was nothing.
     """
+    _note_last_row(out)
     keep_before(out / "metrics.jsonl", step)
     return pass_over(out, step)
+
+
+def _note_last_row(out: Path) -> None:
+    """Keep in run.json how far the start before came, rows that are about to be dropped counted."""
+    try:
+        run = read_run(out)
+    except RunError:
+        return
+    steps = [row for row in run.rows if "step_ms" in row]
+    if steps:
+        start = run.said["starts"][-1]
+        start |= {"done": steps[-1]["step"] + 1, "lived_s": steps[-1].get("elapsed_s")}
+        write_atomic(out / FILE, json.dumps(run.said, indent=1) + "\n")
 
 
 def pass_over(out: Path, step: int) -> Path | None:

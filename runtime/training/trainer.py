@@ -28,6 +28,7 @@ from .callbacks import Callbacks, Event
 from .controls import Controls, Window, with_values
 from .evaluation import Evaluation
 from .feed import Feed
+from .fidelity_file import predicted
 from .loss_guard import LossGuard
 from .opening import opening
 from .options import STOPPED, RunOptions
@@ -236,12 +237,12 @@ class Trainer:
 
     def _known(self, hosts: list[str]) -> dict[str, Any]:
         """Return what a live run tells of itself that no step changes."""
-        predicted = fidelity.predicted(self.folder).get("predicted_step_us")
+        planned = predicted(self.folder).get("predicted_step_us")
         return {
             "run": str(self.out.resolve()),
             "model": self.layout.model,
             "hosts": hosts,
-            "predicted_step_ms": predicted and predicted / 1e3,
+            "predicted_step_ms": planned and planned / 1e3,
         }
 
     def _obey(self, step: int, log: StepLog) -> None:

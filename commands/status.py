@@ -1,0 +1,98 @@
+"""`meshwright status`: where a run stands, alive or not, and what became of its time."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import print_result
+from .parsers import add_command
+
+if TYPE_CHECKING:
+    from meshwright.runtime.training.past_run import PastRun
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "status",
+        _run,
+        "Tell where a run stands: steps, loss, step time against the prediction, its newest "
+        "checkpoint, attempts of its job, goodput and where the rest of the time went.",
+    )
+    parser.add_argument("name", metavar="RUN", help="a run's folder, or a job's id")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from meshwright.api.slurm import as_data, folder_of, jobs
+    from meshwright.runtime.slurm.attempts import read_attempts
+    from meshwright.runtime.training.goodput import goodput
+    from meshwright.runtime.training.past_run import RunError, read_run
+
+    out = folder_of(arguments.name)
+    job = next((state for state in _quietly(jobs) if state.out == out.absolute()), None)
+    attempts = read_attempts(out)
+    data: dict[str, Any] = {"run": str(out), "job": as_data(job) if job else None}
+    lines = [f"job {job.job}: {job.state or 'ended'} {job.nodes} {job.reason}"] if job else []
+    try:
+        run = read_run(out)
+    except RunError:
+        if job is None:
+            raise
+        print_result(arguments, data, "\n".join([*lines, "no rank has begun yet"]))
+        return 0
+    found = goodput(run)
+    checkpoint = _newest(out)
+    data |= {**run.summary(), **_steps(run), "checkpoint": checkpoint}
+    data |= {"goodput": found.as_data() if found else None}
+    data |= {"attempts": [vars(attempt) for attempt in attempts]}
+    print_result(arguments, data, "\n".join([*lines, *_text(run, data, attempts, found)]))
+    return 0
+
+
+def _quietly(jobs: Any) -> list[Any]:
+    """Return the jobs of Slurm, none where there is no Slurm."""
+    try:
+        return list(jobs())
+    except ValueError:
+        return []
+
+
+def _newest(out: Path) -> str | None:
+    found = sorted(path for path in (out / "checkpoints").glob("step_*") if path.suffix != ".part")
+    return str(found[-1]) if found else None
+
+
+def _steps(run: "PastRun") -> dict[str, Any]:
+    """Return the median step of the run, and what the plan predicted."""
+    import statistics
+
+    from meshwright.runtime.training.fidelity_file import predicted
+
+    took = [row["step_ms"] for row in run.rows if "step_ms" in row]
+    planned = predicted(Path(run.said["program"]["folder"])).get("predicted_step_us")
+    median = statistics.median(took) if took else None
+    return {"step_ms": median, "predicted_step_ms": planned and planned / 1e3}
+
+
+def _text(run: "PastRun", data: dict[str, Any], attempts: list[Any], found: Any) -> list[str]:
+    from meshwright.runtime.training.goodput import lines
+
+    step = f"{data['step_ms']:.1f} ms a step" if data["step_ms"] else "no step yet"
+    if data["step_ms"] and data["predicted_step_ms"]:
+        step += f", predicted {data['predicted_step_ms']:.1f}"
+    loss = "" if data["loss"] is None else f"  loss {data['loss']:.4f}"
+    said = [
+        f"{data['model']} in {run.folder}: {data['state']}",
+        f"step {data['done_steps']} of {data['steps']}{loss}  {step}",
+        f"newest checkpoint: {data['checkpoint'] or 'none'}",
+    ]
+    said += [_attempt_text(attempt) for attempt in attempts]
+    return [*said, *(lines(found) if found else [])]
+
+
+def _attempt_text(attempt: Any) -> str:
+    failed = "; ".join(f"{node}: {why}" for node, why in attempt.failed.items())
+    text = f"attempt {attempt.number} on {', '.join(attempt.nodes)}: exit {attempt.code}"
+    text += f", steps {attempt.first} to {attempt.saved} saved, {attempt.then}"
+    return f"{text} ({failed})" if failed else text
