@@ -25,6 +25,7 @@ from .rates import BYTES
 SLOW = 0.25
 RATES = "rates.json"
 _SIDE = {"cuda": 8192, "cpu": 512}
+_COPIED = {"cuda": 2**30, "cpu": 2**22}
 _BUDGET_S, _TIMES = 1.0, 5
 
 
@@ -81,7 +82,8 @@ def _own(device: torch.device, dtype: torch.dtype) -> RankRead:
     side = _SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     flops = 2.0 * side**3 / _seconds(partial(torch.matmul, a, b))
-    copied = 2.0 * a.numel() * a.element_size() / _seconds(partial(b.copy_, a))
+    c, d = (torch.ones(_COPIED[device.type], dtype=torch.int8, device=device) for _ in range(2))
+    copied = 2.0 * c.numel() / _seconds(partial(d.copy_, c))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU rank"
     return RankRead(rank(), host_name(), name, flops, copied)
 
