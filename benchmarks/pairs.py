@@ -11,6 +11,8 @@ anything runs. `run` gives each pair a process and 110 s, and passes over those 
 import argparse
 import csv
 import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -39,7 +41,7 @@ def predict(programs: Path, only: list[str]) -> None:
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
         programs.mkdir(parents=True, exist_ok=True)
         (programs / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    known = {row["pair"]: row for row in _read(TABLE)} if TABLE.exists() else {}
+    known = {row["pair"]: row for row in read(TABLE)} if TABLE.exists() else {}
     for name, (model, rows, seq, pins) in pairs.items():
         if only and name not in only:
             continue
@@ -52,65 +54,118 @@ def predict(programs: Path, only: list[str]) -> None:
             print(f"{name}: {error}", flush=True)
             continue
         mw.compile(plan, programs / name)
-        costs = dict(plan.costs)
-        step, peak = costs["predicted_step_us"] / 1e6, costs["predicted_peak_bytes"] / 2**30
-        said = _decided(plan.decisions)
-        values = (name, model, rows, seq, pins, said, f"{step:.4f}", f"{peak:.2f}")
-        known[name] = dict(zip(FIELDS, map(str, values), strict=True))
-        print(f"{name}: {step:.3f} s, {peak:.1f} GiB ({time.perf_counter() - began:.0f} s)")
+        said, step, peak = predicted(plan)
+        known[name] = dict(
+            zip(FIELDS, map(str, (name, model, rows, seq, pins, said, step, peak)), strict=True)
+        )
+        print(f"{name}: {step} s, {peak} GiB ({time.perf_counter() - began:.0f} s)")
         print(f"    {said}", flush=True)
-        with TABLE.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(known[pair] for pair in pairs if pair in known)
+        write_table(TABLE, FIELDS, [known[pair] for pair in pairs if pair in known])
+
+
+def predicted(plan: Any) -> tuple[str, str, str]:
+    """What the search chose, and the seconds of a step and GiB of the peak that it predicts."""
+    costs = dict(plan.costs)
+    step, peak = costs["predicted_step_us"] / 1e6, costs["predicted_peak_bytes"] / 2**30
+    return _decided(plan.decisions), f"{step:.4f}", f"{peak:.2f}"
+
+
+def write_table(path: Path, fields: tuple[str, ...], rows: list[dict[str, str]]) -> None:
+    """Write the rows as CSV, a line of names first."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _decided(plan: Any) -> str:
     """What the search chose: the schedule's cells aside."""
     away = " offload" if any(piece.offloaded for piece in plan.pieces) else ""
     size = f"{plan.micro_batch} x {plan.num_microbatches}"
-    return f"{size}, recompute {plan.recompute}, {plan.precision}{away}"
+    axes = " ".join(f"{axis}={count}" for axis, count in plan.mesh.axes if count > 1)
+    zero = f" ZeRO {plan.zero}" if plan.zero else ""
+    split = f"{axes}{zero} {plan.schedule_name}, " if axes else ""
+    return f"{split}{size}, recompute {plan.recompute}, {plan.precision}{away}"
 
 
 def _pins(text: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in text.split())
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def run(programs: Path, out: Path, limit_s: float, only: list[str]) -> None:
     """Run each pair that `out` does not have yet, until `limit_s` seconds have passed."""
-    done = {row.get("program") for row in _rows(out)} if out.exists() else set()
+    table = {row["pair"]: float(row["step_s"]) for row in read(TABLE)}
+    names = [name for name in only or table if (programs / name).is_dir()]
+    steps = {name: max(3, min(10, int(12 / table[name]))) for name in names}
+    measure(programs, steps, out, limit_s)
+
+
+def measure(
+    programs: Path,
+    steps: dict[str, int],
+    out: Path,
+    limit_s: float,
+    each_s: float = LIMIT_S,
+    warmup: int = 2,
+    cards: int = 1,
+) -> None:
+    """Run so many steps of each program that `out` does not have, in a launch of its own."""
     began = time.perf_counter()
-    table = {row["pair"]: row for row in _read(TABLE)}
-    for name in only or table:
-        row = table[name]
+    done = {row.get("program") for row in rows_of(out)} if out.exists() else set()
+    for name, count in steps.items():
         left = limit_s - (time.perf_counter() - began)
-        if row["pair"] in done or not (programs / row["pair"]).is_dir() or left < LIMIT_S / 2:
+        if name in done or left < each_s / 2:
             continue
-        step = float(row["step_s"])
-        steps = max(3, min(10, int(12 / step)))
-        command = [sys.executable, str(HERE / "train_step.py"), str(programs / row["pair"])]
-        command += ["--reference", "--steps", str(steps), "--warmup", "2", "--out", str(out)]
-        try:
-            subprocess.run(command, timeout=min(LIMIT_S, left))
-        except subprocess.TimeoutExpired:
-            print(f"{row['pair']}: not done in {LIMIT_S} s", flush=True)
+        command = [sys.executable, str(HERE / "train_step.py"), str(programs / name), "--reference"]
+        command += ["--steps", str(count), "--warmup", str(warmup), "--out", str(out)]
+        _launch(name, command, cards, min(each_s, left))
         print(f"-- {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def _rows(path: Path) -> list[dict]:
+def _launch(name: str, command: list[str], cards: int, limit_s: float) -> None:
+    """Run a process a card; all are killed after so many seconds, or once one has failed."""
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(cards),
+    }
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in map(str, range(cards))
+    ]
+    until = time.perf_counter() + limit_s
+    while any(rank.poll() is None for rank in ranks) and time.perf_counter() < until:
+        if any(rank.poll() for rank in ranks):
+            break
+        time.sleep(0.2)
+    ended = [rank.poll() for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    if any(code != 0 for code in ended):
+        print(f"{name}: ended with {ended}, None after {limit_s:.0f} s", flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def compare(out: Path) -> None:
     """Print the table of errors; the reference before a row scales its time."""
-    said = {row["pair"]: row for row in _read(TABLE)}
+    said = {row["pair"]: row for row in read(TABLE)}
     share, lines, errors = 1.0, [], []
-    for row in _rows(out):
+    for row in rows_of(out):
         if row["what"] == "reference":
             share = row["matmul_over_catalogue"]
             continue
