@@ -30,6 +30,7 @@ MEANINGS = {
     "attention_flops_per_s": "forward and backward of the fused kernel; without it the matmul rate",
     "alpha_us": "latency of a collective over these links",
     "bytes_per_s": "one direction, a device",
+    "by_nodes": "[nodes, share of bytes_per_s that a ring over so many reaches], ...",
     "span": "devices that these links join",
     "collective": "all_reduce, all_gather, reduce_scatter, all_to_all or send_recv",
     "group": "neighbouring ranks that take part",

@@ -5,6 +5,7 @@ innermost outwards; a group of ranks runs on the first level that spans it. A le
 measured curves; where it has none, time is alpha + bytes over the wire / beta.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -128,7 +129,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class LinkLevel:
-    """Links that join groups of up to `span` devices; bytes_per_s is one direction, per device."""
+    """Links that join groups of up to `span` devices; bytes_per_s is one direction, per device.
+
+    by_nodes: (nodes, share of bytes_per_s that a ring over so many reaches) by growing nodes; none:
+    1 for all.
+    """
 
     name: str
     alpha_us: float
@@ -136,6 +141,17 @@ class LinkLevel:
     span: int
     curves: tuple[Curve, ...] = ()
     sources: Sources = ()
+    by_nodes: tuple[tuple[int, float], ...] = ()
+
+    def share(self, nodes: int) -> float:
+        """Share of the bandwidth over so many nodes, geometric between readings and beyond them."""
+        points = self.by_nodes
+        if len(points) < 2 or nodes <= points[0][0]:
+            return points[0][1] if points else 1.0
+        last = len(points) - 1
+        after = next((k for k, point in enumerate(points) if point[0] >= nodes), last)
+        (n0, low), (n1, high) = points[after - 1], points[after]
+        return low * (high / low) ** (math.log(nodes / n0) / math.log(n1 / n0))
 
     def curve(self, collective: str, group: int) -> Curve | None:
         found = (c for c in self.curves if (c.collective, c.group) == (collective, group))

@@ -49,6 +49,9 @@ def format_cluster(cluster: Cluster) -> str:
     lines += _source_lines("device.sources", device.sources)
     for level in cluster.levels:
         lines += ["", "[[levels]]", *_pairs(level, "name alpha_us bytes_per_s span")]
+        if level.by_nodes:
+            shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in level.by_nodes)
+            lines.append(f"by_nodes = [{shares}]")
         lines += _source_lines("levels.sources", level.sources)
         for curve in level.curves:
             lines += ["", "[[levels.curves]]", *_pairs(curve, "collective group")]
@@ -145,6 +148,7 @@ def _level_of(table: dict) -> LinkLevel:
         int(table["span"]),
         curves,
         _sources_of(table),
+        tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
     )
 
 
@@ -181,9 +185,21 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
             "positions; give one"
         )
     for level in cluster.levels:
+        _check_shares(level, where)
         for curve in level.curves:
             _check_curve(curve, where)
     return cluster
+
+
+def _check_shares(level: LinkLevel, where: str) -> None:
+    nodes, shares = [n for n, _ in level.by_nodes], [share for _, share in level.by_nodes]
+    if nodes != sorted(set(nodes)) or min(nodes, default=1) < 1:
+        raise ClusterError(f"{where}: nodes of levels.{level.name}.by_nodes must grow, are {nodes}")
+    if min(shares, default=1) <= 0 or max(shares, default=1) > 1:
+        raise ClusterError(
+            f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
+            f"are {shares}"
+        )
 
 
 def _check_curve(curve: Curve, where: str) -> None:

@@ -39,7 +39,12 @@ _NDR: Sources = (
     ("alpha_us", "assumed"),
     ("bytes_per_s", "assumed: 0.8 of the 400 Gb/s of one ConnectX-7 a device "
                     f"({_PODS}: eight single-port cards)"),
+    ("by_nodes", "published: reduce_scatter over 4 to 128 nodes of H100s, 360 to 260 GB/s "
+                 "(github.com/NVIDIA/nccl, issue 1229)"),
 )  # fmt: skip
+# Of the bandwidth over four nodes: 360, 345, 320, 300, 280 and 260 GB/s at 4, 8, ... 128.
+BY_NODES = ((4, 1.0), (8, 0.958), (16, 0.889), (32, 0.833), (64, 0.778), (128, 0.722))
+_AS_NDR = ("by_nodes", "assumed: as published of 400 Gb/s InfiniBand and H100s")
 
 
 # cuDNN on an H200 within a step (2026-11-21), and 0.93 and 0.91 of what the probe reads between
@@ -126,7 +131,7 @@ H200 = Cluster(
                 ("curves", "measured: NCCL, 64 KiB to 512 MiB"),
             ),
         ),
-        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
     ),
     host_link_bytes_per_s=49.2e9,
     host_memory_bytes=2048 * GIB,
@@ -164,7 +169,7 @@ H100 = Cluster(
     (
         LinkLevel("nvlink", 49.0, 334e9, 8,
                   sources=_as_h200("the 900 GB/s both ways (NVIDIA H100 datasheet), 450 GB/s")),
-        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
     ),
     host_link_bytes_per_s=49.2e9,
     host_memory_bytes=2048 * GIB,
@@ -208,7 +213,8 @@ A100 = Cluster(
             ("alpha_us", "assumed"),
             ("bytes_per_s", "assumed: 0.8 of the 200 Gb/s of one ConnectX-6 a device (NVIDIA DGX "
                             "A100 datasheet: eight single-port cards)"),
-        )),
+            _AS_NDR,
+        ), by_nodes=BY_NODES),
     ),
     host_link_bytes_per_s=25e9,
     host_memory_bytes=2048 * GIB,
@@ -251,7 +257,7 @@ B200 = Cluster(
     (
         LinkLevel("nvlink", 49.0, 668e9, 8,
                   sources=_as_h200("the 1.8 TB/s both ways (NVIDIA HGX B200), 900 GB/s")),
-        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR),
+        LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
     ),
     host_link_bytes_per_s=49.2e9,
     host_memory_bytes=2048 * GIB,

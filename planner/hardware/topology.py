@@ -4,7 +4,8 @@ Ranks are row-major over the mesh's axes and nodes hold consecutive ranks, so an
 ranks with `stride` between neighbours spans group * stride of them. Inside a node the cluster's
 curves hold. Across nodes a ring runs through every node once; the members that a node holds share
 its network cards, one each, and the inner links bound what they can use (NCCL rings; hierarchical
-counting as in Calculon, Isaev et al. 2023).
+counting as in Calculon, Isaev et al. 2023). What more nodes take from the bandwidth is the link
+level's own (`LinkLevel.by_nodes`); what more ranks add in latency is below.
 """
 
 import math
@@ -14,8 +15,12 @@ from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, reordered
 
 from .cluster import WIRE_SHARE, Cluster, collective_us
 
-# One more node on a ring: latency of NCCL's LL128 protocol over a network (its tuning table).
-HOP_US = 4.0
+# NCCL's tuning table (src/graph/tuning.cc): of each protocol the share of the bandwidth that it
+# reaches, and us of one more rank of a ring in a node, and of one more node.
+RINGS = {"ll128": (0.92, 1.9, 4.0), "simple": (1.0, 3.4, 9.6)}
+# The same of its trees (ll128), which all_reduce may take: us by rank in a node, and by doubling of
+# nodes; share of the bandwidth.
+TREE = (0.9 * 0.915, 1.2, 8.5)
 
 
 # The axes that may be outermost; tensor is innermost always, as it needs the fastest links.
@@ -80,7 +85,23 @@ def strided_us(
     nodes = -(-group // members)
     outer = cluster.level(min(group * stride, cluster.num_devices))
     inner = cluster.levels[0]
-    rate = min(outer.bytes_per_s * members, inner.bytes_per_s) if members > 1 else outer.bytes_per_s
-    wire = size_bytes * WIRE_SHARE[collective](group)
-    hops = (nodes - 1) * HOP_US * (2 if collective == "all_reduce" else 1)
-    return outer.alpha_us + (hops if collective != "send_recv" else 0) + wire / rate * 1e6
+    rate = outer.bytes_per_s * outer.share(nodes)
+    rate = min(rate * members, inner.bytes_per_s) if members > 1 else rate
+    wire_us = size_bytes * WIRE_SHARE[collective](group) / rate * 1e6
+    return outer.alpha_us + _hops_us(collective, wire_us, group, nodes)
+
+
+def _hops_us(collective: str, wire_us: float, group: int, nodes: int) -> float:
+    """Return the time on the wire with the latency of the hops, by the fastest protocol."""
+    if collective == "send_recv":
+        return wire_us
+    rounds = 2 if collective == "all_reduce" else 1
+    times = [
+        wire_us / share + rounds * ((group - nodes) * inside + (nodes - 1) * between)
+        for share, inside, between in RINGS.values()
+    ]
+    if collective == "all_reduce":
+        share, inside, between = TREE
+        depth = (group / nodes - 1) * inside + math.ceil(math.log2(nodes)) * between
+        times.append(wire_us / share + 2 * depth)
+    return min(times)

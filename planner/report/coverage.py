@@ -61,6 +61,10 @@ def _links(cluster: Cluster) -> Iterator[str]:
         yield _said(f"latency of {level.name}, {level.alpha_us:g} us", sources.get("alpha_us"))
         what = f"bandwidth of {level.name}, {level.bytes_per_s / 1e9:.1f} GB/s a device"
         yield _said(what, sources.get("bytes_per_s"))
+        if level.by_nodes and cluster.nodes > 1:
+            share = level.share(cluster.nodes)
+            what = f"{share:.0%} of that over {cluster.nodes} nodes"
+            yield _said(what, sources.get("by_nodes"))
 
 
 def _node(cluster: Cluster) -> Iterator[str]:

@@ -91,6 +91,31 @@ def test_a_group_beyond_the_node_pays_the_slower_link() -> None:
     assert outside > 5 * inside
 
 
+def test_a_ring_over_more_nodes_reaches_less_of_the_bandwidth() -> None:
+    link = parse_cluster("h100:8x2").levels[1]
+    assert [link.share(n) for n in (2, 4, 16, 128)] == [1.0, 1.0, 0.889, 0.722]
+    assert 0.833 < link.share(24) < 0.889  # between readings
+    assert link.share(256) == pytest.approx(0.722**2 / 0.778)  # as from 64 to 128
+    assert parse_cluster("cpu:2x2").levels[1].share(2) == 1.0  # none is known
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ("[[4, 1.0], [4, 0.9]]", r"by_nodes must grow, are \[4, 4\]"),
+        ("[[0, 1.0], [4, 0.9]]", r"by_nodes must grow, are \[0, 4\]"),
+        ("[[4, 1.0], [8, 0.0]]", r"up to 1, are \[1.0, 0.0\]"),
+        ("[[4, 1.5]]", r"up to 1, are \[1.5\]"),
+        ("[4, 1.0]", "wrong form"),
+    ],
+)
+def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
+    text = format_cluster(parse_cluster("h100:8x16"))
+    line = next(line for line in text.splitlines() if line.startswith("by_nodes = "))
+    with pytest.raises(ClusterError, match=words):
+        parse_cluster_text(text.replace(line, f"by_nodes = {shares}"))
+
+
 def figures(item: object, left_out: str) -> set[str]:
     """Names of the fields that hold numbers, as far as they are set."""
     held = {f.name: getattr(item, f.name) for f in fields(item)}  # type: ignore[arg-type]

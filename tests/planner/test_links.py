@@ -5,7 +5,7 @@ import pytest
 from meshwright.ir.mesh import DATA, ROLES, Mesh, make_mesh
 from meshwright.planner.hardware.cluster import COLLECTIVES
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.hardware.topology import Links
+from meshwright.planner.hardware.topology import Links, strided_us
 
 CLUSTERS = ("h100:8x4", "h200:4x8", "a100:8x3", "mi300x:8x2", "rtx4090:4x4", "cpu:2x6")
 SIZES = (16.0, 1e5, 3e7, 2e9)
@@ -48,6 +48,22 @@ def test_a_pipeline_inside_a_node_sends_over_its_links() -> None:
         assert near.transfer_us(1e8, source, source + 1) == alone.transfer_us(1e8, 0, 1)
         assert far.transfer_us(1e8, source, source + 1) > 2 * alone.transfer_us(1e8, 0, 1)
         assert far.least_transfer_us(1e8, source, source + 1) == alone.transfer_us(1e8, 0, 1)
+
+
+def test_a_ring_over_nodes_pays_for_every_rank_and_a_tree_for_every_doubling() -> None:
+    """NCCL's model: a layer of a 70B gathered over 1,024 devices takes half as long again."""
+    cluster = parse_cluster("h100:8x128")
+    link = cluster.levels[1]
+    rate = 8 * link.bytes_per_s * link.share(128)
+    gathered = strided_us(cluster, "all_gather", 1.7e9, 1024, 1)
+    bytes_us = 1.7e9 * 1023 / 1024 / rate * 1e6
+    ll128 = bytes_us / 0.92 + 896 * 1.9 + 127 * 4.0
+    assert gathered == pytest.approx(link.alpha_us + ll128)
+    few = strided_us(cluster, "all_reduce", 16.0, 1024, 1)
+    assert few == pytest.approx(link.alpha_us + 2 * (7 * 1.2 + 7 * 8.5), rel=0.01)
+    assert (
+        strided_us(cluster, "send_recv", 1e8, 2, 8) == link.alpha_us + 1e8 / link.bytes_per_s * 1e6
+    )
 
 
 def test_a_send_that_crosses_nodes_for_some_ranks_is_as_slow_as_theirs() -> None:
