@@ -26,6 +26,8 @@ class Problem:
     uppers: list[float] = field(default_factory=list)
     integer: list[int] = field(default_factory=list)
     rows: list[tuple[str, list[tuple[int, float]], float, float]] = field(default_factory=list)
+    # The solver of its relaxation, for other costs; GLOP begins anew at every solve.
+    _relaxed: tuple[Any, list] | None = field(default=None, compare=False, repr=False)
 
     def variable(self, name: str, cost: float, integer: bool = False, upper: float = 1.0) -> int:
         self.names.append(name)
@@ -34,6 +36,11 @@ class Problem:
         if integer:
             self.integer.append(len(self.names) - 1)
         return len(self.names) - 1
+
+    def relaxed(self) -> tuple[Any, list]:
+        """Return a solver of the relaxation and its variables, made once: no rows may follow."""
+        self._relaxed = self._relaxed or _built(self, "GLOP", False)
+        return self._relaxed
 
     def equal(self, name: str, terms: Iterable[tuple[int, float]], value: float) -> None:
         self.rows.append((name, list(terms), value, value))
@@ -54,10 +61,12 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Raise InfeasibleError naming the first family at fault, PlanError without OR-tools."""
-    found, bound = _run(problem, "GLOP", False)
+    relaxed = problem.relaxed()
+    _price(*relaxed, problem)
+    found, bound = _run(problem, "GLOP", *relaxed)
     branched = any(abs(found[k] - round(found[k])) > _INTEGRAL for k in problem.integer)
     if branched:
-        found, _ = _run(problem, "SCIP", True)
+        found, _ = _run(problem, "SCIP", *_built(problem, "SCIP", True))
     values = tuple(map(round, found))
     return Solution(values, _objective(problem, values), bound, branched)
 
@@ -98,8 +107,7 @@ def _objective(problem: Problem, values: tuple[int, ...]) -> float:
     return sum(cost * value for cost, value in zip(problem.costs, values, strict=True))
 
 
-def _run(problem: Problem, backend: str, integral: bool) -> tuple[list[float], float]:
-    solver, variables = _built(problem, backend, integral)
+def _run(problem: Problem, backend: str, solver: Any, variables: list) -> tuple[list[float], float]:
     status = solver.Solve()
     if status != _ortools().Solver.OPTIMAL:
         raise InfeasibleError(_why(problem, backend, status, _ortools()))
@@ -117,16 +125,22 @@ def _built(problem: Problem, backend: str, integral: bool) -> tuple[Any, list]:
         solver.IntVar(0, 1, "") if k in whole else solver.NumVar(0, upper, "")
         for k, upper in enumerate(problem.uppers)
     ]
-    objective = solver.Objective()
-    for variable, cost in zip(variables, problem.costs, strict=True):
-        if cost:
-            objective.SetCoefficient(variable, cost)
-    objective.SetMinimization()
+    _price(solver, variables, problem)
     for _, terms, lower, upper in problem.rows:
         row = solver.Constraint(lower, upper)
         for index, coefficient in _summed(terms):
             row.SetCoefficient(variables[index], coefficient)
     return solver, variables
+
+
+def _price(solver: Any, variables: list, problem: Problem) -> None:
+    """Set the objective to what the variables cost."""
+    objective = solver.Objective()
+    objective.Clear()
+    for variable, cost in zip(variables, problem.costs, strict=True):
+        if cost:
+            objective.SetCoefficient(variable, cost)
+    objective.SetMinimization()
 
 
 def _summed(terms: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:

@@ -43,7 +43,7 @@ from .candidate_units import CandidateUnits, Layout, piece_under
 from .candidates import Candidate
 from .instances import instances_of, params_of
 from .memo import Memo, Placed
-from .problem import Problem
+from .problem import Problem, links_within
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ class CandidateCosts:
             price=of.price,
             shard_matmul_weights=of.shard_weights,
             order=of.order,
+            known=self.memo.table("integer programs", links_within(of.cluster, mesh)),
         )
 
     def options(self, c: Candidate) -> dict[str, list[Option]]:

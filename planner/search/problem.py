@@ -135,6 +135,15 @@ class Problem:
         return step_inputs([self.traced.graph])
 
 
+def links_within(cluster: Cluster, mesh: Mesh) -> Cluster:
+    """Return the cluster as placements on a compute mesh read it: of a mesh within a node, which
+    lies innermost, the innermost links alone."""
+    rates, inner = _rates_of(cluster), cluster.levels[0]
+    if mesh.num_devices > min(cluster.devices_per_node, inner.span):
+        return rates
+    return replace(rates, nodes=1, levels=(inner,))
+
+
 def _rates_of(cluster: Cluster) -> Cluster:
     device = replace(cluster.device, name="", memory_bytes=0)
     return replace(cluster, name="", device=device, host_memory_bytes=0)

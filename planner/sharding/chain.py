@@ -10,9 +10,10 @@ themselves between each pair of layouts are tried.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
@@ -27,7 +28,7 @@ from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
-from .ilp import Sharding, shard
+from .ilp import Program, Sharding, shard
 from .lower import lower
 from .nodes import Demands, Ops, nodes_of, ops_of
 from .objective import objective_us
@@ -121,27 +122,46 @@ def shard_model(
     shard_matmul_weights: bool = False,
     order: str | None = None,
     progress: Progress | None = None,
+    known: dict[Hashable, Any] | None = None,
 ) -> ShardedModel:
     """Placements of every segment instance on a compute mesh.
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
     price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
     holds or gathers a whole matmul weight that can be sharded. order: of the sequence over context
-    axes, the cheapest of sequence_orders.py if not given.
+    axes, the cheapest of sequence_orders.py if not given. known: what earlier calls for this model,
+    with a cluster whose links and rates on this mesh are the same, have left for later ones.
     Raises InfeasibleError when tied parameters find no common placement.
     """
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         price = default_price(joints, segmented, cluster, sizes)
-    costs = Costs(cluster, mesh, sizes)
+    known = {} if known is None else known
+    costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))
     given = price, num_microbatches, shard_matmul_weights, progress
     chains = [
-        _Chain(segmented, joints, costs, *given, found == MIRRORED)
+        _Chain(segmented, joints, costs, *given, found == MIRRORED, _left(known, costs, found))
         for found in orders_of(joints.values(), mesh, seq, order)
     ]
     if mesh.num_devices == 1:
         return chains[0].whole()
     return min((chain.best() for chain in chains), key=lambda model: model.objective_us)
+
+
+@dataclass
+class _Left:
+    """What chains of one order leave for others at other prices, by segment: the layouts of the cut
+    before it, the nodes of its ops, and its integer programs."""
+
+    offered: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
+    ops: dict[str, Ops] = field(default_factory=dict)
+    programs: dict[str, dict[Hashable, Program]] = field(default_factory=dict)
+
+
+def _left(known: dict[Hashable, Any], costs: Costs, order: str) -> _Left:
+    sizes = tuple(costs.sizes.values())
+    found: _Left = known.setdefault((costs.mesh, *sizes, order), _Left())
+    return found
 
 
 @dataclass
@@ -154,9 +174,8 @@ class _Chain:
     shard_matmul_weights: bool
     progress: Progress | None
     mirrored: bool
+    left: "_Left"
     solved: dict[tuple, Sharding] = field(default_factory=dict)
-    offered: dict[str, tuple[Layout, ...]] = field(default_factory=dict)  # by segment after a cut
-    ops: dict[str, Ops] = field(default_factory=dict)  # by segment
 
     def whole(self) -> ShardedModel:
         """One device on the axis: everything whole, nothing to solve."""
@@ -267,9 +286,10 @@ class _Chain:
         if index == len(self.segmented.instances):
             return ((),)
         name = self._segment(index)
-        if name not in self.offered:
-            self.offered[name] = layouts_of(self.joints[name], self.costs, self.mirrored)
-        return self.offered[name]
+        offered = self.left.offered
+        if name not in offered:
+            offered[name] = layouts_of(self.joints[name], self.costs, self.mirrored)
+        return offered[name]
 
     def _solve(self, key: tuple) -> Sharding | None:
         """The solution of one segment under its boundaries and pins; None when there is none."""
@@ -285,7 +305,8 @@ class _Chain:
             )  # fmt: skip
             try:
                 given = self.joints[name], self.costs, self.price, demands
-                self.solved[key] = shard(*given, self._ops(name))
+                programs = self.left.programs.setdefault(name, {})
+                self.solved[key] = shard(*given, self._ops(name), programs)
             except InfeasibleError:
                 if not params:
                     raise
@@ -294,9 +315,10 @@ class _Chain:
 
     def _ops(self, name: str) -> Ops:
         """Return the nodes of a segment's ops, which all of its boundaries share."""
-        if name not in self.ops:
-            self.ops[name] = ops_of(self.joints[name], self.costs, self.mirrored)
-        return self.ops[name]
+        ops = self.left.ops
+        if name not in ops:
+            ops[name] = ops_of(self.joints[name], self.costs, self.mirrored)
+        return ops[name]
 
     def _model(self, keys: list[tuple]) -> ShardedModel:
         names = _piece_names(keys)

@@ -29,8 +29,8 @@ Resident activations are the copies of forward values that backward reads, as if
 recomputed. Reads that can only be in one way are written into the costs and have no variables.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 
 from meshwright.ir.graph import Graph, Value
 from meshwright.ir.phases import Joint
@@ -72,35 +72,60 @@ class Sharding:
 
 
 @dataclass
-class Formulation:
-    """A problem with what is needed to read its solution back."""
+class Program:
+    """The problem of a graph at any price of a byte and number of micro-batches.
+
+    chosen: the x variables of each node. resident: bytes of the variables of copies. Their costs
+    and those of the x are filled in by `at`; moves cost the same always.
+    """
 
     graph: Graph
-    nodes: tuple[Node, ...]
     problem: Problem
-    chosen: list[list[int]]  # x variables per node
+    chosen: list[list[int]]
+    resident: dict[int, float]
+
+    def at(self, nodes: tuple[Node, ...], price: float) -> "Formulation":
+        """Return the problem at a price, with what the choices of its nodes cost now."""
+        costs, tie_us = self.problem.costs, 0.0
+        for variable, size in self.resident.items():
+            costs[variable] = price * size
+        for node, variables in zip(nodes, self.chosen, strict=True):
+            for k, (variable, choice) in enumerate(zip(variables, node.choices, strict=True)):
+                costs[variable] = choice.us + price * choice.bytes + k * TIE_US
+            tie_us += max(0, len(node.choices) - 1) * TIE_US
+        return Formulation(self, nodes, tie_us)
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """A problem with its costs, and what is needed to read its solution back."""
+
+    program: Program
+    nodes: tuple[Node, ...]
     tie_us: float
-    coverage: tuple[str, ...]
 
 
 def shard(
-    graph: Graph, costs: Costs, price: float, demands: Demands, ops: Ops | None = None
+    graph: Graph,
+    costs: Costs,
+    price: float,
+    demands: Demands,
+    ops: Ops | None = None,
+    known: dict[Hashable, Program] | None = None,
 ) -> Sharding:
     """The cheapest placement of a joint graph: formulate, solve, invert.
 
     price: us per resident byte of a rank, 0 allowed. ops: nodes of the graph's ops, where they are
-    known. Raises InfeasibleError for contradicting pins.
+    known. known: problems of this graph and costs that were formulated before, by their demands.
+    Raises InfeasibleError for contradicting pins.
     """
-    formulation = formulate(graph, costs, price, demands, ops)
-    return invert(formulation, solver.solve(formulation.problem))
-
-
-def formulate(
-    graph: Graph, costs: Costs, price: float, demands: Demands, ops: Ops | None = None
-) -> Formulation:
-    """Return the problem of a graph; its arguments are those of `shard`."""
     nodes, coverage = nodes_of(graph, costs, demands, ops)
-    return _Builder(graph, nodes, costs, price, demands).build(coverage)
+    known = {} if known is None else known
+    key = replace(demands, num_microbatches=1), price > 0
+    if key not in known:
+        known[key] = _Builder(graph, nodes, costs, price > 0, demands).build()
+    formulation = known[key].at(nodes, price)
+    return invert(formulation, solver.solve(formulation.program.problem), coverage)
 
 
 class _Builder:
@@ -109,10 +134,10 @@ class _Builder:
         graph: Graph,
         nodes: tuple[Node, ...],
         costs: Costs,
-        price: float,
+        priced: bool,
         demands: Demands,
     ) -> None:
-        self.graph, self.nodes, self.costs, self.price = graph, nodes, costs, price
+        self.graph, self.nodes, self.costs, self.priced = graph, nodes, costs, priced
         self.problem = Problem()
         self.chosen: list[list[int]] = []
         self.maker = {
@@ -123,24 +148,19 @@ class _Builder:
         self.fixed = _unmoved(graph, nodes) if demands.shard_matmul_weights else frozenset()
         self.moves: dict[tuple, int] = {}
         self.copies: dict[tuple, int] = {}
-        self.tie_us = 0.0
+        self.resident: dict[int, float] = {}
 
-    def build(self, coverage: tuple[str, ...]) -> Formulation:
+    def build(self) -> Program:
         for node in self.nodes:
             self._choose(node)
         for index, node in enumerate(self.nodes):
             for position, value in enumerate(node.reads):
                 self._read(index, position, value)
-        return Formulation(self.graph, self.nodes, self.problem, self.chosen, self.tie_us, coverage)
+        return Program(self.graph, self.problem, self.chosen, self.resident)
 
     def _choose(self, node: Node) -> None:
-        found = []
-        for k, choice in enumerate(node.choices):
-            cost = choice.us + self.price * choice.bytes + k * TIE_US
-            found.append(
-                self.problem.variable(f"x[{node.name},{choice.strategy.name}]", cost, True)
-            )
-        self.tie_us += max(0, len(node.choices) - 1) * TIE_US
+        names = (f"x[{node.name},{choice.strategy.name}]" for choice in node.choices)
+        found = [self.problem.variable(name, 0.0, True) for name in names]
         self.chosen.append(found)
         self.problem.equal(f"choose[{node.name}]", [(v, 1.0) for v in found], 1.0)
 
@@ -198,7 +218,7 @@ class _Builder:
         return self.moves[key]
 
     def _held(self, value: str, where: str, edges: dict[tuple, int]) -> None:
-        if self.price == 0 or value not in self.held | self.params:
+        if not self.priced or value not in self.held | self.params:
             return
         gathered = value in self.params
         needed: dict[Placement, list[tuple[int, float]]] = {}
@@ -212,10 +232,9 @@ class _Builder:
 
     def _copy(self, value: str, b: Placement) -> int:
         if (value, b) not in self.copies:
-            cost = self.price * self.costs.local_bytes(self.graph.values[value], b)
-            self.copies[value, b] = self.problem.variable(
-                f"s[%{value},{format_placement(b)}]", cost
-            )
+            made = self.problem.variable(f"s[%{value},{format_placement(b)}]", 0.0)
+            self.resident[made] = self.costs.local_bytes(self.graph.values[value], b)
+            self.copies[value, b] = made
         return self.copies[value, b]
 
 
@@ -236,18 +255,21 @@ def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:
     )
 
 
-def invert(formulation: Formulation, solution: solver.Solution) -> Sharding:
+def invert(
+    formulation: Formulation, solution: solver.Solution, coverage: tuple[str, ...]
+) -> Sharding:
     """The placements behind a solution's values."""
+    program = formulation.program
     picked = [
         next(c for c, v in zip(node.choices, variables, strict=True) if solution.values[v])
-        for node, variables in zip(formulation.nodes, formulation.chosen, strict=True)
+        for node, variables in zip(formulation.nodes, program.chosen, strict=True)
     ]
     made = {
         name: placement
         for node, choice in zip(formulation.nodes, picked, strict=True)
         for name, placement in zip(node.makes, choice.strategy.outputs, strict=True)
     }
-    graph = formulation.graph
+    graph = program.graph
     by_value = {n.makes[0]: c for n, c in zip(formulation.nodes, picked, strict=True) if n.makes}
     ties = sum(
         TIE_US * node.choices.index(choice)
@@ -260,14 +282,14 @@ def invert(formulation: Formulation, solution: solver.Solution) -> Sharding:
         objective_us=solution.objective - ties,
         bound_us=min(solution.objective - ties, solution.bound - formulation.tie_us),
         branched=solution.branched,
-        num_variables=len(formulation.problem.names),
-        coverage=formulation.coverage,
+        num_variables=len(program.problem.names),
+        coverage=coverage,
     )
 
 
 def _outputs(formulation: Formulation, picked: list[Choice]) -> tuple[Placement | None, ...]:
     """Placement of each output: as the cut, param or loss node that stands for it reads it."""
-    graph = formulation.graph
+    graph = formulation.program.graph
     found: dict[str, Placement] = {}
     for node, choice in zip(formulation.nodes, picked, strict=True):
         for name, placement in zip(node.reads, choice.strategy.inputs, strict=True):
