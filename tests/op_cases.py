@@ -97,6 +97,32 @@ LABELS = _ids(5, 2, 3).clone()
 LABELS[0, 0] = -100
 IDS, TABLE = _ids(VOCAB, 2, 7), _random(VOCAB, 4)
 LOSS_LSE = _loss(X, W, LABELS)[0]
+WEIGHTS, CHOICES = _random(3, 5, 4), _ids(3, 2, 6, 2)
+EXPERT = {"transposed": False}
+
+
+def _experts(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+    """Each token [..., I] times the matrices of its choices [..., K]."""
+    return torch.einsum("...i,...koi->...ko", x, w[ids])
+
+
+XE, DYE = _random(2, 6, 4), _random(2, 6, 2, 5)
+ROWS, DECAYS = [_random(2, 5, 3, n) for n in (4, 4, 6)], -_random(2, 5, 3, 4)
+BETAS = _random(2, 5, 3)
+
+
+def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """The delta rule by its definition, with the state's transition as a matrix."""
+    state, found = torch.zeros(*k[:, 0].shape, v.shape[-1], dtype=v.dtype), []
+    for t in range(v.shape[1]):
+        outer = torch.einsum("bhi,bhj->bhij", k[:, t], k[:, t])
+        keep = torch.eye(k.shape[-1]).to(v) - beta[:, t, :, None, None] * outer
+        written = torch.einsum("bhi,bhj->bhij", k[:, t], beta[:, t, :, None] * v[:, t])
+        state = keep @ (g[:, t].exp().unsqueeze(-1) * state) + written
+        found.append((q[:, t].unsqueeze(-2) @ state).squeeze(-2))
+    return torch.stack(found, 1)
+
+
 D2, D3 = _random(2, 3), _random(2, 3) + 1
 
 LISTED: dict[str, OpCase] = {
@@ -143,6 +169,23 @@ LISTED: dict[str, OpCase] = {
         [_random(2, 7, 4), IDS],
         {"num_embeddings": VOCAB},
         lambda dy, ids: _gradients(lambda w: F.embedding(ids, w), [TABLE], dy),
+    ),
+    "mw.expert_linear": OpCase([XE, WEIGHTS, CHOICES], EXPERT, _experts),
+    "mw.expert_linear_input_grad": OpCase(
+        [DYE, WEIGHTS, CHOICES],
+        EXPERT | {"shared": True},
+        lambda dy, w, ids: _gradients(lambda x: _experts(x, w, ids), [XE], dy),
+    ),
+    "mw.expert_linear_weight_grad": OpCase(
+        [DYE, XE, CHOICES],
+        EXPERT | {"num_experts": 3},
+        lambda dy, x, ids: _gradients(lambda w: _experts(x, w, ids), [WEIGHTS], dy),
+    ),
+    "mw.recurrence": OpCase([*ROWS, DECAYS, BETAS], {"delta": True}, _recurrence),
+    "mw.recurrence_backward": OpCase(
+        [_random(2, 5, 3, 6), *ROWS, DECAYS, BETAS],
+        {"delta": True},
+        lambda do, *operands: _gradients(_recurrence, list(operands), do),
     ),
     "mw.attention": OpCase([Q, K, V], ATTENTION, _softmax_attention),
     "mw.attention_backward": OpCase(

@@ -41,6 +41,21 @@ def _embedding_weight_grad(op: Op, names: list[str], local: Locals) -> str:
     return f"kernels.embedding_weight_grad({', '.join(names)}, start={start}, rows={rows}{skip})"
 
 
+def _experts(op: Op, names: list[str], local: Locals) -> str:
+    """The kernel takes the first expert of a weight's shard for 0 where it is not told."""
+    start = local.start_text(op.inputs[1], 0)
+    first = "" if start == "0" else f", start={start}"
+    return f"{_kernel(op, names, local)[:-1]}{first})"
+
+
+def _experts_weight_grad(op: Op, names: list[str], local: Locals) -> str:
+    experts = local.size_text(local.shape(op.output)[0])
+    start = local.start_text(op.output.name, 0)
+    first = "" if start == "0" else f", start={start}"
+    given = f"experts={experts}, transposed={op.attr('transposed', False)}{first}"
+    return f"{definition(op).call}({', '.join(names)}, {given})"
+
+
 def _cross_entropy(weight: int, op: Op, names: list[str], local: Locals) -> str:
     """weight: position of the operand whose shard says where the vocabulary begins."""
     made = definition(op)
@@ -54,6 +69,9 @@ EMITTERS: dict[str, Emit] = {
     **{name: _attention for name, made in DEFINITIONS.items() if made.queries is not None},
     "mw.embedding": _embedding,
     "mw.embedding_weight_grad": _embedding_weight_grad,
+    "mw.expert_linear": _experts,
+    "mw.expert_linear_input_grad": _experts,
+    "mw.expert_linear_weight_grad": _experts_weight_grad,
     "mw.linear_cross_entropy": partial(_cross_entropy, 1),
     "mw.linear_cross_entropy_backward": partial(_cross_entropy, 3),
 }

@@ -22,8 +22,10 @@ from ..inputs import Role, known_arguments, role_of
 from . import semantic
 from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
+from .experts import expert_linear
 from .functional import check_hooks, no_custom_functions, no_value_hooks
 from .fx import check_dtypes
+from .recurrence import recurrence
 from .tables import longest
 
 # The shortest and the longest sequence that a graph is for; None: any.
@@ -163,10 +165,11 @@ def logits_of(module: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _swap_semantic(module: nn.Module) -> None:
-    """Modules that declare `semantic_op = "attention"` call the semantic op instead."""
+    """Modules that declare a `semantic_op` call that op instead."""
     for part in module.modules():
-        if getattr(part, "semantic_op", None) == "attention":
-            part.forward = _attention_of(part)
+        made = _SEMANTIC.get(getattr(part, "semantic_op", None))
+        if made is not None:
+            part.forward = made(part)
 
 
 def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -177,6 +180,13 @@ def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]
         return semantic.attention(q, k, v, scale, True, window, softcap)[0]
 
     return forward
+
+
+_SEMANTIC: dict[str | None, Callable[[nn.Module], Callable]] = {
+    "attention": _attention_of,
+    "expert_linear": lambda _: expert_linear,
+    "recurrence": lambda _: recurrence,
+}
 
 
 @dataclass(frozen=True)

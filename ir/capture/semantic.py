@@ -20,14 +20,15 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _no_kernel(name: str) -> RuntimeError:
+def no_kernel(name: str) -> RuntimeError:
+    """Return what a semantic op raises where it is called with real tensors."""
     return RuntimeError(f"meshwright::{name} is traced, never run; see runtime/engine/kernels")
 
 
 @custom_op("meshwright::linear", mutates_args=())
 def linear(x: Tensor, w: Tensor) -> Tensor:
     """x [..., I], w [O, I] -> [..., O]."""
-    raise _no_kernel("linear")
+    raise no_kernel("linear")
 
 
 @linear.register_fake
@@ -38,7 +39,7 @@ def _(x: Tensor, w: Tensor) -> Tensor:
 @custom_op("meshwright::linear_input_grad", mutates_args=())
 def linear_input_grad(dy: Tensor, w: Tensor) -> Tensor:
     """dy [..., O], w [O, I] -> dx [..., I]."""
-    raise _no_kernel("linear_input_grad")
+    raise no_kernel("linear_input_grad")
 
 
 @linear_input_grad.register_fake
@@ -49,7 +50,7 @@ def _(dy: Tensor, w: Tensor) -> Tensor:
 @custom_op("meshwright::linear_weight_grad", mutates_args=())
 def linear_weight_grad(dy: Tensor, x: Tensor) -> Tensor:
     """dy [..., O], x [..., I] -> dw [O, I], summed over all leading dims."""
-    raise _no_kernel("linear_weight_grad")
+    raise no_kernel("linear_weight_grad")
 
 
 @linear_weight_grad.register_fake
@@ -73,7 +74,7 @@ linear.register_autograd(_linear_backward, setup_context=_linear_setup)
 @custom_op("meshwright::embedding", mutates_args=())
 def embedding(ids: Tensor, w: Tensor, padding_idx: int = -1) -> Tensor:
     """ids [...], w [V, D] -> [..., D]. padding_idx: the row that learns nothing here, -1: none."""
-    raise _no_kernel("embedding")
+    raise no_kernel("embedding")
 
 
 @embedding.register_fake
@@ -86,7 +87,7 @@ def embedding_weight_grad(
     dy: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int = -1
 ) -> Tensor:
     """dy [..., D], ids [...] -> dw [V, D], 0 in row padding_idx."""
-    raise _no_kernel("embedding_weight_grad")
+    raise no_kernel("embedding_weight_grad")
 
 
 @embedding_weight_grad.register_fake
@@ -117,7 +118,7 @@ def attention(
 
     window 0: none, else query i sees keys j with i - window < j <= i. softcap 0: none.
     """
-    raise _no_kernel("attention")
+    raise no_kernel("attention")
 
 
 @attention.register_fake
@@ -140,7 +141,7 @@ def attention_backward(
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attention: shapes of q, k, v."""
-    raise _no_kernel("attention_backward")
+    raise no_kernel("attention_backward")
 
 
 @attention_backward.register_fake
@@ -172,7 +173,7 @@ def linear_cross_entropy(
 
     Ignored labels give a logit of 0. Statistics are at least float32. softcap 0: none.
     """
-    raise _no_kernel("linear_cross_entropy")
+    raise no_kernel("linear_cross_entropy")
 
 
 @linear_cross_entropy.register_fake
@@ -193,7 +194,7 @@ def linear_cross_entropy_backward(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     """dlse, dpicked [B, S] -> (dx [B, S, I], dw [V, I]); without logits they are computed again."""
-    raise _no_kernel("linear_cross_entropy_backward")
+    raise no_kernel("linear_cross_entropy_backward")
 
 
 @linear_cross_entropy_backward.register_fake

@@ -12,7 +12,13 @@ from .cross_entropy import (
     linear_cross_entropy_keeping,
 )
 from .embedding import embedding, embedding_weight_grad
+from .experts import (
+    expert_linear,
+    expert_linear_input_grad,
+    expert_linear_weight_grad,
+)
 from .linear import add_linear_weight_grad, linear, linear_input_grad, linear_weight_grad
+from .recurrence import recurrence, recurrence_backward
 
 __all__ = [
     "add_linear_cross_entropy_backward",
@@ -21,10 +27,15 @@ __all__ = [
     "attention_backward",
     "embedding",
     "embedding_weight_grad",
+    "expert_linear",
+    "expert_linear_input_grad",
+    "expert_linear_weight_grad",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_keeping",
     "linear_input_grad",
     "linear_weight_grad",
+    "recurrence",
+    "recurrence_backward",
 ]

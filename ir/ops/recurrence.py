@@ -1,0 +1,72 @@
+"""Recurrences over the sequence: q k [B, S, H, K], v [B, S, H, V], a state [K, V] of each head.
+
+The kernel goes through the tokens one by one, so that its time is that of its states: read and
+written for each token, in float32 at least.
+"""
+
+from ..graph import Op, Value
+from ..sizes import Shape, Size, num_elements
+from .definition import OpDef, Passes, Rule
+from .factors import rule_by_names
+
+_HEADS = ["b", "s", "h"]
+_KEYS, _VALUES = [*_HEADS, "k"], [*_HEADS, "v"]
+_FIXED = "s k"
+
+
+def _operands(g: Value) -> list[list[str]]:
+    return [_KEYS, _KEYS, _VALUES, _HEADS if len(g.shape) == 3 else _KEYS, _HEADS]
+
+
+def _forward(op: Op, inputs: list[Value]) -> Rule:
+    return rule_by_names(_operands(inputs[3]), [_VALUES], inputs, op.outputs, [{}], _FIXED)
+
+
+def _backward(op: Op, inputs: list[Value]) -> Rule:
+    """What has no column of the state in it is summed over shards of the columns."""
+    dims = _operands(inputs[4])
+    reduce: list[dict[str, str]] = [{} if names == _VALUES else {"v": "sum"} for names in dims]
+    return rule_by_names([_VALUES, *dims], dims, inputs, op.outputs, reduce, _FIXED)
+
+
+def _flops(times: int, first: int) -> Size:
+    """`times` products of a row with each state; first: position of q."""
+
+    def count(op: Op, shapes: list[Shape]) -> Size:
+        return 2 * times * num_elements(shapes[first]) * shapes[first + 2][3]
+
+    return count
+
+
+def _states(times: int, first: int) -> Passes:
+    """Bytes of reading and writing each state so many times a token."""
+
+    def moved(inputs: list[Value], elements: list[float]) -> float:
+        columns = inputs[first + 2].shape[3]
+        wide = 8 if inputs[first].dtype == "f64" else 4
+        return 2.0 * times * elements[first] * float(columns) * wide
+
+    return moved
+
+
+DEFINITIONS = (
+    OpDef(
+        "mw.recurrence",
+        "kernel",
+        _forward,
+        _flops(3, 0),
+        call="kernels.recurrence",
+        dear=True,
+        passes=_states(1, 0),
+    ),
+    OpDef(
+        "mw.recurrence_backward",
+        "kernel",
+        _backward,
+        _flops(9, 1),
+        call="kernels.recurrence_backward",
+        output_names=("dq", "dk", "dv", "dg", "dbeta"),
+        backward=True,
+        passes=_states(4, 1),
+    ),
+)
