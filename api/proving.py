@@ -8,6 +8,8 @@ from . import kept
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.nn import Module
+
     from meshwright.ir.capture.own_loss import OwnLoss
     from meshwright.ir.traced import Traced
     from meshwright.models import ModelSource
@@ -59,7 +61,7 @@ def _prove(
     from meshwright.proof.prove import Subject, parameter_bytes, prove
 
     size = parameter_bytes(traced)
-    subject = Subject(source.name, source.build, source.vocab_size, source.max_seq, own_loss)
+    subject = Subject(source.name, _plain(source), source.vocab_size, source.max_seq, own_loss)
     if full or size <= WITH_TWIN_BYTES:
         say(f"proving the capture of {source.name} against the module")
         prove(subject, traced)
@@ -101,5 +103,11 @@ def _twin(
         stands = shortens if source.kind == "py" else stands_for
         if stands(found, traced) and parameter_bytes(found) <= WHOLE_BYTES:
             sizes = small.vocab_size, small.max_seq
-            return Subject(small.name, small.build, *sizes, own_loss), found
+            return Subject(small.name, _plain(small), *sizes, own_loss), found
     return None
+
+
+def _plain(source: "ModelSource") -> "Callable[[], Module]":
+    """Return what makes the module that a capture is compared with: of a stock class as the library
+    builds it, else the module that is captured."""
+    return source.plain or source.build

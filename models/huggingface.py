@@ -1,14 +1,21 @@
-"""Stock `transformers` models from a folder with a config.json, their attention handed over.
+"""Stock `transformers` models from a folder with a config.json, with their kernels handed over.
 
-Attention goes through the library's public AttentionInterface under the name "meshwright". Under a
-name that has no mask function registered, the library makes no dense mask. The first call from
-each attention module leaves an AttentionCore in it as `core`, so that a tracer finds the same
-cores here as in our own models; `build` makes that call on meta tensors.
+A class is built in one of three ways, the first that its forward takes:
+
+    rules   attention through the library's AttentionInterface, each layer with the rule of its mask
+    masks   the same, each layer with its mask as a tensor
+    own     attention as the class itself writes it
+
+Experts go through the library's ExpertsInterface in each. The first call of a layer leaves a core
+in it, so that a tracer finds the same cores here as in our own models; `build` makes that call on
+meta tensors. The class as the library builds it, all of it eager, is `ModelSource.plain`: what a
+capture is compared with.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,26 +25,39 @@ import torch
 from torch import Tensor, nn
 
 from .attention import AttentionCore
+from .dense_attention import DenseCore, window_mask
 from .errors import ModelError
+from .experts import apply_experts
 from .hf_extra import transformers_for
+from .hf_kernels import kernels_of
+from .hf_masks import Visible, one_document_a_row, rule_mask
+from .recurrence import RecurrenceCore
 from .source import ModelSource
 
-_NAME = "meshwright"
+_EXPERTS = "meshwright"
+_OWN = "eager"
+# Ways of attending, as the library knows them by name.
+_WAYS = ("meshwright", "meshwright_masks", _OWN)
 
 
 class HuggingFaceCausalLM(nn.Module):
     """A stock causal language model behind the forward of this room: tokens to logits.
 
-    Parameters keep the library's names behind the prefix `hf.`.
+    Parameters keep the library's names behind the prefix `hf.`. plain: the class calls the kernels
+    of its own file, else ours.
     """
 
-    def __init__(self, hf: nn.Module) -> None:
+    def __init__(self, hf: nn.Module, plain: bool = True) -> None:
         super().__init__()
         self.hf = hf
+        self.recurrence = None if plain else RecurrenceCore()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int64 [B, S] -> logits [B, S, V]."""
-        return self.hf(input_ids=tokens, use_cache=False).logits
+        core = self.recurrence
+        kernels = nullcontext() if core is None else kernels_of(self.hf, core)
+        with one_document_a_row(), kernels:
+            return self.hf(input_ids=tokens, use_cache=False).logits
 
 
 def hugging_face_source(spec: str, folder: Path) -> ModelSource:
@@ -58,14 +78,14 @@ def stock_source(spec: str, config: Any) -> ModelSource:
     _check(spec, config)
     max_seq = getattr(config, "max_position_embeddings", None)
     rebuild = partial(_build, spec)
-    build = partial(rebuild, config)
     return ModelSource(
         spec,
         config.vocab_size,
         max_seq,
-        build,
+        partial(rebuild, config),
         hf_config=config,
         rebuild=rebuild,
+        plain=partial(_plain, spec, config),
     )
 
 
@@ -106,8 +126,6 @@ def _check(spec: str, config: Any) -> None:
     causal = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in causal:
         raise ModelError(f"{spec}: {config.model_type} is no causal language model of transformers")
-    if getattr(config, "attention_chunk_size", None) is not None:
-        raise ModelError(f"{spec}: chunked attention is not built yet; causal and window are")
     for name, value in config.to_dict().items():
         in_body = not name.startswith(("summary", "classifier"))
         if in_body and "drop" in name and type(value) in (int, float) and value > 0:
@@ -115,37 +133,70 @@ def _check(spec: str, config: Any) -> None:
 
 
 def _build(spec: str, config: Any) -> nn.Module:
-    transformers = transformers_for(spec)
-    transformers.AttentionInterface.register(_NAME, _attend)
-    model = transformers.AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), attn_implementation=_NAME, dtype=torch.get_default_dtype()
-    )
+    """The class in the first way that takes tokens on meta; in its own where none does."""
+    _register(transformers_for(spec))
+    for way in _WAYS[:-1]:
+        try:
+            model = _made(spec, config, way, _EXPERTS)
+        except KeyError:  # a class with a table of its own for the ways of attending
+            continue
+        if _attach_cores(model):
+            return model
+    model = _made(spec, config, _OWN, _EXPERTS)
+    _attach_cores(model)
+    return model
+
+
+def _plain(spec: str, config: Any) -> nn.Module:
+    """The class as the library builds it, every part eager."""
+    return _made(spec, config, _OWN, "eager")
+
+
+def _register(transformers: Any) -> None:
+    """Tell the library of our attention, masks and experts; once more changes nothing."""
+    from transformers.integrations.moe import ExpertsInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    masks = (rule_mask, partial(_tensor_mask, sdpa_mask))
+    for name, mask in zip(_WAYS, masks, strict=False):
+        transformers.AttentionInterface.register(name, _attend)
+        AttentionMaskInterface.register(name, mask)
+    ExpertsInterface.register(_EXPERTS, apply_experts)
+
+
+def _tensor_mask(make: Any, **given: Any) -> Tensor:
+    """The library's mask of bools, never left out."""
+    return make(**given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+def _made(spec: str, config: Any, attention: str, experts: str) -> HuggingFaceCausalLM:
+    make = transformers_for(spec).AutoModelForCausalLM.from_config
+    options = {"attn_implementation": attention, "dtype": torch.get_default_dtype()}
+    try:
+        model = make(copy.deepcopy(config), experts_implementation=experts, **options)
+    except (TypeError, ValueError):  # a class without experts, or that lets none take their place
+        model = make(copy.deepcopy(config), **options)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
     model.config.pad_token_id = None
-    wrapped = HuggingFaceCausalLM(model)
-    _attach_cores(spec, wrapped)
-    return wrapped
+    return HuggingFaceCausalLM(model, plain=experts != _EXPERTS)
 
 
-def _attach_cores(spec: str, model: nn.Module) -> None:
-    # In bfloat16, for grouped matmuls of experts take nothing else on meta.
+def _attach_cores(model: nn.Module) -> bool:
+    """Call a model on meta tensors; return whether it ran, and attends through a core."""
     named = (*model.named_parameters(), *model.named_buffers())
     on_meta = {name: _on_meta(tensor.detach()) for name, tensor in named}
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     try:
         with torch.no_grad():
             torch.func.functional_call(model, on_meta, (tokens,))
-    except ModelError as error:
-        raise ModelError(f"{spec}: {error}") from None
-    except Exception as error:
-        raise ModelError(f"{spec}: the model does not run on meta tensors: {error}") from error
-    if not any(isinstance(module, AttentionCore) for module in model.modules()):
-        raise ModelError(f"{spec}: no layer attends through transformers' AttentionInterface")
+    except Exception:  # whatever a class does with a mask that is none
+        return False
+    return any(isinstance(module, AttentionCore | DenseCore) for module in model.modules())
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
+    return tensor.to("meta")
 
 
 def _attend(
@@ -153,28 +204,38 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Visible | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """The registered attention function: query [B, H, S, D] to output [B, S, H, D]."""
-    _refuse(module, attention_mask, dropout, extra)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    core = getattr(module, "core", None)
-    if core is None:
-        core = module.core = AttentionCore(scale, sliding_window, softcap)
-    assert (core.scale, core.window, core.softcap) == (scale, sliding_window, softcap)
-    return core(query, key, value).transpose(1, 2).contiguous(), None
+    """The registered attention function: query [B, H, S, D] to output [B, S, H, D].
 
-
-def _refuse(module: nn.Module, mask: Tensor | None, dropout: float, extra: dict[str, Any]) -> None:
-    kind = type(module).__name__
+    The mask alone says what is seen, as in the library's eager attention. What else a class hands
+    over in `extra` counts for nothing here: where it does in the class, the proof tells.
+    """
     if dropout > 0:
+        kind = type(module).__name__
         raise ModelError(f"{kind}: attention dropout {dropout} is refused; set it to 0")
-    if extra.get("s_aux") is not None:
-        raise ModelError(f"{kind}: attention sinks are not built yet")
-    if mask is not None or not getattr(module, "is_causal", True):
-        raise ModelError(f"{kind}: only causal and windowed attention is built, no other mask")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(attention_mask, Visible) and s_aux is None:
+        core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
+        out = core(query, key, value)
+    else:
+        core, mask = _core(module, DenseCore, scale, softcap), attention_mask
+        if isinstance(mask, Visible):
+            mask = window_mask(query.shape[2], mask.window, query.device)
+        out = core(query, key, value, mask, s_aux)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _core(module: nn.Module, kind: type[nn.Module], *numbers: float | None) -> nn.Module:
+    """The core of a layer for these numbers; a layer that is called with several has several."""
+    known = module.__dict__.setdefault("_cores", {})
+    key = (kind, *numbers)
+    if key not in known:
+        known[key] = f"core_{len(known)}" if known else "core"
+        setattr(module, known[key], kind(*numbers))
+    return getattr(module, known[key])

@@ -22,8 +22,9 @@ class ModelSource:
     build: makes the module in the current default dtype and device; its forward takes tokens,
     int64 [B, S], and returns logits [B, S, vocab_size] or an object that has them as `.logits`.
     config: of our own decoders. folder: of Hugging Face models, as their config hf_config, and
-    rebuild, which makes the module of another config. opened: files that a factory of the user's
-    own read.
+    rebuild, which makes the module of another config, and plain, which makes it as the library
+    does, with the parameters of `build` under the same names. opened: files that a factory of the
+    user's own read.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelSource:
     folder: Path | None = None
     hf_config: Any = None
     rebuild: Callable[[Any], nn.Module] | None = None
+    plain: Callable[[], nn.Module] | None = None
     opened: frozenset[str] | None = None
 
     @property

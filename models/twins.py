@@ -88,8 +88,15 @@ def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
                 source,
                 vocab_size=vocab,
                 build=partial(source.rebuild, small) if source.rebuild else source.build,
+                plain=_plain_of(source, small),
                 hf_config=small,
             )
+
+
+def _plain_of(source: ModelSource, small: Any) -> Callable[[], nn.Module] | None:
+    from .huggingface import stock_source
+
+    return stock_source(source.name, small).plain if source.plain else None
 
 
 def _reduced(config: Any, factor: int, depth: int) -> Any:

@@ -10,10 +10,14 @@ import torch
 import transformers
 from torch._subclasses import FakeTensorMode
 from torch.export import Dim, export
+from transformers import masking_utils
 
 from meshwright.models import PRESETS, ModelError, load_model
 from meshwright.models.agreement import check_config
 from meshwright.models.attention import AttentionCore
+from meshwright.models.dense_attention import DenseCore
+from meshwright.models.experts import ExpertCore
+from meshwright.models.hf_masks import OtherMaskError, Visible, visible_of
 from meshwright.models.stock import config_to_write
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
@@ -90,20 +94,81 @@ def test_a_multimodal_config_gives_its_text_model(tmp_path, stock_config):
     )
 
 
-def test_sinks_are_refused(tmp_path):
+def _same_logits(folder: str) -> torch.nn.Module:
+    """The model of a folder, its logits compared with those of the class itself."""
+    source = load_model(folder)
+    model, plain = source.build(), source.plain()
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, 256, (2, 24))
+    torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-4, atol=1e-5)
+    return model
+
+
+def test_sinks_windows_and_expert_biases_are_those_of_the_class(tmp_path):
     transformers.GptOssConfig(
         vocab_size=256,
         hidden_size=32,
         intermediate_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=4,
+        num_key_value_heads=2,
         head_dim=8,
+        sliding_window=5,
         num_local_experts=4,
         pad_token_id=None,
     ).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="attention sinks are not built yet"):
-        load_model(f"hf:{tmp_path}").build()
+    model = _same_logits(f"hf:{tmp_path}")
+    assert len([m for m in model.modules() if isinstance(m, ExpertCore)]) == 2
+
+
+def test_a_class_that_attends_by_itself_is_taken_as_it_is(tmp_path):
+    transformers.FalconConfig(
+        vocab_size=256,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=None,
+    ).save_pretrained(tmp_path)
+    assert not _cores(_same_logits(f"hf:{tmp_path}"))
+
+
+def test_a_mask_that_is_no_window_is_a_tensor(tmp_path):
+    transformers.DogeConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=None,
+    ).save_pretrained(tmp_path)
+    model = _same_logits(f"hf:{tmp_path}")
+    assert len([m for m in model.modules() if isinstance(m, DenseCore)]) == 2
+
+
+RULES = {
+    "causal": (masking_utils.causal_mask_function, None, Visible()),
+    "window": (masking_utils.sliding_window_causal_mask_function(6), 6, Visible(6)),
+    "wide window": (masking_utils.sliding_window_causal_mask_function(4096), 4096, Visible(4096)),
+}
+OTHER_RULES = {
+    "both ways": (masking_utils.bidirectional_mask_function, None),
+    "another window than is said": (masking_utils.sliding_window_causal_mask_function(6), 7),
+    "window of both sides": (masking_utils.sliding_window_bidirectional_mask_function(6), 6),
+    "chunks": (masking_utils.chunked_causal_mask_function(6, torch.zeros(1, dtype=torch.int64)), 6),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_of_the_library_is_read(name):
+    rule, reach, visible = RULES[name]
+    assert visible_of(rule, reach) == visible
+
+
+@pytest.mark.parametrize("name", OTHER_RULES)
+def test_a_rule_that_is_no_window_is_none_of_ours(name):
+    with pytest.raises(OtherMaskError):
+        visible_of(*OTHER_RULES[name])
 
 
 def test_experts_do_not_stand_in_the_way(tmp_path):

@@ -1,0 +1,48 @@
+"""Attention that holds every score: under a mask that is a tensor, or with sinks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .norms import wide_dtype
+
+
+class DenseCore(nn.Module):
+    """Attention under a mask that is a tensor, or with sinks; every score is held."""
+
+    def __init__(self, scale: float, softcap: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.softcap = softcap
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """q [B, H, S, D], k and v [B, K, S, D] -> [B, H, S, D].
+
+        mask: bool, of which False is not seen, or added to the scores; broadcast to [B, H, S, S].
+        sinks [H]: a score of each head that takes a share and gives no value. Softmax in float32 or
+        wider.
+        """
+        wide, groups = wide_dtype(q.dtype), q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        scores = (q @ keys.transpose(-2, -1)).to(wide) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if mask is not None and mask.dtype is torch.bool:
+            scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min)
+        elif mask is not None:
+            scores = scores + mask.to(wide)
+        if sinks is None:
+            return scores.softmax(-1).to(q.dtype) @ values
+        column = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        shares = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+        return shares.to(q.dtype) @ values
+
+
+def window_mask(seq: int, window: int | None, device: torch.device) -> Tensor:
+    """Return which keys each query sees, bool [S, S]: the past, or the last `window` of it."""
+    places = torch.arange(seq, device=device)
+    distance = places.unsqueeze(1) - places.unsqueeze(0)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
