@@ -33,6 +33,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from meshwright.ir.graph import Graph, Value
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement
 
@@ -243,8 +244,8 @@ def _ends(move: Move) -> str:
 
 
 def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:
-    """Parameters that can only be sharded: their matmuls must read them as they lie."""
-    return frozenset(
+    """Parameters that can only be sharded, and views: their matmuls must read them as they lie."""
+    found = {
         node.makes[0]
         for node in nodes
         if node.name.startswith("param ")
@@ -252,7 +253,11 @@ def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:
             c.strategy.outputs[0].dims != ((),) * len(c.strategy.outputs[0].dims)
             for c in node.choices
         )
-    )
+    }
+    for op in graph.ops:
+        if definition(op).free and op.inputs[0] in found:
+            found.add(op.output.name)
+    return frozenset(found)
 
 
 def invert(

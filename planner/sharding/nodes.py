@@ -184,7 +184,12 @@ def _without_grad(choice: Choice) -> Strategy:
 
 
 def _is_matmul_weight(graph: Graph, name: str) -> bool:
-    return any(definition(op).matmul_weight for op in graph.users[name])
+    """Whether a matmul multiplies by a value or a view of it, as of a weight stored [in, out]."""
+    return any(
+        definition(op).matmul_weight
+        or (definition(op).free and _is_matmul_weight(graph, op.output.name))
+        for op in graph.users[name]
+    )
 
 
 def _param_choice(
