@@ -15,7 +15,7 @@ capture is compared with.
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,7 +178,8 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> HuggingFaceCa
         model = make(copy.deepcopy(config), **options)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
-    model.config.pad_token_id = None
+    with suppress(Exception):  # the library's own kind, of a config that must have one
+        model.config.pad_token_id = None
     return HuggingFaceCausalLM(model, plain=experts != _EXPERTS)
 
 
