@@ -69,7 +69,14 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": _EXPERTS,
-    "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
+    "dory": {
+        "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2,
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "mlp"] * 3,
+    },
+    "dots3_note_text": {
+        "layer_types": ["indexed_attention"] * 2, "per_layer_config": {}, "head_dim": 24,
+        "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"],
+    },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": None,

@@ -6,7 +6,7 @@ from torch.fx import Graph, Node
 
 from ..errors import CaptureError
 from ..traced import LONGEST_PROVEN
-from .conditions import breaking
+from .conditions import breaking, holds_below
 from .fx import short_line, source_of
 
 _ASSERT = torch.ops.aten._assert_scalar.default
@@ -22,7 +22,8 @@ def drop_true_asserts(
 
     lengths: the least and most tokens of a row. A table that is cut to the row's length asserts
     that a row is shorter than the table, for torch views a whole table in another way: the proof
-    runs the longest row, and where that is too long for it the lengths end one before. A guard on
+    runs the longest row, and where that is too long for it the lengths end one before. What holds
+    of all rows below some length ends the lengths there. A guard on
     B and S together, which torch leaves to a check as the program is called, counts as an
     assertion. Raises CaptureError, with sizes that break it, for one that does not hold.
     """
@@ -41,7 +42,11 @@ def drop_true_asserts(
             lengths = (least, most if apart else most - 1)
             continue
         broken = breaking(condition, rows, length, lengths)
-        if broken is not None:
+        end = holds_below(condition, rows, length, lengths) if broken else None
+        if end is not None and end > int(sizes[1].node.hint):
+            lengths = (least, end - 1)
+            most = end - 1
+        elif broken is not None:
             raise CaptureError(
                 f"model {name}: {source or 'its forward'} needs "
                 f"{condition.subs({rows: sympy.Symbol('B'), length: sympy.Symbol('S')})}, which "

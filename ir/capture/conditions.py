@@ -25,20 +25,50 @@ def breaking(
     the condition names, products and quotients of these, and those at which its two sides are
     equal; each with the sizes beside it.
     """
-    least, most = lengths
+    least, _ = lengths
     named = _named(condition)
     tried_rows = {*_ROWS, *named, *_roots(condition, rows, length, range(least, least + 5))}
-    tried = {*range(least, least + _EACH), *_LENGTHS, *named}
-    tried |= _roots(condition, length, rows, _SOLVED)
-    tried_lengths = [n for n in tried if n >= least and (most is None or n <= most)]
+    tried_lengths = _tried_lengths(condition, rows, length, lengths)
     if rows not in condition.free_symbols:
         tried_rows = {1}
     if length not in condition.free_symbols:
         tried_lengths = [least]
-    for b, s in product(sorted(tried_rows), sorted(tried_lengths)):
+    for b, s in product(sorted(tried_rows), tried_lengths):
         if not condition.subs({rows: b, length: s}):
             return b, s
     return None
+
+
+def holds_below(
+    condition: sympy.Basic,
+    rows: sympy.Symbol,
+    length: sympy.Symbol,
+    lengths: tuple[int, int | None],
+) -> int | None:
+    """Return the length from which on a condition never holds, where it does for each below; None
+    where there is no such length, or the number of rows counts, too.
+
+    So it is where a table, or one block of a sequence, is long enough.
+    """
+    if rows in condition.free_symbols:
+        return None
+    tried = _tried_lengths(condition, rows, length, lengths)
+    holds = [bool(condition.subs(length, n)) for n in tried]
+    count = holds.count(True)
+    falls = 0 < count < len(tried) and all(holds[:count]) and tried[count] == tried[count - 1] + 1
+    return tried[count] if falls else None
+
+
+def _tried_lengths(
+    condition: sympy.Basic,
+    rows: sympy.Symbol,
+    length: sympy.Symbol,
+    lengths: tuple[int, int | None],
+) -> list[int]:
+    least, most = lengths
+    tried = {*range(least, least + _EACH), *_LENGTHS, *_named(condition)}
+    tried |= _roots(condition, length, rows, _SOLVED)
+    return sorted(n for n in tried if n >= least and (most is None or n <= most))
 
 
 def _named(condition: sympy.Basic) -> set[int]:

@@ -22,6 +22,7 @@ from ..inputs import Role, known_arguments, role_of
 from . import semantic
 from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
+from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .functional import check_hooks, no_custom_functions, no_value_hooks
 from .fx import check_dtypes
@@ -244,6 +245,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_custom_functions(name),
             no_value_hooks(name),
             _roots_of_sizes(),
+            complex_as_pairs(),
             _quiet(),
         ):
             program = export(

@@ -4,7 +4,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from meshwright.ir.capture.conditions import breaking
+from meshwright.ir.capture.conditions import breaking, holds_below
 
 B, S = sympy.symbols("B S", integer=True, positive=True)
 
@@ -47,3 +47,22 @@ def test_a_condition_that_holds_for_every_size_is_kept(
     condition: sympy.Basic, lengths: tuple[int, int | None]
 ) -> None:
     assert breaking(condition, B, S, lengths) is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths", "end"),
+    [
+        (sympy.Ne(sympy.Max(0, 128 - S), 0), (1, None), 128),
+        (sympy.Ne(sympy.Min(256, S), 256), (1, None), 256),
+        (sympy.Lt(S, 300), (4, None), 300),
+        (sympy.Ne(S, 512), (1, None), None),
+        (sympy.Ne(FloorDiv(S, 16), 40), (1, None), None),
+        (sympy.Eq(Mod(S, 2), 0), (1, None), None),
+        (sympy.Gt(S, 40), (1, None), None),
+        (sympy.Lt(B * S, 4096), (1, 128), None),
+    ],
+)
+def test_lengths_end_where_a_condition_holds_no_longer(
+    condition: sympy.Basic, lengths: tuple[int, int | None], end: int | None
+) -> None:
+    assert holds_below(condition, B, S, lengths) == end

@@ -54,6 +54,22 @@ def plain(body: Callable) -> Callable:
 
 
 @plain
+def complex_rotation(self, h):
+    angles = torch.arange(h.shape[1])[:, None] * 0.5 ** torch.arange(DIM // 2)
+    turns = torch.polar(torch.ones_like(angles), angles)[None] * 1.5
+    pairs = torch.view_as_complex(h.float().reshape(*h.shape[:-1], -1, 2))
+    turned = torch.view_as_real(pairs * turns).flatten(2)
+    return h + self.proj(turned.type_as(h))
+
+
+@plain
+def complex_products(self, h):
+    a, b = torch.complex(h, self.proj(h)), torch.complex(self.proj(h), h * 0.3)
+    both = (a * b.conj() + a.unsqueeze(0).squeeze(0)).transpose(0, 1).contiguous().transpose(0, 1)
+    return h + both.real * 0.1 + both.imag
+
+
+@plain
 def detached(self, h):
     return h + self.proj(h).detach() * self.proj(h)
 
