@@ -21,7 +21,7 @@ import transformers
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job as RankJob
-from models_tiny import tiny_config
+from models_tiny import parameters, tiny_config
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -42,7 +42,7 @@ from meshwright.runtime.optimizers.options import OptimizerOptions
 from meshwright.runtime.training.program import decode
 
 SEQ, ROWS, STEPS, RATE, SEED = 16, 4, 2, 0.1, 0
-IGNORED = -100
+IGNORED, MOST_PARAMETERS = -100, 30_000_000
 # Pins by plan; each has as many ranks as its axis.
 PLANS = {
     "one": {},
@@ -80,6 +80,8 @@ def check(name: str, pool: Pool, plans: tuple[str, ...] = tuple(PLANS)) -> dict[
     found: dict[str, Any] = {"model": name, "plans": {}}
     try:
         config = tiny_config(name)
+        if (size := parameters(config)) > MOST_PARAMETERS:
+            raise ValueError(f"its small sizes leave {size:,} parameters")
     except Exception as error:
         return found | {"result": "no config", "said": _line(error)}
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:

@@ -124,16 +124,22 @@ def tiny_config(name: str) -> Any:
     """
     kind = CONFIG_MAPPING[name]
     fields = kind().to_dict()
-    given = {key: small for key, value in fields.items() if (small := _small(key, value))}
-    given |= {key: given[other] for key, other in _ALIKE if _equal(fields, key, other, given)}
-    given |= _layers(fields)
-    given |= {key: 0.0 for key, value in fields.items() if _drops(key, value)}
-    given |= {key: 0 for key, value in fields.items() if _past(key, value)}
-    config = kind(**given | OWN.get(name, {}))
+    config = kind(**_given(fields) | OWN.get(name, {}))
     for key in ("is_decoder", "use_cache"):
         if key in fields:
             setattr(config, key, key == "is_decoder")
     return config
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """The small fields of a config, those of configs within it among them."""
+    given: dict[str, Any] = {k: small for k, v in fields.items() if (small := _small(k, v))}
+    given |= {key: given[other] for key, other in _ALIKE if _equal(fields, key, other, given)}
+    given |= _layers(fields)
+    given |= {key: 0.0 for key, value in fields.items() if _drops(key, value)}
+    given |= {key: 0 for key, value in fields.items() if _past(key, value)}
+    inner = {k: v for k, v in fields.items() if isinstance(v, dict) and v.get("model_type")}
+    return given | {key: value | _given(value) for key, value in inner.items()}
 
 
 def _equal(fields: dict[str, Any], key: str, other: str, given: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionCore
 from .dense_attention import DenseCore, window_mask
-from .errors import ModelError
+from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
 from .hf_kernels import kernels_of
@@ -175,12 +175,21 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> HuggingFaceCa
     try:
         model = make(copy.deepcopy(config), experts_implementation=experts, **options)
     except (TypeError, ValueError):  # a class without experts, or that lets none take their place
-        model = make(copy.deepcopy(config), **options)
+        model = _built(spec, make, copy.deepcopy(config), options)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
     with suppress(Exception):  # the library's own kind, of a config that must have one
         model.config.pad_token_id = None
     return HuggingFaceCausalLM(model, plain=experts != _EXPERTS)
+
+
+def _built(spec: str, make: Any, config: Any, options: dict[str, Any]) -> nn.Module:
+    try:
+        return make(config, **options)
+    except KeyError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{spec}: its class does not build: {said_of(error)}") from error
 
 
 def _attach_cores(model: nn.Module) -> bool:

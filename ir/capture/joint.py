@@ -46,6 +46,8 @@ def joint(segment: Segment) -> Graph:
     is_loss = graph.values[graph.outputs[0]].shape == ()
     if not is_loss:
         arguments += [fake.tensor(graph.values[name], False) for name in graph.outputs]
+    last = len(arguments)
+    arguments += fake.sizes_beside(graph)
     made: dict[str, Op] = {}  # traced node name -> the forward op it came from
     positions = [n for n, i in enumerate(graph.inputs) if i.value.name in wanted]
     backward = Backward()
@@ -54,11 +56,11 @@ def joint(segment: Segment) -> Graph:
         inputs = list(tensors[: len(graph.inputs)])
         leaves = [inputs[n] for n in positions]
         with backward.forward(leaves):
-            ys = evaluate(graph, inputs, made, fake)
+            ys = evaluate(graph, inputs, made, fake, tensors[last:])
         if not positions:
             return ys
         with backward.steps(ys):
-            dys = [torch.ones_like(y) for y in ys] if is_loss else tensors[len(graph.inputs) :]
+            dys = [torch.ones_like(y) for y in ys] if is_loss else tensors[len(graph.inputs) : last]
             backward.watch = lambda: fake.refuse_fixed(made.get(backward.running))
             with _refused_with(lambda: made.get(backward.running)):
                 grads = _gradients(ys, leaves, dys)
@@ -68,7 +70,7 @@ def joint(segment: Segment) -> Graph:
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
     Functionalise(traced.graph).run()
     reader = _JointReader(symbols=fake.symbols, joint=True, names=made, made_by=backward.made_by)
-    return _read(segment, traced, reader, backward)
+    return _read(segment, traced, reader, backward, last - len(graph.inputs))
 
 
 def _gradients(
@@ -119,6 +121,13 @@ class _FakeInputs:
         for name in (name for name, size in sizes if size.node.maybe_as_int() is not None):
             raise _not_for_every_size(op, f"torch binds {name} to a number there")
 
+    def sizes_beside(self, graph: Graph) -> list[Tensor]:
+        """A tensor [B, S] to read sizes off, where no inputs of a graph have both by themselves."""
+        if {B, S} <= {size for item in graph.inputs for size in item.value.shape}:
+            return []
+        with self.mode:
+            return [torch.empty((self.b, self.s))]
+
     def tensor(self, value: Value, requires_grad: bool) -> Tensor:
         with self.mode:
             shape = [self.size(s) for s in value.shape]
@@ -158,13 +167,17 @@ def evaluate(
     inputs: list[Tensor],
     made: dict[str, Op] | None = None,
     fake: _FakeInputs | None = None,
+    sized: Sequence[Tensor] = (),
 ) -> tuple[Tensor, ...]:
     """Run a graph's ops on `inputs`; under a trace, `made` maps new nodes to their op.
 
+    sized: a tensor [B, S], where the inputs do not say both sizes.
     Raises CaptureError for an op that torch does not take.
     """
     env = dict(zip((i.value.name for i in graph.inputs), inputs, strict=True))
-    sizes = _size_values(graph, env)
+    sizes = _size_values(graph, env) | {
+        name: size for x in sized for name, size in zip("BS", x.shape, strict=True)
+    }
     for op in graph.ops:
         before = traced_names()
         with _refused_with(partial(_itself, op)):
@@ -289,12 +302,19 @@ class _JointReader(FxReader):
         return op.output.name if op else node.target._schema.name.partition("::")[2].strip("_")  # type: ignore[union-attr]
 
 
-def _read(segment: Segment, traced: GraphModule, reader: _JointReader, backward: Backward) -> Graph:
+def _read(
+    segment: Segment,
+    traced: GraphModule,
+    reader: _JointReader,
+    backward: Backward,
+    incoming: int,
+) -> Graph:
+    """The joint graph of a trace; incoming: how many gradients of outputs it takes."""
     graph = segment.graph
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
-    holders = [n for n in nodes if n.op == "placeholder"]
-    for position, output in enumerate(graph.outputs[: len(holders) - len(items)]):
+    holders = [n for n in nodes if n.op == "placeholder"][: len(items) + incoming]
+    for position, output in enumerate(graph.outputs[:incoming]):
         y, name = graph.values[output], dy_name(position)
         items.append(Input(Value(name, y.dtype, y.shape), "grad", name))
     for node, item in zip(holders, items, strict=True):
