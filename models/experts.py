@@ -18,15 +18,12 @@ class ExpertCore(nn.Module):
         """x [N, K, I], or [N, I] for all K choices of a token; ids [N, K]; w [E, O, I], or
         [E, I, O] where `transposed` -> [N, K, O].
 
-        This body is the reference: every expert on every row, chosen by a mask.
+        This body is the reference: a matrix of its own for every row.
         """
         rows = x if x.dim() > ids.dim() else x.unsqueeze(-2)
-        matrices = w if transposed else w.transpose(1, 2)
-        found = rows.new_zeros((*ids.shape, matrices.shape[2]))
-        for expert in range(len(matrices)):
-            sent = (ids == expert).unsqueeze(-1)
-            found = torch.where(sent, rows @ matrices[expert], found)
-        return found
+        matrices = (w if transposed else w.transpose(1, 2))[ids.clamp(max=len(w) - 1)]
+        y = (rows.unsqueeze(-2) @ matrices).squeeze(-2)
+        return torch.where((ids < len(w)).unsqueeze(-1), y, 0.0)
 
 
 def apply_experts(

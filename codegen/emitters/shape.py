@@ -97,7 +97,8 @@ def _slice_backward(op: Op, names: list[str], local: Locals) -> str:
 
 
 def _cat(op: Op, names: list[str], local: Locals) -> str:
-    return f"torch.cat(({', '.join(names)}), dim={op.attr('dim', 0)})"
+    parts = f"{names[0]}," if len(names) == 1 else ", ".join(names)
+    return f"torch.cat(({parts}), dim={op.attr('dim', 0)})"
 
 
 _RESHAPES = """

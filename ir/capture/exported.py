@@ -25,7 +25,7 @@ from .bound_sizes import binding_call
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .functional import check_hooks, no_custom_functions, no_value_hooks
-from .fx import check_dtypes
+from .fx import check_dtypes, short_line
 from .recurrence import recurrence
 from .tables import longest
 
@@ -266,7 +266,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
         raise CaptureError(
             f"model {name} cannot be traced for every batch and sequence size: "
-            f"{f'{call}: ' if call else ''}{reason_of(error)}; "
+            f"{f'{call}: ' if call else ''}{reason_of(error)}{'' if call else _place_of(error)}; "
             "its forward must not depend on the values or sizes of its input"
         ) from error
     check_dtypes(program.graph)
@@ -301,10 +301,23 @@ def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -
 
 def _said_of(error: Exception) -> str:
     """Return an error of the module's code in a line, with the place outside of torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f"{os.sep}torch{os.sep}" not in f.filename and f.filename[0] != "<"]
+    own = _own_frames(error)
     where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {reason_of(error)}{where}"
+
+
+def _place_of(error: Exception) -> str:
+    """The line of the model that an error came from, behind "at"; "" where torch alone has it."""
+    places = [short_line(f.filename, f.lineno or 0) for f in _own_frames(error)]
+    found = [place for place in places if place]
+    return f", at {found[-1]}" if found else ""
+
+
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [
+        f for f in frames if f"{os.sep}torch{os.sep}" not in f.filename and f.filename[0] != "<"
+    ]
 
 
 def _range_of(message: str, lengths: SeqRange) -> SeqRange:

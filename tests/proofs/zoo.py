@@ -70,6 +70,11 @@ def complex_products(self, h):
 
 
 @plain
+def cat_of_one(self, h):
+    return h + torch.cat([self.proj(h)], dim=-1)
+
+
+@plain
 def detached(self, h):
     return h + self.proj(h).detach() * self.proj(h)
 
