@@ -4,7 +4,8 @@ import random
 import re
 
 import numpy as np
-import proofs.zoo_of_states  # noqa: F401  (adds its modules)
+import proofs.zoo_of_states  # adds its modules
+import proofs.zoo_of_values  # noqa: F401
 import pytest
 import torch
 from proofs.zoo import VOCAB, ZOO

@@ -54,27 +54,6 @@ def plain(body: Callable) -> Callable:
 
 
 @plain
-def complex_rotation(self, h):
-    angles = torch.arange(h.shape[1])[:, None] * 0.5 ** torch.arange(DIM // 2)
-    turns = torch.polar(torch.ones_like(angles), angles)[None] * 1.5
-    pairs = torch.view_as_complex(h.float().reshape(*h.shape[:-1], -1, 2))
-    turned = torch.view_as_real(pairs * turns).flatten(2)
-    return h + self.proj(turned.type_as(h))
-
-
-@plain
-def complex_products(self, h):
-    a, b = torch.complex(h, self.proj(h)), torch.complex(self.proj(h), h * 0.3)
-    both = (a * b.conj() + a.unsqueeze(0).squeeze(0)).transpose(0, 1).contiguous().transpose(0, 1)
-    return h + both.real * 0.1 + both.imag
-
-
-@plain
-def cat_of_one(self, h):
-    return h + torch.cat([self.proj(h)], dim=-1)
-
-
-@plain
 def detached(self, h):
     return h + self.proj(h).detach() * self.proj(h)
 
@@ -285,34 +264,6 @@ def cross_lengths(self, h):
     return F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2) + h
 
 
-@plain
-def tensor_index(self, h):
-    order = torch.tensor([3, 1, 0, 2, 5, 4, 7, 6, 9, 8, 11, 10])
-    return self.proj(h)[..., order] + h
-
-
-@plain
-def variance(self, h):
-    y = self.proj(h)
-    return (y - y.mean(-1, keepdim=True)) / (y.var(-1, keepdim=True) + 1e-3).sqrt()
-
-
-@plain
-def log_softmax(self, h):
-    return F.log_softmax(self.proj(h), dim=-1) + F.elu(h, 0.7)
-
-
-@plain
-def max_over(self, h):
-    y = self.proj(h)
-    return y - y.max(-1, keepdim=True)[0] + y.max(dim=-1, keepdim=True).values * h
-
-
-@plain
-def sorted_values(self, h):
-    return torch.sort(self.proj(h), dim=-1)[0] + h
-
-
 def _experts(self):
     self.router = nn.Linear(DIM, 4, bias=False)
     self.experts = nn.ModuleList(nn.Linear(DIM, DIM, bias=False) for _ in range(4))
@@ -324,18 +275,6 @@ def top_k_routing(self, h):
     outs = torch.stack([expert(h) for expert in self.experts], dim=-2)
     picked = outs.gather(-2, chosen[..., None].expand(*chosen.shape, DIM))
     return (picked * weights[..., None]).sum(-2) + h
-
-
-@plain
-def cumulative_product(self, h):
-    return torch.cumprod(torch.sigmoid(self.proj(h)), dim=1) + h
-
-
-@plain
-def product_with_zeros(self, h):
-    return torch.cumprod(F.relu(self.proj(h) * 3).round() + 1, dim=1) / 50 + torch.cumprod(
-        h * (h > 0), dim=1
-    )
 
 
 @plain
@@ -424,14 +363,6 @@ def convolution(self, h):
 
 
 @plain
-def fill_infinite(self, h):
-    s = h.shape[1]
-    mask = torch.full((s, s), float("-inf")).triu(1)
-    scores = self.proj(h) @ h.transpose(1, 2) / math.sqrt(DIM) + mask
-    return scores.softmax(-1) @ h
-
-
-@plain
 def derived_buffer(self, h):
     return self.proj(h) * self.head.weight.detach().norm() + h
 
@@ -490,12 +421,3 @@ def _float32_router(self):
 def float32_router(self, h):
     shares = self.router(self.norm(h.float())).softmax(-1)
     return self.proj(h) * shares[..., :1].to(h.dtype) + h * shares[..., 1:2].to(h.dtype)
-
-
-def _positive(self):
-    self.rate = nn.Parameter(torch.full((DIM,), 1e-3))
-
-
-@with_parts(_positive)
-def logarithm_of_a_weight(self, h):
-    return self.proj(h) + self.rate.log() * 0.01

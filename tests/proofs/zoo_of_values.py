@@ -1,0 +1,86 @@
+"""More of the zoo: complex numbers, indices, reductions and functions of elements."""
+
+import math
+
+import torch
+from proofs.zoo import DIM, plain, with_parts
+from torch import nn
+from torch.nn import functional as F
+
+
+@plain
+def complex_rotation(self, h):
+    angles = torch.arange(h.shape[1])[:, None] * 0.5 ** torch.arange(DIM // 2)
+    turns = torch.polar(torch.ones_like(angles), angles)[None] * 1.5
+    pairs = torch.view_as_complex(h.float().reshape(*h.shape[:-1], -1, 2))
+    turned = torch.view_as_real(pairs * turns).flatten(2)
+    return h + self.proj(turned.type_as(h))
+
+
+@plain
+def complex_products(self, h):
+    a, b = torch.complex(h, self.proj(h)), torch.complex(self.proj(h), h * 0.3)
+    both = (a * b.conj() + a.unsqueeze(0).squeeze(0)).transpose(0, 1).contiguous().transpose(0, 1)
+    return h + both.real * 0.1 + both.imag
+
+
+@plain
+def cat_of_one(self, h):
+    return h + torch.cat([self.proj(h)], dim=-1)
+
+
+@plain
+def tensor_index(self, h):
+    order = torch.tensor([3, 1, 0, 2, 5, 4, 7, 6, 9, 8, 11, 10])
+    return self.proj(h)[..., order] + h
+
+
+@plain
+def variance(self, h):
+    y = self.proj(h)
+    return (y - y.mean(-1, keepdim=True)) / (y.var(-1, keepdim=True) + 1e-3).sqrt()
+
+
+@plain
+def log_softmax(self, h):
+    return F.log_softmax(self.proj(h), dim=-1) + F.elu(h, 0.7)
+
+
+@plain
+def max_over(self, h):
+    y = self.proj(h)
+    return y - y.max(-1, keepdim=True)[0] + y.max(dim=-1, keepdim=True).values * h
+
+
+@plain
+def sorted_values(self, h):
+    return torch.sort(self.proj(h), dim=-1)[0] + h
+
+
+@plain
+def cumulative_product(self, h):
+    return torch.cumprod(torch.sigmoid(self.proj(h)), dim=1) + h
+
+
+@plain
+def product_with_zeros(self, h):
+    return torch.cumprod(F.relu(self.proj(h) * 3).round() + 1, dim=1) / 50 + torch.cumprod(
+        h * (h > 0), dim=1
+    )
+
+
+@plain
+def fill_infinite(self, h):
+    s = h.shape[1]
+    mask = torch.full((s, s), float("-inf")).triu(1)
+    scores = self.proj(h) @ h.transpose(1, 2) / math.sqrt(DIM) + mask
+    return scores.softmax(-1) @ h
+
+
+def _positive(self):
+    self.rate = nn.Parameter(torch.full((DIM,), 1e-3))
+
+
+@with_parts(_positive)
+def logarithm_of_a_weight(self, h):
+    return self.proj(h) + self.rate.log() * 0.01
