@@ -20,7 +20,7 @@ def test_a_job_plans(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if job.model.startswith("hf:"):
         script = runpy.run_path(str(ROOT / "examples" / "hf_folder.py"))
         script["main"](job.model.removeprefix("hf:"))
-    jobs._write_job(job, tmp_path / "run", False, lambda _: None)
+    jobs._write_job(job, tmp_path / "run", False, None, lambda _: None)
     plan = (tmp_path / "run" / "plan.txt").read_text()
     mesh = next(line for line in plan.splitlines() if line.startswith("mesh: "))
     pins = dict(pin.split("=") for pin in job.plan["pin"])

@@ -29,7 +29,7 @@ def _write(folder: Path, *changes: str) -> str:
     """Plan a job into the folder; return the plan's text."""
     path = folder / "job.toml"
     path.write_text(JOB)
-    jobs._write_job(load_job(path, list(changes)), folder / "run", False, lambda _: None)
+    jobs._write_job(load_job(path, list(changes)), folder / "run", False, None, lambda _: None)
     return (folder / "run" / "plan.txt").read_text()
 
 
