@@ -103,7 +103,8 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
     small = copy.deepcopy(config)
     for key, value in config.to_dict().items():
         if key.endswith("token_id"):
-            setattr(small, key, None)
+            # Rows of padding have no gradient: an embedding that has such a row keeps one.
+            setattr(small, key, None if value is None or key != "pad_token_id" else 0)
         elif key in _DEPTHS:
             setattr(small, key, depth)
         elif type(value) is int and value >= _SMALLEST and key not in _KEPT:

@@ -1,0 +1,128 @@
+"""One training step: emitted programs against the stock classes of transformers, one card, one run.
+
+    python benchmarks/stock.py PROGRAM=CONFIG_DIR [...] --batches 8,4x2 [--steps 5] [--out FILE]
+
+Of each pair the program runs first, then the class of the folder's config.json in bf16: AdamW
+fused, clip 1.0, cross-entropy in chunks of 2048 tokens, each decoder layer under torch.compile,
+attention by sdpa, experts by the library's grouped matmul. --batches: how the class takes the rows
+of a step, a micro-batch or micro-batch x count; each is tried, with a layer's activations computed
+again in backward where it says `r` behind; one that runs out of memory is a row, too.
+"""
+
+import argparse
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import train_step
+
+CHUNK = 2048
+
+
+class Stock(nn.Module):
+    """A stock class with its loss in chunks of tokens, never all logits at once."""
+
+    def __init__(self, folder: str, again: bool) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(folder)
+        options: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.bfloat16}
+        if hasattr(config, "num_experts") or hasattr(config, "num_local_experts"):
+            options["experts_implementation"] = "grouped_mm"
+        self.hf = transformers.AutoModelForCausalLM.from_config(config, **options).train()
+        self.again, self.cap = again, getattr(config, "final_logit_softcapping", None)
+        self.vocab = config.vocab_size
+        for layer in self.hf.model.layers:
+            layer.compile(dynamic=False)
+            if again:
+                layer.forward = _again(layer.forward)
+        self.chunk = torch.compile(self._chunk, dynamic=False)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+        """tokens and labels [B, S] -> their share of the mean over `count` labels, float32 []."""
+        hidden = self.hf.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for h, y in zip(hidden.split(CHUNK), labels.flatten().split(CHUNK), strict=True):
+            total = total + self.chunk(h, y)
+        return total / count
+
+    def _chunk(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.hf.lm_head(h).float()
+        if self.cap:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        return nn.functional.cross_entropy(logits, y, reduction="sum")
+
+
+def _again(forward: Any) -> Any:
+    return lambda *given, **named: checkpoint(forward, *given, use_reentrant=False, **named)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pairs", nargs="+", metavar="PROGRAM=CONFIG_DIR")
+    parser.add_argument("--batches", default="4x2", metavar="MxN,...")
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--out", default="")
+    given = parser.parse_args()
+    device = train_step._start()
+    train_step._report(train_step._reference(device), given)
+    for pair in given.pairs:
+        program, _, folder = pair.partition("=")
+        train_step._report(train_step._program(program, given, device), given)
+        _clear()
+        for batch in given.batches.split(","):
+            train_step._report(_stock(folder, batch, given, device), given)
+            _clear()
+
+
+def _clear() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+
+
+def _stock(folder: str, batch: str, given: argparse.Namespace, device: torch.device) -> dict:
+    head = {"what": "stock", "model": Path(folder).name, "micro_batch": batch}
+    try:
+        return head | _run(folder, batch, given, device)
+    except torch.OutOfMemoryError:
+        return head | {"out_of_memory": True}
+
+
+def _run(folder: str, batch: str, given: argparse.Namespace, device: torch.device) -> dict:
+    size, _, times = batch.rstrip("r").partition("x")
+    rows = int(size) * int(times or 1)
+    torch.manual_seed(0)
+    with device:
+        model = Stock(folder, batch.endswith("r"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.95), fused=True)
+    tokens, labels = train_step._batch(model.vocab, rows, given.seq, device, 0)
+    count = rows * given.seq
+
+    def step() -> tuple[float, float]:
+        total = torch.zeros((), device=device)
+        for t, y in zip(tokens.split(int(size)), labels.split(int(size)), strict=True):
+            loss = model(t, y, count)
+            loss.backward()
+            total += loss.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return float(total), float(norm)
+
+    return train_step._time(step, given, device, count)
+
+
+if __name__ == "__main__":
+    main()
