@@ -91,13 +91,17 @@ def _twin(
     source: "ModelSource", traced: "Traced", own_loss: "OwnLoss | None"
 ) -> tuple["Subject", "Traced"] | None:
     from meshwright.ir.capture.export import trace
+    from meshwright.ir.capture.exported import quiet
     from meshwright.models.twins import twins
     from meshwright.proof.prove import Subject, parameter_bytes
     from meshwright.proof.twin import shortens, stands_for
 
     for small in twins(source):
         try:
-            found = trace(small.build, small.name, traced.dtype, small.vocab_size, loss=own_loss)
+            with quiet():
+                found = trace(
+                    small.build, small.name, traced.dtype, small.vocab_size, loss=own_loss
+                )
         except Exception:  # reduced sizes that do not fit each other
             continue
         stands = shortens if source.kind == "py" else stands_for

@@ -46,3 +46,14 @@ def window_mask(seq: int, window: int | None, device: torch.device) -> Tensor:
     places = torch.arange(seq, device=device)
     distance = places.unsqueeze(1) - places.unsqueeze(0)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def chosen_mask(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
+    """Return a mask without the keys that no index names. mask: of bools or added to scores,
+    [B, 1, S, T] or [S, T]; indices, int [B, S, K] -> [B, 1, S, T]."""
+    shape = (*indices.shape[:-1], keys)
+    chosen = indices.new_zeros(shape, dtype=torch.bool).scatter(-1, indices.long(), True)
+    chosen = chosen.unsqueeze(1)
+    if mask is None or mask.dtype is torch.bool:
+        return chosen if mask is None else mask & chosen
+    return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import AttentionCore
-from .dense_attention import DenseCore, window_mask
+from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
@@ -219,24 +219,28 @@ def _attend(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: query [B, H, S, D] to output [B, S, H, D].
 
-    The mask alone says what is seen, as in the library's eager attention. What else a class hands
-    over in `extra` counts for nothing here: where it does in the class, the proof tells.
+    The mask says what is seen, as in the library's eager attention, and of that `indices` [B, S, K]
+    the keys that a query chose. What else a class hands over in `extra` counts for nothing here:
+    where it does in the class, the proof tells.
     """
     if dropout > 0:
         kind = type(module).__name__
         raise ModelError(f"{kind}: attention dropout {dropout} is refused; set it to 0")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(attention_mask, Visible) and s_aux is None:
+    if isinstance(attention_mask, Visible) and s_aux is None and indices is None:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
         out = core(query, key, value)
     else:
         core, mask = _core(module, DenseCore, scale, softcap), attention_mask
         if isinstance(mask, Visible):
             mask = window_mask(query.shape[2], mask.window, query.device)
+        if indices is not None:
+            mask = chosen_mask(mask, indices, key.shape[2])
         out = core(query, key, value, mask, s_aux)
     return out.transpose(1, 2).contiguous(), None
 

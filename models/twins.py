@@ -107,8 +107,17 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
             setattr(small, key, None if value is None or key != "pad_token_id" else 0)
         elif key in _DEPTHS:
             setattr(small, key, depth)
+        elif "expert" in key and type(value) is int and value >= _SMALLEST and "size" not in key:
+            setattr(small, key, min(value, _experts(config)))
         elif type(value) is int and value >= _SMALLEST and key not in _KEPT:
             setattr(small, key, value // factor if value % factor == 0 else value)
     if getattr(config, "layer_types", None):
         small.layer_types = list(config.layer_types)[:depth]
     return small
+
+
+def _experts(config: Any) -> int:
+    """Return how many experts a twin has: twice what a token chooses of them, which leaves two in a
+    group where they are chosen by group."""
+    chosen = [getattr(config, key, None) for key in ("num_experts_per_tok", "top_k", "moe_k")]
+    return 2 * max([2, *(n for n in chosen if type(n) is int)])

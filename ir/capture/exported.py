@@ -246,7 +246,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_value_hooks(name),
             _roots_of_sizes(),
             complex_as_pairs(),
-            _quiet(),
+            quiet(),
         ):
             program = export(
                 module,
@@ -262,7 +262,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             raise CaptureError(
                 f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
             ) from error
-        with _quiet():
+        with quiet():
             call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
         raise CaptureError(
             f"model {name} cannot be traced for every batch and sequence size: "
@@ -336,7 +336,7 @@ def _range_of(message: str, lengths: SeqRange) -> SeqRange:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch's own log of a failing export, pages of graphs, from the user's terminal."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -100,6 +100,7 @@ class OpDef:
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
     passes: bytes that it reads and writes beside its matmuls, one after the other.
+    rate_share: of the rate of one large matmul, what those of its kernels reach.
     implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 
@@ -126,6 +127,7 @@ class OpDef:
     queries: int | None = None
     workspace: Workspace | None = None
     passes: Passes | None = None
+    rate_share: float = 1.0
     implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property

@@ -198,7 +198,8 @@ class Costs:
             moved += more
         else:
             share = self._share(ins + outs) / self._slowest(op, ins)
-            busy = self.number(work.flops) / share / self._rate(op, work)
+            rate = self._rate(op, work) * asked.rate_share
+            busy = self.number(work.flops) / share / rate
         time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
         if asked.passes is not None:
             values = [v for v in work.operands if v is not None]
