@@ -17,19 +17,27 @@ class DenseCore(nn.Module):
         self.softcap = softcap
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """q [B, H, S, D], k and v [B, K, S, D] -> [B, H, S, D].
 
         mask: bool, of which False is not seen, or added to the scores; broadcast to [B, H, S, S].
-        sinks [H]: a score of each head that takes a share and gives no value. Softmax in float32 or
-        wider.
+        sinks [H]: a score of each head that takes a share and gives no value. bias: added to the
+        scores, broadcast to [B, H, S, S]. Softmax in float32 or wider.
         """
         wide, groups = wide_dtype(q.dtype), q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         scores = (q @ keys.transpose(-2, -1)).to(wide) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
+        if bias is not None:
+            scores = scores + bias.to(wide)
         if mask is not None and mask.dtype is torch.bool:
             scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min)
         elif mask is not None:

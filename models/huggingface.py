@@ -220,19 +220,21 @@ def _attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: query [B, H, S, D] to output [B, S, H, D].
 
     The mask says what is seen, as in the library's eager attention, and of that `indices` [B, S, K]
-    the keys that a query chose. What else a class hands over in `extra` counts for nothing here:
-    where it does in the class, the proof tells.
+    the keys that a query chose; a bias [B, H, S, S] is added to the scores. What else a class hands
+    over in `extra` counts for nothing here: where it does in the class, the proof tells.
     """
     if dropout > 0:
         kind = type(module).__name__
         raise ModelError(f"{kind}: attention dropout {dropout} is refused; set it to 0")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(attention_mask, Visible) and s_aux is None and indices is None:
+    plain = s_aux is None and indices is None and position_bias is None
+    if isinstance(attention_mask, Visible) and plain:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
         out = core(query, key, value)
     else:
@@ -241,7 +243,7 @@ def _attend(
             mask = window_mask(query.shape[2], mask.window, query.device)
         if indices is not None:
             mask = chosen_mask(mask, indices, key.shape[2])
-        out = core(query, key, value, mask, s_aux)
+        out = core(query, key, value, mask, s_aux, position_bias)
     return out.transpose(1, 2).contiguous(), None
 
 

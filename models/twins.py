@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,12 +78,11 @@ def _depths(layers: int, period: int) -> list[int]:
 
 
 def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
-    kinds = list(getattr(config, "layer_types", None) or [])
+    kinds = list(zip(*(map(str, v) for v in _by_layer(config).values()), strict=True))
     layers = next((getattr(config, k) for k in _DEPTHS if hasattr(config, k)), 1)
     period = next((n + 1 for n in range(len(kinds)) if set(kinds[: n + 1]) == set(kinds)), 1)
     for depth in _depths(layers, period):
-        for factor in _FACTORS:
-            small = _reduced(config, factor, depth)
+        for small in _small_configs(config, depth):
             vocab = small.vocab_size
             yield replace(
                 source,
@@ -91,6 +91,33 @@ def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
                 plain=_plain_of(source, small),
                 hf_config=small,
             )
+
+
+def _small_configs(config: Any, depth: int) -> Iterator[Any]:
+    """Yield configs of few heads, then of heads that a factor divides as it does widths."""
+    for few_heads in (True, False):
+        for factor in _FACTORS:
+            small = _reduced(config, factor, depth)
+            if not few_heads:
+                yield small
+            elif _with_few_heads(small, config):
+                yield small
+
+
+def _with_few_heads(small: Any, config: Any) -> bool:
+    """Give a config two heads of keys and at most two of queries for each; return whether the
+    fields that say so are there. Where no field says the size of a head, it becomes _HEAD."""
+    heads = getattr(config, "num_attention_heads", None)
+    keys = getattr(config, "num_key_value_heads", None)
+    if type(heads) is not int or type(keys) is not int or heads % keys:
+        return False
+    small.num_key_value_heads = min(keys, 2)
+    small.num_attention_heads = small.num_key_value_heads * min(heads // keys, 2)
+    if type(getattr(config, "head_dim", None)) is not int:
+        small.hidden_size = small.num_attention_heads * _HEAD
+    elif config.head_dim >= _SMALLEST and not hasattr(config, "qk_rope_head_dim"):
+        small.head_dim = _HEAD
+    return True
 
 
 def _plain_of(source: ModelSource, small: Any) -> Callable[[], nn.Module] | None:
@@ -107,13 +134,23 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
             setattr(small, key, None if value is None or key != "pad_token_id" else 0)
         elif key in _DEPTHS:
             setattr(small, key, depth)
+        elif key == "first_k_dense_replace":  # layers before the first with experts
+            setattr(small, key, min(value or 0, 1))
         elif "expert" in key and type(value) is int and value >= _SMALLEST and "size" not in key:
             setattr(small, key, min(value, _experts(config)))
         elif type(value) is int and value >= _SMALLEST and key not in _KEPT:
             setattr(small, key, value // factor if value % factor == 0 else value)
-    if getattr(config, "layer_types", None):
-        small.layer_types = list(config.layer_types)[:depth]
+    for key, value in _by_layer(config).items():
+        with suppress(AttributeError):  # what the config derives from other fields
+            setattr(small, key, value[:depth])
     return small
+
+
+def _by_layer(config: Any) -> dict[str, list[Any]]:
+    """Return the fields of a config that list something of every layer."""
+    layers = next((getattr(config, key) for key in _DEPTHS if hasattr(config, key)), 0)
+    listed = {"layer_types": getattr(config, "layer_types", None), **config.to_dict()}
+    return {k: v for k, v in listed.items() if isinstance(v, list) and len(v) == layers > 1}
 
 
 def _experts(config: Any) -> int:

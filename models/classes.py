@@ -1,0 +1,59 @@
+"""The classes of `transformers` that were checked against the law by `benchmarks/models.py`.
+
+Each class was built from a tiny config and run in float64 on one device, dp=2, tp=2 and pp=2,
+beside the stock class under autograd. The file of results comes with the package.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ModelError
+
+RESULTS = Path(__file__).with_name("classes.json")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A class of the library. result: equal on all four plans, refused, or why it was not checked.
+
+    cut: share of the bytes of matmul weights that tp=2 cuts, None where tp=2 was not planned. said:
+    the refusal, "" where there is none.
+    """
+
+    model_type: str
+    result: str
+    cut: float | None
+    said: str
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes checked. transformers, torch: versions. date: of the run."""
+
+    transformers: str
+    torch: str
+    date: str
+    checked: tuple[Checked, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many classes have each result, the most frequent first."""
+        results = [row.result for row in self.checked]
+        return {name: results.count(name) for name in sorted(set(results), key=results.count)[::-1]}
+
+    def of(self, model_type: str) -> Checked:
+        """Return the row of a class. Raises ModelError where it was not checked."""
+        for row in self.checked:
+            if row.model_type == model_type:
+                return row
+        raise ModelError(
+            f"{model_type}: none of the {len(self.checked)} model types checked; check it with "
+            f"python benchmarks/models.py {model_type}"
+        )
+
+
+def checked_classes(path: Path = RESULTS) -> Classes:
+    """Return the classes that a file of results names, in alphabetical order."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rows = [Checked(**row) for row in data.pop("classes")]
+    return Classes(checked=tuple(sorted(rows, key=lambda row: row.model_type)), **data)
