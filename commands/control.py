@@ -97,7 +97,8 @@ def _list(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.training.past_run import find_runs
 
     folders = [run.folder for run in find_runs(Path(arguments.run_folder))]
-    folders += [state.out for state in _quietly(jobs) if state.out not in folders]
+    known = {folder.resolve() for folder in folders}
+    folders += [state.out for state in _quietly(jobs) if state.out.resolve() not in known]
     found = {str(out): read_address(out) for out in folders}
     live = {out: address for out, address in found.items() if address is not None}
     rows = [f"{out}  on {a.host}" + (f", job {a.job}" if a.job else "") for out, a in live.items()]
