@@ -132,15 +132,16 @@ def resume(folder: str | Path, *, program: str | Path | None = None, **options: 
 def _steps_saved(run: "PastRun") -> int:
     """Return the steps of the newest checkpoint. Raises ValueError where there is none."""
     from meshwright.runtime.checkpoint.manifest import complete, step_of
+    from meshwright.runtime.fast_mark import read_mark
 
     folder = run.folder / "checkpoints"
-    saved = complete(folder)
-    if not saved:
+    saved, fast = complete(folder), read_mark(run.folder)
+    if not saved and not fast:
         raise ValueError(
             f"{folder} holds 0 checkpoints to go on from (--save-every makes some); the run was "
             f"started by: {run.said['starts'][0]['command']}"
         )
-    return step_of(saved[-1])
+    return max([fast, *map(step_of, saved[-1:])])
 
 
 def _program(run: "PastRun", given: str | Path | None) -> Path:

@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.api.slurm import as_data, folder_of, jobs
+    from meshwright.runtime.fast_mark import read_fast
     from meshwright.runtime.slurm.attempts import read_attempts
     from meshwright.runtime.training.goodput import goodput
     from meshwright.runtime.training.past_run import RunError, read_run
@@ -44,6 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     found = goodput(run)
     checkpoint = _newest(out)
     data |= {**run.summary(), **_steps(run), "checkpoint": checkpoint}
+    data |= {"fast_checkpoint": read_fast(out)}
     data |= {"goodput": found.as_data() if found else None}
     data |= {"attempts": [vars(attempt) for attempt in attempts]}
     print_result(arguments, data, "\n".join([*lines, *_text(run, data, attempts, found)]))
@@ -87,6 +89,8 @@ def _text(run: "PastRun", data: dict[str, Any], attempts: list[Any], found: Any)
         f"step {data['done_steps']} of {data['steps']}{loss}  {step}",
         f"newest checkpoint: {data['checkpoint'] or 'none'}",
     ]
+    if fast := data["fast_checkpoint"]:
+        said.append(f"newest fast checkpoint: after {fast['step']} steps, in {fast['folder']}")
     said += [_attempt_text(attempt) for attempt in attempts]
     return [*said, *(lines(found) if found else [])]
 

@@ -37,6 +37,8 @@ def check_options(options: Mapping[str, object]) -> None:
     """Raise GivenError for options of a run, by name, that name nothing."""
     if "out" in options:
         check_folder_place("--out", Path(str(options["out"])))
+    if Path(fast := str(options.get("fast_dir") or "")).is_file():
+        raise GivenError(f"--fast-dir {fast} is a file; give a folder")
     check_resume(str(options.get("resume") or ""))
     check_weights(str(options.get("weights") or ""))
     for name in ("data", "eval_data"):

@@ -43,6 +43,20 @@ def load(executor: Executor[Optimizer], manifest: Manifest) -> tuple[str, ...]:
     return tuple(sorted(fresh))
 
 
+def check_covered(executor: Executor[Optimizer], manifest: Manifest) -> None:
+    """Raise CheckpointError where a checkpoint lacks an element of what this rank holds; nothing is
+    read but the manifest."""
+    fresh = manifest.frozen - executor.layout.frozen
+    for (kind, param), targets in _targets(executor).items():
+        if param in fresh:
+            continue
+        stored = [item.box for item in manifest.boxes.get((kind, param), [])]
+        covered = [0] * len(targets)
+        for read in plan_reads(param, stored, [box for box, _ in targets]):
+            covered[read.local] += read.part.numel
+        _check_filled(targets, covered, param)
+
+
 def _check_numbers(manifest: Manifest, known: dict[str, float]) -> None:
     found = manifest.state.numbers
     if found.keys() != known.keys() or any(type(n) is not float for n in found.values()):
@@ -111,6 +125,10 @@ def _fill(targets: list[Target], stored: list[Stored], files: Files, name: str) 
         box, tensor = targets[read.local]
         tensor[read.part.slices_of(box)].copy_(files.read(stored[read.stored], read.part))
         covered[read.local] += read.part.numel
+    _check_filled(targets, covered, name)
+
+
+def _check_filled(targets: list[Target], covered: list[int], name: str) -> None:
     for (box, _), found in zip(targets, covered, strict=True):
         if found != box.numel:
             raise CheckpointError(

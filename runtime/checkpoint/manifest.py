@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,20 @@ def read_manifest(path: Path, shows: bool = False) -> Manifest:
     return manifest
 
 
-def _read(path: Path, shows: bool) -> Manifest:
+def read_part(path: Path, place: tuple[int, int]) -> Manifest:
+    """The manifest of a host's part of a checkpoint, of which ranks may hold the same boxes.
+
+    place: of this rank among those of the host, and their number, by which digests are divided.
+    Raises CheckpointError on this rank alone.
+    """
+    manifest = _read(path, False, place)
+    boxes = {
+        key: list({s.box: s for s in stored}.values()) for key, stored in manifest.boxes.items()
+    }
+    return replace(manifest, boxes=boxes)
+
+
+def _read(path: Path, shows: bool, place: tuple[int, int] | None = None) -> Manifest:
     try:
         data = json.loads((path / "manifest.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -150,7 +163,7 @@ def _read(path: Path, shows: bool) -> Manifest:
         options = dict(data["options"]) if "options" in data else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}/manifest.json: malformed: {error!r}") from None
-    _check_files(entries, shows)
+    _check_files(entries, shows, place or (rank(), world()))
     return Manifest(path, state, params, boxes, frozen, identity, options)
 
 
@@ -186,14 +199,14 @@ def digest_of(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _check_files(entries: list[tuple[Path, int, str]], shows: bool) -> None:
+def _check_files(entries: list[tuple[Path, int, str]], shows: bool, place: tuple[int, int]) -> None:
     for file, size, _ in entries:
         found = file.stat().st_size if file.exists() else 0
         if found != size:
             raise CheckpointError(f"{file}: {found} bytes, the manifest says {size}")
     bar = Progress("check", sum(size for _, size, _ in entries)) if shows else None
     done = 0
-    for file, size, digest in entries[rank() :: world()]:
+    for file, size, digest in entries[place[0] :: place[1]]:
         if sha256(file) != digest:
             raise CheckpointError(f"{file}: contents differ from the manifest's SHA-256")
         done += size
@@ -209,7 +222,7 @@ def newest_good(folder: Path, before: float = math.inf) -> tuple[Manifest | None
     before: only those of fewer steps count.
     """
     complaints: list[str] = []
-    for path in reversed([p for p in _seen_by_rank_0(folder) if step_of(p) < before]):
+    for path in reversed([p for p in seen_by_rank_0(folder) if step_of(p) < before]):
         try:
             return read_manifest(path), complaints
         except CheckpointError as error:
@@ -228,7 +241,7 @@ def none_reads(folder: Path, complaints: list[str]) -> str:
     )
 
 
-def _seen_by_rank_0(folder: Path) -> list[Path]:
+def seen_by_rank_0(folder: Path) -> list[Path]:
     """What rank 0 published, on all ranks: each by itself may look before it is there."""
     steps = [step_of(path) for path in complete(folder)]
     if world() > 1:

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +58,8 @@ class Checkpointer:
     keep: newest ones kept, 0 for all. keep_every: those of its multiples are never removed.
     prepare: take the host memory now, in the background, as pinning gigabytes takes seconds.
     write_limit_s: seconds after which a write counts as failed: the disk of a rank hangs.
-    identity, options: of the model and its tokenizer, and of the run, for the manifests.
+    identity, options: of the model and its tokenizer, and of the run, for the manifests. ranks:
+    those that write into the folder, all if not given; the first of them writes the manifest.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class Checkpointer:
         write_limit_s: float = math.inf,
         identity: Identity | None = None,
         options: dict[str, Any] | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         self.folder, self.executor, self.identity = folder, executor, identity or Identity()
-        self.options = options
+        self.options, self.ranks = options, tuple(ranks) or tuple(range(world()))
+        self._given_up = threading.Event()
         self.keep, self.keep_every = keep, keep_every
         self.write_limit_s, self._deadline_s = write_limit_s, math.inf
         self._writer: threading.Thread | None = None
@@ -105,7 +108,7 @@ class Checkpointer:
 
     def _clear(self, part: Path) -> None:
         """Remove what an attempt that died left, before any rank writes: never mix the two."""
-        if rank() == 0:
+        if self._leads:
             shutil.rmtree(part, ignore_errors=True)
         if world() > 1:
             dist.barrier()
@@ -134,12 +137,38 @@ class Checkpointer:
                 if self._parts(bucket, run):
                     yield bucket, number, run
 
+    @property
+    def _leads(self) -> bool:
+        """Tell whether this rank writes the manifests."""
+        return rank() == self.ranks[0]
+
     def _parts(self, bucket: FlatBucket, run: Run) -> list[Part]:
-        return [p for p in run.parts if owns(bucket, self.executor.layout, p.param.name)]
+        return [p for p in run.parts if self.keeps(bucket, p.param.name)]
+
+    def keeps(self, bucket: FlatBucket, param: str) -> bool:
+        """Tell whether this rank stores its box of a parameter."""
+        return owns(bucket, self.executor.layout, param)
+
+    def keeps_whole(self, bucket: FlatBucket) -> bool:
+        """Tell whether this rank stores what all ranks of a bucket hold whole."""
+        return owns_whole(bucket)
+
+    def manifest(self, state: State, part: Path) -> dict[str, Any]:
+        """Return what is said of a checkpoint in the folder `part`, once all ranks wrote theirs."""
+        said = {
+            "version": VERSION,
+            "state": asdict(state),
+            "identity": self.identity.to_json(),
+            "params": {p.name: p.shape for p in self.executor.layout.params},
+            "ranks": self._gather_entries(part),
+        }
+        if frozen := self.executor.layout.frozen:
+            said["frozen"] = sorted(frozen)
+        return said if self.options is None else {**said, "options": self.options}
 
     def _whole(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
         """States that this rank stores whole, by kind and parameter."""
-        for bucket in filter(owns_whole, self.executor.optimizer.buckets):
+        for bucket in filter(self.keeps_whole, self.executor.optimizer.buckets):
             yield from self.executor.optimizer.rule.whole_states(bucket).items()
 
     def _prepare(self) -> None:
@@ -194,33 +223,27 @@ class Checkpointer:
         _save(tensors, part / f"{name}.safetensors")
         _sync(part / f"{name}.safetensors")
         write_atomic(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
-        if rank() == 0:
-            manifest = {
-                "version": VERSION,
-                "state": asdict(state),
-                "identity": self.identity.to_json(),
-                "params": {p.name: p.shape for p in self.executor.layout.params},
-                "ranks": self._gather_entries(part),
-            }
-            if frozen := self.executor.layout.frozen:
-                manifest["frozen"] = sorted(frozen)
-            if self.options is not None:
-                manifest["options"] = self.options
-            write_atomic(part / "manifest.json", _sealed(manifest))
+        if self._leads:
+            write_atomic(part / "manifest.json", _sealed(self.manifest(state, part)))
             _sync(part)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(part, final)
             _sync(self.folder)
+            self.published(state)
             self._retire()
+
+    def published(self, state: State) -> None:
+        """Is called, on the rank that writes manifests, behind each checkpoint that is whole."""
 
     def _gather_entries(self, part: Path) -> list[dict]:
         """Every rank's entry, once written; ranks write behind their steps: files are signals."""
         entries = []
-        for number in range(world()):
+        for number in self.ranks:
             path = part / f"rank_{number:05d}.json"
             while not path.exists():
                 self._awaited = number
-                time.sleep(0.02)
+                if self._given_up.wait(0.02):
+                    raise CheckpointError(f"rank {number} wrote nothing")
             entries.append(json.loads(path.read_text()))
         return entries
 

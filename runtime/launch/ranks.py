@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from ..checkpoint.manifest import complete
+from ..fast_mark import MARK
 from ..host import host_name
 from ..own_code import IMPORT_PATH
 from ..training.options import ABORTED, STOPPED, UNFIT
@@ -162,5 +163,7 @@ def _death(rank: Rank, saved: bool) -> str:
 
 
 def saved_in(out: Path) -> set[tuple[str, int]]:
-    """Checkpoints of a run's folder, each with the time of its making: names come again."""
-    return {(p.name, p.stat().st_mtime_ns) for p in complete(out / "checkpoints")}
+    """Checkpoints of a run's folder, each with the time of its making: names come again. The file
+    that tells of the fast tier is among them."""
+    paths = [*complete(out / "checkpoints"), *out.glob(MARK)]
+    return {(p.name, p.stat().st_mtime_ns) for p in paths}

@@ -20,7 +20,7 @@ def option_words(options: dict[str, object]) -> list[str]:
 
 
 def _absolute(name: str, value: str) -> str:
-    folder = name in ("resume", "weights") and value not in ("", "auto")
+    folder = name in ("resume", "weights", "fast_dir") and value not in ("", "auto")
     if name == "out" or folder:
         return str(Path(value).resolve())
     return absolute(value) if name in ("data", "eval_data") else value

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..fast_mark import read_mark
 from ..training.options import STOPPED
 
 FOLDER, FILE = "slurm", "attempts.jsonl"
@@ -83,9 +84,9 @@ def read_attempts(out: Path) -> list[Attempt]:
 
 
 def newest_step(out: Path) -> int:
-    """Return the steps of the newest checkpoint of a run, 0 without one."""
+    """Return the steps of the newest checkpoint of a run, of either tier, 0 without one."""
     names = (p.name.removeprefix("step_") for p in (out / "checkpoints").glob("step_*"))
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return max([read_mark(out), *(int(name) for name in names if name.isdigit())])
 
 
 def now_s() -> float:

@@ -12,8 +12,8 @@ from .rule_options import rate_of
 # changes a step. Data is compared by its tokens.
 _AROUND = frozenset(
     "data eval_data eval_every eval_batches log_every track out save_every save_minutes keep "
-    "keep_every resume fresh anyway allow_change weights accept_tokenizer accept_graph hang_after "
-    "no_compile callbacks".split()
+    "keep_every fast_dir fast_every preflight resume fresh anyway allow_change weights "
+    "accept_tokenizer accept_graph hang_after no_compile callbacks".split()
 )
 _OF_RATE = ("steps", "lr", "schedule", "warmup", "floor")
 

@@ -86,4 +86,7 @@ def _saves(options: RunOptions) -> str:
     every = options.save_every or options.save_minutes
     unit = "steps" if options.save_every else "minutes"
     kept = f"the newest {options.keep} kept" if options.keep else "all kept"
-    return f"a checkpoint every {every:g} {unit} and at the end, {kept}"
+    text = f"a checkpoint every {every:g} {unit} and at the end, {kept}"
+    if options.fast_every:
+        text += f"; every {options.fast_every} steps one in {options.fast_dir} of each host"
+    return text

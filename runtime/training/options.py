@@ -140,6 +140,14 @@ class RunOptions:
         3, "newest checkpoints kept, as one may be damaged and disks fill up; 0 for all", low=0
     )
     keep_every: int = _option(0, "checkpoints of multiples of this step are kept for good", low=0)
+    fast_dir: str = _option(
+        "",
+        "a folder on a disk of each host's own, or in its memory, for checkpoints that are written "
+        "more often than those of OUT, and read where every rank finds its own",
+    )
+    fast_every: int = _option(
+        0, "steps between checkpoints in --fast-dir, the newest 2 kept there", low=0
+    )
     resume: str = _option(
         "",
         'a checkpoint\'s folder, or "auto" for the newest good one of OUT, from which a run goes '
@@ -231,10 +239,30 @@ class RunOptions:
                 f"--keep-every {self.keep_every}: by --save-minutes 0 and without --save-every no "
                 "checkpoint is written that could be kept; give one of them, or leave it out"
             )
+        self._check_fast()
         if self.on_nan == "rollback" and not (self.save_every or self.resume):
             raise OptionError(
                 f"--on-nan rollback: with --save-every {self.save_every} and no --resume there is "
                 "no checkpoint to roll back to; give --save-every, or --on-nan skip"
+            )
+
+    def _check_fast(self) -> None:
+        """The fast tier stands beside the durable one, and is faster."""
+        every, durable = self.fast_every, self.save_every
+        if bool(self.fast_dir) != bool(every):
+            given = f"--fast-dir {self.fast_dir!r} and --fast-every {every}"
+            raise OptionError(f"{given}: one says nothing without the other; give both, or neither")
+        if every and not self.saves:
+            raise OptionError(
+                f"--fast-every {every}: with --save-every {durable} and --save-minutes "
+                f"{self.save_minutes:g} no checkpoint outlives its host; give one of them"
+            )
+        if every and 0 < durable <= every:
+            raise OptionError(
+                f"--fast-every {every} is no more often than --save-every {durable}: give "
+                f"less than {durable}, or leave --fast-dir out"
+                if durable > 1
+                else f"--fast-every {every}: --save-every 1 saves every step; leave --fast-dir out"
             )
 
 

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..fast_mark import read_mark
+
 FILE, VERSION = "run.json", "meshwright run v1"
 # Environment variables of a launcher: the user's command line, and the folder it was given in.
 COMMAND, FOLDER = "MESHWRIGHT_COMMAND", "MESHWRIGHT_FOLDER"
@@ -115,7 +117,8 @@ def read_run(folder: Path) -> PastRun:
 
 def kept_option(folder: Path, name: str) -> Any:
     """Return an option of the run in a folder that has a checkpoint to go on from; None without."""
-    if not any(path.suffix != ".part" for path in folder.glob("checkpoints/step_*")):
+    saved = any(path.suffix != ".part" for path in folder.glob("checkpoints/step_*"))
+    if not saved and not read_mark(folder):
         return None
     try:
         return read_run(folder).options.get(name)

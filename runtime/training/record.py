@@ -38,9 +38,17 @@ class RunRecord:
         identity: Identity,
         hosts: Sequence[str],
         step: int,
+        start_id: str = "",
     ) -> None:
-        """Write what is known at the start, before `step`; earlier starts of the run are kept."""
-        start = {"time": _now(), "step": step, "command": _command(), "hosts": list(hosts)}
+        """Write what is known at the start, before `step`; earlier starts of the run are kept.
+        start_id: of this start, as the fast tier of checkpoints names it."""
+        start = {
+            "id": start_id,
+            "time": _now(),
+            "step": step,
+            "command": _command(),
+            "hosts": list(hosts),
+        }
         self.said = {
             "version": VERSION,
             "state": "running",
@@ -76,6 +84,8 @@ def _placed(options: RunOptions) -> dict[str, Any]:
     """Options by field name, with paths that hold in any folder."""
     data, held_out = absolute(options.data), absolute(options.eval_data)
     placed = {"out": str(Path(options.out).resolve()), "data": data, "eval_data": held_out}
+    if options.fast_dir:
+        placed["fast_dir"] = str(Path(options.fast_dir).resolve())
     return asdict(options) | placed
 
 

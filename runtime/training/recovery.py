@@ -14,6 +14,8 @@ from ..checkpoint import (
     read_manifest,
     weights_identity,
 )
+from ..checkpoint.fast import FastTier
+from ..checkpoint.manifest import seen_by_rank_0, step_of
 from ..data import folder_tokenizer
 from ..identity import check_code, check_model, check_tokenizer
 from ..optimizers.bad_step import BadStepError, NotFiniteError
@@ -26,8 +28,14 @@ class Recovery:
     """The checkpoints of one run, read. logs: whether this rank keeps the run's folder."""
 
     def __init__(
-        self, options: RunOptions, state: RunState, say: Callable[[str], None], logs: bool
+        self,
+        options: RunOptions,
+        state: RunState,
+        say: Callable[[str], None],
+        logs: bool,
+        fast: FastTier | None = None,
     ) -> None:
+        self.fast = fast
         self.options, self.state, self.say, self.logs = options, state, say, logs
         self.out = Path(options.out)
         self.folder = self.out / "checkpoints"
@@ -78,7 +86,10 @@ class Recovery:
             self.say(f"{why}what {left}")
 
     def _set_aside(self, manifest: Manifest | None, first: int) -> Path | None:
-        own = manifest is not None and manifest.path.parent.resolve() == self.folder.resolve()
+        tiers = [self.folder, *([self.fast.folder] if self.fast else [])]
+        own = manifest is not None and any(
+            manifest.path.parent.resolve() == tier.resolve() for tier in tiers
+        )
         return run_folder.go_on(self.out, first) if own else run_folder.begin(self.out)
 
     def roll_back(self, step: int, error: BadStepError) -> int:
@@ -113,11 +124,36 @@ class Recovery:
             return None
         if wanted not in ("", "auto"):
             return _named(Path(wanted))
-        manifest = self._newest()
+        manifest = self._newest_of_both()
         if manifest is None and wanted:
             self.say(f"no checkpoint in {self.folder}: starting from step 0")
         if manifest is not None and not wanted:
             self.say(f"{self.out} holds a run, which goes on; --fresh would start anew")
+        return manifest
+
+    def _newest_of_both(self) -> Manifest | None:
+        """Return the newest checkpoint of either tier; of the durable one no file is read where the
+        fast one is ahead."""
+        durable = max(map(step_of, seen_by_rank_0(self.folder)), default=0)
+        ahead = self._newest_fast(durable)
+        if ahead is not None:
+            return ahead
+        try:
+            manifest = self._newest()
+        except CheckpointError:
+            manifest = self._newest_fast(0)
+            if manifest is None:
+                raise
+            return manifest
+        done = manifest.state.step if manifest is not None else 0
+        return manifest if done == durable else self._newest_fast(done) or manifest
+
+    def _newest_fast(self, above: int) -> Manifest | None:
+        if self.fast is None:
+            return None
+        manifest, complaints = self.fast.newest(self.state.executor, above)
+        for complaint in complaints:
+            self.say(f"passed over a fast checkpoint: {complaint}")
         return manifest
 
     def _newest(self, before: float = math.inf) -> Manifest | None:

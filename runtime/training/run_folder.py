@@ -9,13 +9,16 @@ from typing import IO
 
 from ..atomic_file import write_atomic
 from ..checkpoint.manifest import complete, step_of
+from ..fast_mark import MARK, read_mark
 from ..given import check_folder_place
 from ..metrics.step_log import keep_before
 from .past_run import FILE, RunError, read_run
 from .program import ProgramError
 
 TRACKED = ("tensorboard", "wandb", "wandb.id")
-RUN_FILES = ("run.json", "log.txt", "metrics.jsonl", "checkpoints", "fidelity.json", *TRACKED)
+RUN_FILES = (
+    "run.json", "log.txt", "metrics.jsonl", "checkpoints", MARK, "fidelity.json", *TRACKED
+)  # fmt: skip
 JOB_FILES = ("plan.txt", "plan.txt.report.txt", "plan.key", "program", "job.toml")
 
 
@@ -63,7 +66,7 @@ def begin(out: Path) -> Path | None:
 def unsaved(out: Path) -> str:
     """Return why a run begins anew in a folder that holds one, to be said before where that one
     went; "" where there is none, or it saved a checkpoint."""
-    if complete(out / "checkpoints"):
+    if complete(out / "checkpoints") or read_mark(out):
         return ""
     try:
         done = read_run(out).done
@@ -77,7 +80,7 @@ def begin_job(out: Path, plan: str, fresh: bool) -> Path | None:
     they stay where its plan's text is `plan`. Its log and checkpoints stay where there is a
     checkpoint to go on from, unless the job is to start anew.
     """
-    goes_on = not fresh and bool(complete(out / "checkpoints"))
+    goes_on = not fresh and bool(complete(out / "checkpoints") or read_mark(out))
     known = out / "plan.txt"
     same = goes_on and known.is_file() and known.read_text(encoding="utf-8") == plan
     names = (*(() if same else JOB_FILES), *(() if goes_on else RUN_FILES))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..checkpoint import Checkpointer
+from ..checkpoint import Checkpointer, CheckpointError
+from ..checkpoint.fast import KEEP, FastCheckpointer, FastTier
 from ..checkpoint.manifest import folder_of
 from .options import RunOptions
 from .run_state import RunState
@@ -21,10 +22,12 @@ class Saver:
         state: RunState,
         say: Callable[[str], None],
         write_limit_s: float,
+        fast: FastTier | None = None,
     ) -> None:
         self.options, self.state, self.say = options, state, say
         self._every_s = 60.0 * options.save_minutes or math.inf
         self._saved_s = time.monotonic()
+        self._saved_step = -1
         self._begun: list[Path] = []
         self._checkpointer = Checkpointer(
             Path(options.out) / "checkpoints",
@@ -36,13 +39,31 @@ class Saver:
             identity=state.identity,
             options=asdict(state.options),
         )
+        self._tier = fast
+        self._fast = self._fast_writer(fast, write_limit_s) if fast is not None else None
+        self._warned = False
+
+    def _fast_writer(self, tier: FastTier, write_limit_s: float) -> FastCheckpointer:
+        writer = FastCheckpointer(
+            tier.folder,
+            self.state.executor,
+            KEEP,
+            prepare=True,
+            write_limit_s=write_limit_s,
+            identity=self.state.identity,
+            options=asdict(self.state.options),
+            ranks=tier.ranks,
+        )
+        writer.start, writer.out = tier.start, tier.out
+        return writer
 
     def change(self, options: RunOptions) -> None:
         """Go on with other options, which later checkpoints hold."""
         self.options = options
         self.state.options = replace(options, optimizer=self.state.options.optimizer)
         self._every_s = 60.0 * options.save_minutes or math.inf
-        self._checkpointer.options = asdict(self.state.options)
+        for writer in filter(None, (self._checkpointer, self._fast)):
+            writer.options = asdict(self.state.options)
         self._checkpointer.keep = options.keep
 
     @property
@@ -68,9 +89,34 @@ class Saver:
         if self._is_due(done) or asked.stop.anywhere or asked.save.anywhere or asked.end.anywhere:
             executor.beacon.mark("SAVE")
             stall_s = self._checkpointer.save(self.state.after(done))
-            self._saved_s = time.monotonic()
+            self._saved_s, self._saved_step = time.monotonic(), done
             self._begun.append(folder_of(Path(self.options.out) / "checkpoints", done))
             self.say(f"checkpoint after {done} steps: the step waited {stall_s * 1e3:.1f} ms")
+        elif self._fast is not None and done % self.options.fast_every == 0:
+            executor.beacon.mark("SAVE")
+            self._save_fast(self._fast, done)
+
+    def _save_fast(self, writer: FastCheckpointer, done: int) -> None:
+        """Save in the fast tier, without which the run goes on where a host cannot write."""
+        try:
+            writer.save(self.state.after(done))
+        except CheckpointError:
+            self._give_up(writer)
+
+    def _give_up(self, writer: FastCheckpointer) -> None:
+        """Leave a save out that failed on a rank; say it once. To be called on all ranks."""
+        why, hangs = writer.give_up()
+        if hangs:
+            self._fast = None
+        if not self._warned or hangs:
+            then = "no more is written there" if hangs else "the run goes on without"
+            self.say(f"warning: a fast checkpoint could not be written: {why}; {then}")
+        self._warned = True
+
+    def turn_back(self, step: int) -> None:
+        """Forget fast checkpoints of more than `step` steps, from which the run goes on."""
+        if self._tier is not None:
+            self._tier.forget(step)
 
     def _is_due(self, done: int) -> bool:
         """Tell whether options ask for a save after `done` steps, alike on all ranks."""
@@ -86,3 +132,13 @@ class Saver:
     def wait(self) -> None:
         """Wait until the last save of every rank is on disk. To be called on all ranks."""
         self._checkpointer.wait()
+        if self._fast is not None:
+            try:
+                self._fast.wait()
+            except CheckpointError:
+                self._give_up(self._fast)
+
+    def end(self, done: int) -> None:
+        """Remove the fast tier of a run whose last step is durable. To be called on all ranks."""
+        if self._tier is not None and self._saved_step == done:
+            self._tier.remove()

@@ -27,6 +27,7 @@ from . import fidelity, run_folder
 from .callbacks import Callbacks, Event
 from .controls import Controls, Window, with_values
 from .evaluation import Evaluation
+from .fast_tier import open_fast_tier
 from .feed import Feed
 from .fidelity_file import predicted
 from .loss_guard import LossGuard
@@ -88,7 +89,8 @@ class Trainer:
         beacon.mark("START")
         self.executor = self._executor()
         self.state = RunState(self.executor, self.feed, self.guard, options, program, say)
-        self.recovery = Recovery(options, self.state, say, logs)
+        self.fast = open_fast_tier(options)
+        self.recovery = Recovery(options, self.state, say, logs, self.fast)
         self.controls = Controls(self.out, options)
         self.window: Window | None = None
 
@@ -125,8 +127,9 @@ class Trainer:
         self.beacon.mark("LOAD")
         # The lock lasts until the file is closed: as long as this run.
         self.lock: IO[str] | None = run_folder.hold(self.out) if self.logs else None
-        self.saver = Saver(self.options, self.state, self.say, self.write_limit_s)
+        self.saver = Saver(self.options, self.state, self.say, self.write_limit_s, self.fast)
         first = self.recovery.start()
+        self.saver.turn_back(first)
         hosts = sorted(set(texts_of_all(host_name())))
         return self._recorded(first, hosts) if self.logs else self._run(first)
 
@@ -135,7 +138,8 @@ class Trainer:
         self.say.open(self.out)
         self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
         record = RunRecord(self.out)
-        record.begin(self.folder, self.state.options, self.state.identity, hosts, first)
+        start = self.fast.start if self.fast else ""
+        record.begin(self.folder, self.state.options, self.state.identity, hosts, first, start)
         self.record = record
         self.controls.open(self._known(hosts), record)
         try:
@@ -159,6 +163,7 @@ class Trainer:
             if code == 0:
                 self.say(self.evaluation.log_last(self.executor, log), "strong")
                 self._tell_of_evaluation()
+        self.saver.end(self.beacon.step + 1)
         if code == 0:
             self._compare()
         self.callbacks.call("on_stop")
@@ -302,6 +307,7 @@ class Trainer:
         self.guard.roll_back(error)
         self.saver.wait()
         back = self.recovery.roll_back(step, error)
+        self.saver.turn_back(back)
         log.trim(back)
         return back
 
