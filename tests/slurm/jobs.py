@@ -1,6 +1,8 @@
 """Jobs of the Slurm that tests start: submitted, watched, disturbed."""
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -41,8 +43,11 @@ def job_file(folder: Path, nodes: int, **plan: object) -> Path:
 class Job:
     """A job that was submitted. It is cancelled when it is left."""
 
-    def __init__(self, target: Path, out: Path, callbacks: list[str] = [], **slurm: Any) -> None:  # noqa: B006
-        options = {} if target.is_file() else {**OPTIONS, "callbacks": callbacks}
+    def __init__(
+        self, target: Path, out: Path, more: dict[str, Any] | None = None, **slurm: Any
+    ) -> None:
+        """more: options of the run of a program."""
+        options = {} if target.is_file() else {**OPTIONS, **(more or {})}
         given = {"backoff": 0.5, "time": "00:30:00", **slurm}
         self.made: Submission = submit(target, SlurmOptions(**given), options=options, out=out)
         self.id, self.out = self.made.job, out
@@ -79,6 +84,17 @@ class Job:
     def signal_batch(self, name: str) -> None:
         """Send a signal to the job's script alone, as Slurm does before the end of its time."""
         call(["scancel", f"--signal={name}", "--batch", self.id])
+
+    def kill_rank(self, rank: int) -> None:
+        """End a rank's process at once, as for want of memory."""
+        wanted = {f"RANK={rank}".encode(), f"SLURM_JOB_ID={self.id}".encode()}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                words = set(path.read_bytes().split(b"\0"))
+            except OSError:
+                continue
+            if wanted <= words:
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
     @property
     def attempts(self) -> list[Attempt]:

@@ -13,6 +13,7 @@ from slurm.jobs import OPTIONS, Job, job_file
 
 from meshwright.api.jobs import prepare
 from meshwright.api.runs import run
+from meshwright.runtime.fast_mark import read_mark
 
 pytestmark = pytest.mark.usefixtures("slurm")
 # Sums of float32 in another order, over STEPS steps.
@@ -131,10 +132,45 @@ def test_the_node_of_the_script_is_lost(
         assert "node1" not in job.attempts[-1].nodes
 
 
+@pytest.mark.long
+def test_a_rank_is_killed_and_the_run_goes_on_from_disks_of_the_nodes(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """The first durable checkpoint would come after 50 steps."""
+    fast = tmp_path / "fast"
+    tiers = {"save_every": 50, "fast_dir": str(fast), "fast_every": 4}
+    with Job(program, tmp_path / "run", tiers) as job:
+        job.after_step(14)
+        job.kill_rank(1)
+        assert job.finish() == reference
+        first, second = job.attempts
+        assert (first.code, second.code) == (1, 0) and 12 <= second.first < 50, job.log
+        assert f"resumed {fast}" in job.log and "node2 failed: rank 1 on node2" in job.log
+        assert list(fast.glob("*/node*")) == [], "removed at the end"
+
+
+@pytest.mark.long
+def test_a_lost_node_takes_its_fast_copies_with_it(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """A spare node takes its place, whose disk is empty: the durable one is older."""
+    tiers = {"save_every": 10, "fast_dir": str(tmp_path / "fast"), "fast_every": 4}
+    with Job(program, tmp_path / "run", tiers, spare=1) as job:
+        job.until(lambda: read_mark(job.out) >= 16, "the fast checkpoint after 16 steps")
+        slurm_here.kill_node("node2")
+        try:
+            assert job.finish() == reference
+        finally:
+            slurm_here.start_node("node2")
+        assert job.attempts[1].nodes == ("node1", "node3")
+        assert "passed over a fast checkpoint: step" in job.log
+        assert "checkpoints/step_00000010 after 10 steps" in job.log
+
+
 def test_a_refused_run_stops_the_job(program: Path, tmp_path: Path) -> None:
     """A callback that fails is refused input: nothing is restarted."""
     (tmp_path / "own.py").write_text("def failing(event):\n    raise RuntimeError('no')\n")
-    with Job(program, tmp_path / "run", callbacks=["py:own:failing"]) as job:
+    with Job(program, tmp_path / "run", {"callbacks": ["py:own:failing"]}) as job:
         job.until(lambda: bool(job.attempts), "the end of the attempt")
         assert job.attempts[0].code == 2 and job.attempts[0].then == "stop: the run is refused"
         assert "--callback py:own:failing failed" in job.log
