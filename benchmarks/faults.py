@@ -7,6 +7,9 @@ fault is SIGKILL or SIGSTOP of a random rank in forward, backward, optimizer ste
 or data read, SIGKILL of the launcher, whose ranks must end, too, a disk that is full (a limit on
 file size stands for it), or flipped bits in the newest checkpoint or in its manifest. Then the run
 goes on with `--resume auto`; its losses must be the undisturbed run's, bit for bit, each step once.
+With two tiers of checkpoints the durable ones are rare and the fast ones are struck. Requests that
+the endpoint of a live run must refuse may not disturb it. Under Slurm (faults_slurm.py; left out
+where none is up) the job must end by itself. `--only "two tiers"` takes some of the kinds.
 Prints one row a fault, then a table by kind in Markdown: messages that named the rank (named),
 seconds from the fault to the end of the run and of all its ranks (detect), and from the restart to
 its first step (resume).
@@ -28,6 +31,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import faults_control
+import faults_slurm
+
+from meshwright.runtime.checkpoint.fast import host_folder
 from meshwright.runtime.checkpoint.manifest import complete
 from meshwright.runtime.launch.heartbeat import read_beat
 
@@ -45,6 +52,19 @@ KINDS = tuple(
     "flipped bytes in the newest checkpoint",
     "flipped byte in the newest checkpoint's manifest",
 )
+FAST_KINDS = tuple(
+    f"two tiers: {name}"
+    for name in (
+        "SIGKILL in forward",
+        "SIGKILL in checkpoint write",
+        "flipped bytes in the newest fast checkpoint",
+        "fast folder gone",
+        "fast disk takes nothing",
+    )
+)
+ALL_KINDS = KINDS + FAST_KINDS + faults_control.KINDS + faults_slurm.KINDS
+# With two tiers.
+RARE, OFTEN = 12, 2
 # By when a run must have ended, all its ranks with it.
 END_S = 10.0
 
@@ -77,11 +97,15 @@ def main() -> None:
         program = _program(work)
         reference = _losses(_finished(program, work / "reference"))
         rng = random.Random(arguments.seed)
-        chosen = [kind for kind in KINDS if arguments.only in kind]
+        chosen = [kind for kind in ALL_KINDS if arguments.only in kind]
+        if lacks := faults_slurm.missing():
+            chosen = [kind for kind in chosen if kind not in faults_slurm.KINDS]
+            print(f"without the kinds under Slurm: this machine lacks {lacks}")
         kinds = [chosen[n % len(chosen)] for n in range(arguments.count)]
         outcomes = []
         for number, kind in enumerate(kinds):
-            outcome = fault(kind, program, work / f"fault_{number:03d}", rng, reference)
+            case = kind, program, work / f"fault_{number:03d}", rng, reference
+            outcome = _does(kind)(*case)
             outcomes.append(outcome)
             print(
                 f"{number + 1:3d}/{len(kinds)} {kind}: exit {outcome.code} after "
@@ -103,11 +127,17 @@ def _program(work: Path) -> Path:
     return program
 
 
-def _command(program: Path, run: Path, hang_s: float) -> list[str]:
+def _command(program: Path, run: Path, hang_s: float, kind: str = "") -> list[str]:
     options = {"data": "demo", "steps": STEPS, "save-every": SAVE_EVERY, "hang-after": hang_s}
     options |= {"eval-batches": 1, "schedule": "constant", "out": run, "resume": "auto"}
+    if kind in FAST_KINDS:
+        options |= {"save-every": RARE, "fast-dir": _fast_dir(run), "fast-every": OFTEN}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*CLI, "run", str(program), *words, "--no-compile"]
+
+
+def _fast_dir(run: Path) -> Path:
+    return run.with_name(f"{run.name}_fast")
 
 
 def _finished(program: Path, run: Path) -> Path:
@@ -126,26 +156,78 @@ def _losses(run: Path) -> list[tuple[int, float]]:
 Struck = tuple[float, list[int], int | None]  # the moment, the ranks' processes, the rank struck
 
 
+def _does(kind: str) -> Callable[..., Outcome]:
+    """What carries a kind of fault out."""
+    if kind in faults_slurm.KINDS:
+        return _under_slurm
+    return _undisturbed if kind in UNDISTURBED else fault
+
+
+# A run must not even notice these.
+UNDISTURBED = (*faults_control.KINDS, "two tiers: fast disk takes nothing")
+
+
+def _undisturbed(
+    kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
+) -> Outcome:
+    """What does not disturb a run: it ends by itself, as the other."""
+    if kind in FAST_KINDS:
+        host_folder(_fast_dir(run), run).parent.mkdir(parents=True)
+        host_folder(_fast_dir(run), run).write_text("a file in the place of a folder")
+    process = _started(program, run, kind)
+    obeyed = 0
+    if kind in faults_control.KINDS and _when(lambda: len(_losses(run)) > 1, process):
+        obeyed = faults_control.bombard(kind, run, rng)
+    said = process.communicate(timeout=300)[1].strip().splitlines()
+    equal = process.returncode == 0 and not obeyed and _losses(run) == reference
+    return Outcome(kind, process.returncode, 0.0, 0.0, equal, None, f"{obeyed} obeyed; {said[-1]}")
+
+
+def _under_slurm(
+    kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
+) -> Outcome:
+    """A fault of a job, which must end by itself."""
+    options = {"data": "demo", "steps": STEPS, "save_every": SAVE_EVERY, "no_compile": True}
+    options |= {"eval_batches": 1, "schedule": "constant"}
+    if "two tiers" in kind:
+        options |= {"save_every": RARE, "fast_dir": str(_fast_dir(run)), "fast_every": OFTEN}
+    step = rng.randrange(RARE + 1, STEPS // 2)
+    found = faults_slurm.strike(kind, program, run, rng, options, step)
+    first, last = found.attempts[0], found.attempts[-1]
+    equal = found.state == "COMPLETED" and _losses(run) == reference
+    named = any(node in ("node1", "node2") for node in first.failed) if first.failed else None
+    if named is None and ("SIGKILL" in kind or "lost" in kind):
+        named = False
+    said = f"{len(found.attempts)} attempts; {first.then}"
+    return Outcome(kind, last.code, found.detect_s, found.resume_s, equal, named, said)
+
+
 def fault(
     kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
 ) -> Outcome:
     """Start, disturb at a random step past the first checkpoint, wait, resume, compare."""
     while True:  # a run may end before the moment was seen: some last a millisecond
-        process = _started(program, run, full=kind == "disk full")
+        process = _started(program, run, kind)
         struck = _strike(kind, process, run, rng)
         said = process.communicate(timeout=120)[1].strip().splitlines()
         if struck is not None:
             break
         shutil.rmtree(run)
+        shutil.rmtree(_fast_dir(run), ignore_errors=True)
     moment, pids, rank = struck
     orphans = _outlive(pids)
     detect_s = time.monotonic() - moment
     named = None if rank is None else any(f"rank {rank} on " in line for line in said)
-    if kind.startswith("flipped"):
-        _flip(run, rng, "manifest.json" if kind.endswith("manifest") else "*.safetensors")
+    if "flipped" in kind:
+        _flip(_tier(kind, run), rng, "manifest.json" if kind.endswith("manifest") else "*.safet*")
+    if kind.endswith("gone"):
+        shutil.rmtree(_fast_dir(run))
     started = time.monotonic()
     again = subprocess.Popen(
-        _command(program, run, 60.0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        _command(program, run, 60.0, kind),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert again.stdout is not None
     for line in again.stdout:
@@ -164,9 +246,16 @@ def fault(
     return Outcome(kind, process.returncode, detect_s, resume_s, equal, named, last)
 
 
-def _started(program: Path, run: Path, full: bool) -> subprocess.Popen:
+def _tier(kind: str, run: Path) -> Path:
+    """The folder of the checkpoints that a kind strikes."""
+    fast = kind in FAST_KINDS
+    return host_folder(_fast_dir(run), run) if fast else run / "checkpoints"
+
+
+def _started(program: Path, run: Path, kind: str) -> subprocess.Popen:
+    full = kind == "disk full"
     return subprocess.Popen(
-        _command(program, run, HANG_S),
+        _command(program, run, HANG_S, kind),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -179,7 +268,7 @@ def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random)
     step, rank = rng.randrange(SAVE_EVERY + 1, STEPS // 2), rng.randrange(WORLD)
     number = signal.SIGSTOP if kind.startswith("SIGSTOP") else signal.SIGKILL
     if kind == "disk full":
-        seen = _when(lambda: _writes(run), process)
+        seen = _when(lambda: _writes(run / "checkpoints"), process)
         return (time.monotonic(), _rank_pids(process), None) if seen else None
     if not _when(lambda: len(_losses(run)) > step, process):
         return None
@@ -191,18 +280,20 @@ def _strike(kind: str, process: subprocess.Popen, run: Path, rng: random.Random)
     return time.monotonic(), pids, None if launcher else rank
 
 
-def _writes(run: Path) -> bool:
-    return bool(list((run / "checkpoints").glob("*.part")))
+def _writes(tier: Path) -> bool:
+    return bool(list(tier.glob("*.part")))
 
 
 def _stands(kind: str, run: Path, rank: int) -> bool:
     """Whether the run is where the kind says."""
     if kind.endswith("launcher"):
         return True
-    if kind.startswith("flipped"):  # the one before the newest is what the run goes on from
-        return len(complete(run / "checkpoints")) > 1
+    if "flipped" in kind or kind.endswith("gone"):  # the one before is what the run goes on from
+        return len(complete(_tier(kind, run))) > 1
     phase, beat = PHASES.get(kind.partition(" in ")[2]), read_beat(run / "beats", rank)
-    return _writes(run) if phase is None else beat is not None and beat.kind == phase
+    if phase is None:
+        return _writes(_tier(kind, run))
+    return beat is not None and beat.kind == phase
 
 
 def _when(true: Callable[[], bool], process: subprocess.Popen) -> bool:
@@ -249,9 +340,9 @@ def _little_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 
 
-def _flip(run: Path, rng: random.Random, files: str) -> None:
+def _flip(tier: Path, rng: random.Random, files: str) -> None:
     """A bit of a byte of one of the newest checkpoint's `files`; of three bytes of a large one."""
-    file = rng.choice(sorted(complete(run / "checkpoints")[-1].glob(files)))
+    file = rng.choice(sorted(complete(tier)[-1].glob(files)))
     data = bytearray(file.read_bytes())
     for _ in range(1 if file.suffix == ".json" else 3):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -269,7 +360,7 @@ def _table(outcomes: list[Outcome]) -> str:
     )
     lines = [f"| {columns} |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for kind in KINDS:
+    for kind in ALL_KINDS:
         mine = [o for o in outcomes if o.kind == kind]
         if mine:
             detect = [o.detect_s for o in mine]
