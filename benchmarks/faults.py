@@ -94,7 +94,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = arguments.workdir or Path(folder)
-        program = _program(work)
+        program = _program(work / "here", f"cpu:{WORLD}")
         reference = _losses(_finished(program, work / "reference"))
         rng = random.Random(arguments.seed)
         chosen = [kind for kind in ALL_KINDS if arguments.only in kind]
@@ -102,10 +102,13 @@ def main() -> None:
             chosen = [kind for kind in chosen if kind not in faults_slurm.KINDS]
             print(f"without the kinds under Slurm: this machine lacks {lacks}")
         kinds = [chosen[n % len(chosen)] for n in range(arguments.count)]
+        apart = program
+        if set(kinds) & set(faults_slurm.KINDS):  # the same ranks, a node each
+            apart = _program(work / "apart", f"cpu:1x{WORLD}")
         outcomes = []
         for number, kind in enumerate(kinds):
-            case = kind, program, work / f"fault_{number:03d}", rng, reference
-            outcome = _does(kind)(*case)
+            where = apart if kind in faults_slurm.KINDS else program
+            outcome = _does(kind)(kind, where, work / f"fault_{number:03d}", rng, reference)
             outcomes.append(outcome)
             print(
                 f"{number + 1:3d}/{len(kinds)} {kind}: exit {outcome.code} after "
@@ -118,9 +121,10 @@ def main() -> None:
     sys.exit(not all(o.equal and o.named is not False for o in outcomes))
 
 
-def _program(work: Path) -> Path:
+def _program(work: Path, cluster: str) -> Path:
+    work.mkdir(parents=True, exist_ok=True)
     plan, program = work / "plan.txt", work / "program"
-    sizes = ["--cluster", f"cpu:{WORLD}", "--seq", "64", "--global-batch", "8"]
+    sizes = ["--cluster", cluster, "--seq", "64", "--global-batch", "8"]
     pins = ["--pin", f"dp={WORLD}", "--pin", "zero=2", "--pin", "micro_batch=2"]
     subprocess.run([*CLI, "plan", "tiny", *sizes, *pins, "-o", plan], check=True)
     subprocess.run([*CLI, "compile", plan, "-o", program], check=True)
@@ -195,9 +199,7 @@ def _under_slurm(
     found = faults_slurm.strike(kind, program, run, rng, options, step)
     first, last = found.attempts[0], found.attempts[-1]
     equal = found.state == "COMPLETED" and _losses(run) == reference
-    named = any(node in ("node1", "node2") for node in first.failed) if first.failed else None
-    if named is None and ("SIGKILL" in kind or "lost" in kind):
-        named = False
+    named = found.victim in first.failed if found.victim else None
     said = f"{len(found.attempts)} attempts; {first.then}"
     return Outcome(kind, last.code, found.detect_s, found.resume_s, equal, named, said)
 

@@ -38,11 +38,12 @@ _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPEN
 @dataclass(frozen=True)
 class Struck:
     """detect_s: from the fault to the attempt's end; resume_s: from there to the next start's
-    training. state: of the job at its end."""
+    training. state: of the job at its end. victim: the node that was struck, "" for none."""
 
     detect_s: float
     resume_s: float
     state: str
+    victim: str
     attempts: list[Attempt]
 
 
@@ -70,20 +71,22 @@ def strike(
         _until(job, lambda: job_state(job) not in _ALIVE)
     finally:
         subprocess.run(["scancel", "--quiet", job])
-    if victim:
+    if "lost node" in kind:
         slurm_here.start_node(victim)
         _until("", slurm_here.is_up)
-    return Struck(ended - began, resumed - ended, job_state(job), read_attempts(run))
+    return Struck(ended - began, resumed - ended, job_state(job), victim, read_attempts(run))
 
 
 def _disturb(kind: str, job: str, rng: random.Random) -> str:
-    """Do what the kind says; return the node that was killed, "" for none."""
+    """Do what the kind says; return the node that was struck, "" for none."""
     if "lost node" in kind:
         slurm_here.kill_node("node2")
         return "node2"
     if "SIGKILL" in kind:
-        _kill_rank(job, rng.randrange(2))
-    elif kind.endswith("requeue"):
+        rank = rng.randrange(2)
+        _kill_rank(job, rank)
+        return f"node{rank + 1}"
+    if kind.endswith("requeue"):
         call(["scontrol", "requeue", job])
     else:
         call(["scancel", "--signal=USR1", "--batch", job])

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,8 @@ class FastTier:
         """Remove all of this host's, behind a durable checkpoint of the run's last step."""
         if rank() == self.ranks[0]:
             shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # others of this machine may have their own in it
+                self.folder.parent.rmdir()
         if rank() == 0:
             drop_mark(self.out, -1)
 

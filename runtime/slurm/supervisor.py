@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 
 from ..given import check_given
+from ..launch.words import option_words
 from ..roles import AGENT
 from ..training.options import STOPPED, UNFIT, add_arguments
+from ..training.past_run import launch_of, live_options
 from .attempts import Attempt, Attempts, newest_step, now_s
 from .needs import nodes_of
 from .policy import ON_FAILURE, Ending, Policy, Verdict, verdict
@@ -255,9 +257,11 @@ class Supervisor:
     def _agent(
         self, program: Path, folder: Path, address: str, port: int, *, fresh: bool
     ) -> list[str]:
-        """Return the command of an agent. fresh: there is no checkpoint to go on from."""
+        """Return the command of an agent, with what a user set while the run was live. fresh: there
+        is no checkpoint to go on from."""
         again = [word for word in self.run_words if fresh or word != "--fresh"]
-        options = [*again, "--out", str(self.out)]
+        live = live_options(self.out, launch_of(os.getpid()))
+        options = [*again, *option_words(live), "--out", str(self.out)]
         place = [str(folder), address, str(port)]
         main = str((program / "main.py").absolute())
         return [*shlex.split(self.given.prefix), self.given.python, main, AGENT, *place, *options]

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,6 +125,30 @@ def kept_option(folder: Path, name: str) -> Any:
         return read_run(folder).options.get(name)
     except RunError:
         return None
+
+
+def live_values(folder: Path, launch: str) -> dict[str, Any]:
+    """Return the options that a user set while the run of a folder was live, by name; nothing where
+    another launch (see launch_of) started it."""
+    try:
+        said = read_run(folder).said.get("set", {})
+    except RunError:
+        return {}
+    return dict(said["values"]) if said.get("launch") == launch else {}
+
+
+def live_options(folder: Path, launch: str) -> dict[str, Any]:
+    """Return live_values as options of a restart: a rate that a user set is a jump that they want,
+    where the checkpoint is older than that."""
+    values = live_values(folder, launch)
+    return {**values, "allow_change": True} if values else {}
+
+
+def launch_of(process: int) -> str:
+    """Return what all starts of a run have in common that nobody asked for anew: the job of Slurm,
+    or the launcher, which is a process."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"job {job}" if job else f"process {process}"
 
 
 def find_runs(folder: Path) -> list[PastRun]:

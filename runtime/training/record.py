@@ -19,7 +19,17 @@ from ..atomic_file import write_atomic
 from ..data import absolute
 from ..identity import Identity
 from .options import RunOptions
-from .past_run import COMMAND, FILE, FOLDER, VERSION, RunError, program_hash, read_run
+from .past_run import (
+    COMMAND,
+    FILE,
+    FOLDER,
+    VERSION,
+    RunError,
+    launch_of,
+    live_values,
+    program_hash,
+    read_run,
+)
 
 _GIT_LIMIT_S = 10.0
 
@@ -49,6 +59,7 @@ class RunRecord:
             "command": _command(),
             "hosts": list(hosts),
         }
+        launch = launch_of(os.getppid())
         self.said = {
             "version": VERSION,
             "state": "running",
@@ -56,6 +67,7 @@ class RunRecord:
             "ended": None,
             "why": "",
             "options": _placed(options),
+            "set": {"launch": launch, "values": live_values(self.out, launch)},
             "program": {"folder": str(program.resolve()), "sha256": program_hash(program)},
             "plan": _plan(program),
             "identity": identity.to_json(),
@@ -66,8 +78,11 @@ class RunRecord:
         self._write()
 
     def change(self, options: RunOptions) -> None:
-        """Write options that were changed while the run goes on."""
-        self.said["options"] = _placed(options)
+        """Write options that were changed while the run goes on, and on its restarts."""
+        before, now = self.said["options"], _placed(options)
+        changed = {name: value for name, value in now.items() if value != before[name]}
+        self.said["options"] = now
+        self.said["set"]["values"] |= changed
         self._write()
 
     def end(self, state: str, why: str = "") -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import slurm_here
-from launching import losses
+from launching import losses, rows
 from slurm.jobs import OPTIONS, Job, job_file
 
 from meshwright.api.jobs import prepare
 from meshwright.api.runs import run
+from meshwright.cli import main
 from meshwright.runtime.fast_mark import read_mark
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -165,6 +166,22 @@ def test_a_lost_node_takes_its_fast_copies_with_it(
         assert job.attempts[1].nodes == ("node1", "node3")
         assert "passed over a fast checkpoint: step" in job.log
         assert "checkpoints/step_00000010 after 10 steps" in job.log
+
+
+@pytest.mark.long
+def test_what_was_set_while_the_run_was_live_holds_after_a_restart(
+    program: Path, tmp_path: Path
+) -> None:
+    """The checkpoint knows the new rate: the old one would make a jump, which is refused."""
+    with Job(program, tmp_path / "run") as job:
+        job.after_step(3)
+        assert main(["control", "set", str(job.out), "lr=5e-4"]) == 0
+        job.until(lambda: job.log.count("checkpoint after") > 2, "a checkpoint of the new rate")
+        job.kill_rank(1)
+        job.finish()
+        assert len(job.attempts) == 2, job.log
+        rates = [row["lr"] for row in rows(job.out) if "lr" in row]
+        assert set(rates[20:]) == {5e-4}
 
 
 def test_a_refused_run_stops_the_job(program: Path, tmp_path: Path) -> None:
