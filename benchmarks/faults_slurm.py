@@ -104,12 +104,14 @@ def _kill_rank(job: str, rank: int) -> None:
 
 
 def _until(job: str, true: Callable[[], bool]) -> None:
-    """Wait; a job that is queued again need not wait for its minute."""
-    deadline = time.monotonic() + LIMIT_S
+    """Wait; a job that is queued again need not wait for its minute, but until its nodes are free of
+    it: one that is started before is ended by Slurm, as its credential is revoked."""
+    deadline, pending_s = time.monotonic() + LIMIT_S, 0.0
     while not true():
         if time.monotonic() > deadline:
             raise SystemExit(f"job {job} is {job_state(job)} after {LIMIT_S:g} s")
-        if job and job_state(job) == "PENDING":
+        pending_s = pending_s + 0.1 if job and job_state(job) == "PENDING" else 0.0
+        if pending_s > 3.0:
             words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
             subprocess.run(words, capture_output=True)
         time.sleep(0.1)
