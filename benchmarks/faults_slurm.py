@@ -104,8 +104,8 @@ def _kill_rank(job: str, rank: int) -> None:
 
 
 def _until(job: str, true: Callable[[], bool]) -> None:
-    """Wait; a job that is queued again need not wait for its minute, but until its nodes are free of
-    it: one that is started before is ended by Slurm, as its credential is revoked."""
+    """Wait; a job that is queued again need not wait for its minute. Slurm ends one that starts
+    before its nodes are free of it: its credential is revoked."""
     deadline, pending_s = time.monotonic() + LIMIT_S, 0.0
     while not true():
         if time.monotonic() > deadline:
