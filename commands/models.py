@@ -1,7 +1,8 @@
-"""`meshwright models`: the presets, and one model's config."""
+"""`meshwright models`: the presets, one model's config, and the classes that were checked."""
 
 import argparse
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .output import print_result
@@ -9,20 +10,29 @@ from .parsers import add_command
 
 if TYPE_CHECKING:
     from meshwright.models import DecoderConfig
+    from meshwright.models.classes import Checked
 
 
 def add(commands: Any) -> None:
     """Add the command and its parts."""
     parser = commands.add_parser(
         "models",
-        help="list the presets, show a model's config",
-        description="List the presets, or show a model's whole config, which a TOML file may "
-        "change field by field.",
+        help="list the presets and the classes of transformers, show a model's config",
+        description="List the presets, show a model's whole config, which a TOML file may change "
+        "field by field, or list the classes of transformers that were checked.",
     )
     parts = parser.add_subparsers(title="parts", required=True, metavar="PART")
     add_command(parts, "list", _list, "List the presets with their sizes.")
     show = add_command(parts, "show", _show, "Show the config of a preset, TOML file or hf:DIR.")
     show.add_argument("name", metavar="MODEL", help="as plan takes it")
+    classes = add_command(
+        parts,
+        "classes",
+        _classes,
+        "List the classes of transformers that were trained beside PyTorch, with each result. "
+        "Every other class is tried as it comes: it is proven or refused.",
+    )
+    classes.add_argument("types", nargs="*", metavar="MODEL_TYPE", help="as config.json says it")
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -70,3 +80,49 @@ def _show(arguments: argparse.Namespace) -> None:
         )
     text = "\n".join(f"{key} = {value!r}" for key, value in fields.items())
     print_result(arguments, {"name": source.name, "config": fields}, text)
+
+
+def _classes(arguments: argparse.Namespace) -> None:
+    from meshwright.models.classes import checked_classes
+
+    found = checked_classes()
+    rows = [found.of(name) for name in arguments.types] or found.checked
+    counts = ", ".join(f"{count} {result}" for result, count in found.counts().items())
+    head = (
+        f"{len(found.checked)} causal classes of transformers {found.transformers}, tiny configs, "
+        f"one device, dp=2, tp=2 and pp=2 in float64, torch {found.torch}, {found.date}: {counts}"
+    )
+    width = max(len(row.model_type) for row in rows)
+    lines = [f"{row.model_type.ljust(width)}  {_checked(row)}" for row in rows]
+    data = {
+        "transformers": found.transformers,
+        "torch": found.torch,
+        "date": found.date,
+        "installed": _installed(),
+        "counts": found.counts(),
+        "classes": [asdict(row) for row in rows],
+    }
+    print_result(arguments, data, "\n".join([head, *_other(found.transformers), "", *lines]))
+
+
+def _checked(row: "Checked") -> str:
+    if row.result != "equal":
+        return f"{row.result}: {row.said}"
+    cut = "" if row.cut is None else f", tp=2 cuts {row.cut:.0%} of the weights"
+    return row.result + cut
+
+
+def _other(checked: str) -> list[str]:
+    """Say where another version is installed than was checked."""
+    here = _installed()
+    if here == checked:
+        return []
+    there = f"transformers {here} is installed" if here else "transformers is not installed"
+    return [f"{there}: what a class computes may differ; each is proven when it is planned"]
+
+
+def _installed() -> str:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return ""

@@ -15,6 +15,7 @@ capture is compared with.
 from __future__ import annotations
 
 import copy
+import logging
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -197,11 +198,15 @@ def _attach_cores(model: nn.Module) -> bool:
     named = (*model.named_parameters(), *model.named_buffers())
     on_meta = {name: _on_meta(tensor.detach()) for name, tensor in named}
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch's own log of a call that fails
     try:
         with torch.no_grad():
             torch.func.functional_call(model, on_meta, (tokens,))
     except Exception:  # whatever a class does with a mask that is none
         return False
+    finally:
+        logging.disable(before)
     return any(isinstance(module, AttentionCore | DenseCore) for module in model.modules())
 
 

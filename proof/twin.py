@@ -34,10 +34,19 @@ def _skeletons(traced: Traced, kind: Callable, size: Callable) -> frozenset[Skel
 
 
 def _skeleton(graph: Graph, kind: Callable, size: Callable) -> Skeleton:
-    """The graph without names. kind, size: what counts of an attribute, and of a shape."""
-    at = {name: number for number, name in enumerate(graph.values)}
+    """The graph without names. kind, size: what counts of an attribute, and of a shape.
+
+    A constant that it only hands on, as the context does with one of each layer, does not count.
+    """
+    read = {name for op in graph.ops for name in op.inputs}
+    unread = {i.value.name for i in graph.inputs_of("constant")} - read
+    at = {name: number for number, name in enumerate(n for n in graph.values if n not in unread)}
     at[""] = -1
-    inputs = tuple((i.kind, size(i.value.shape), i.value.dtype) for i in graph.inputs)
+    inputs = tuple(
+        (i.kind, size(i.value.shape), i.value.dtype)
+        for i in graph.inputs
+        if i.value.name not in unread
+    )
     ops = tuple(
         (
             op.target,
@@ -47,7 +56,7 @@ def _skeleton(graph: Graph, kind: Callable, size: Callable) -> Skeleton:
         )
         for op in graph.ops
     )
-    return inputs, ops, tuple(at[n] for n in graph.outputs)
+    return inputs, ops, tuple(at[n] for n in graph.outputs if n not in unread)
 
 
 def _successions(traced: Traced) -> frozenset[tuple[Skeleton, Skeleton]]:

@@ -258,7 +258,9 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     except CaptureError:
         raise
     except Exception as error:
-        if _fails_anyway(module, given, error):
+        with quiet():
+            fails_anyway = _fails_anyway(module, given, error)
+        if fails_anyway:
             raise CaptureError(
                 f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
             ) from error

@@ -15,8 +15,9 @@ def _slice_backward(op: Op, inputs: list[Value]) -> Rule:
 def _cat(op: Op, inputs: list[Value]) -> Rule:
     rank = len(op.output.shape)
     dim = int(op.attr("dim", 0)) % rank
-    equal = all(v.shape == inputs[0].shape for v in inputs)
-    sizes: dict[str, Size] = {f"d{k}": size for k, size in enumerate(inputs[0].shape)}
+    shapes = [v.shape for v in inputs if len(v.shape) == rank]  # torch passes over an empty [0]
+    equal = all(shape == shapes[0] for shape in shapes) and len(shapes) == len(inputs)
+    sizes: dict[str, Size] = {f"d{k}": size for k, size in enumerate(shapes[0])}
     part: list[tuple[str, ...]] = [(f"d{k}",) for k in range(rank)]
     whole = list(part)
     fixed = set()
@@ -27,7 +28,8 @@ def _cat(op: Op, inputs: list[Value]) -> Rule:
     else:
         part[dim] = whole[dim] = ()
         sizes.pop(f"d{dim}")
-    return Rule((tuple(part),) * len(inputs), (tuple(whole),), sizes, fixed=frozenset(fixed))
+    parts = tuple(tuple(part) if len(v.shape) == rank else ((),) for v in inputs)
+    return Rule(parts, (tuple(whole),), sizes, fixed=frozenset(fixed))
 
 
 def _embedding(op: Op, inputs: list[Value]) -> Rule:
