@@ -29,9 +29,13 @@ def what_if(
     prices: Path | None = None,
     say: Say = silent,
     told: "Callable[[Answer], None]" = lambda _: None,
+    least: bool = False,
 ) -> "list[Answer]":
     """Search every cluster at every combination of the sweeps' values for its best plan.
 
+    clusters: as `plan` takes them; `all` is a node of each part of the catalogue, `all:N` N cards
+    of each. least: by growing number of devices, and of each size of the job none with more than
+    the fewest that hold it; `all` is 1, 2, 4 and so on of each then.
     sweeps: NAME=VALUE,VALUE,... as `meshwright what-if --help` has them; they replace what the
     cluster and the job say. prices: a file of figures beside those that are built in. told: takes
     each answer as it is found. Raises MeshwrightError for bad input; a point that nothing fits is
@@ -42,7 +46,7 @@ def what_if(
     from meshwright.planner.what_if.ask import Search
     from meshwright.planner.what_if.prices import read_prices
 
-    asked, source = _points(clusters, job, sweeps, say), load_model(model)
+    asked, source = _points(clusters, job, sweeps, say, least), load_model(model)
     pins, read = parse_pins(job.pin_texts), read_prices(prices)
     for point in asked:
         check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
@@ -56,14 +60,25 @@ def what_if(
             check_lengths(traced, point.seq)
         return Search(traced, pins, read, EFFORTS[job.effort])
 
-    found = []
+    if least:
+        asked.sort(key=lambda point: point.cluster.num_devices)
+    found: list[Answer] = []
     for count, point in enumerate(asked, start=1):
+        if least and _on_fewer(point, found):
+            continue
         search = search_in(job.dtype or usual_dtype(point.cluster))
         where = f"point {count} of {len(asked)}, {point.cluster.name}"
         say(where)
         found.append(search.answer(point, partial(_said, say, where)))
         told(found[-1])
     return found
+
+
+def _on_fewer(point: "Point", found: "list[Answer]") -> bool:
+    """Return whether a point's sizes fit on fewer devices."""
+    sizes = point.seq, point.global_batch
+    fitting = (a for a in found if a.step and (a.point.seq, a.point.global_batch) == sizes)
+    return any(answer.devices < point.cluster.num_devices for answer in fitting)
 
 
 def _said(say: Say, where: str, what: str) -> None:
@@ -94,9 +109,24 @@ def priced(
 
 
 def _points(
-    clusters: Sequence[Cluster | str], job: Job, sweeps: Sequence[str], say: Say
+    clusters: Sequence[Cluster | str],
+    job: Job,
+    sweeps: Sequence[str],
+    say: Say,
+    least: bool = False,
 ) -> "list[Point]":
     from meshwright.planner.what_if.edits import parse_sweep, points
 
-    specs = [at_hand(cluster_of(cluster), say).spec for cluster in clusters]
+    specs = specs_of(clusters, say, least)
     return points(specs, [parse_sweep(text) for text in sweeps], job.seq, job.global_batch)
+
+
+def specs_of(
+    clusters: Sequence[Cluster | str], say: Say = silent, least: bool = False
+) -> list[str]:
+    """Return the clusters by their own names: `auto` is this machine, `all` each part. least: all
+    without a count is 1, 2, 4 and so on of each, up to a node."""
+    from meshwright.planner.what_if.edits import specs_of_all
+
+    at = (at_hand(cluster_of(cluster), say).spec for cluster in clusters)
+    return [spec for given in at for spec in specs_of_all(given, least)]

@@ -34,7 +34,12 @@ def add(commands: Any) -> None:
     parser.add_argument("model", nargs="?", help="as plan takes it; leave it out with --plan")
     parser.add_argument("--plan", type=Path, metavar="PLAN", help="a plan to price, not to search")
     parser.add_argument(
-        "--cluster", action="append", default=[], metavar="C", help="as plan takes it; repeatable"
+        "--cluster",
+        action="append",
+        default=[],
+        metavar="C",
+        help="as plan takes it; repeatable. all: a node of each part of the catalogue; all:8: so "
+        "many cards of each",
     )
     parser.add_argument(
         "--sweep",
@@ -70,7 +75,9 @@ def add(commands: Any) -> None:
         "--objective",
         choices=OBJECTIVES,
         default="time",
-        help="what the best row has least of for a token; memory: of a device (default: time)",
+        help="what the best row has least of for a token; memory: of a device; hardware: fewest "
+        "devices, then least price, then fastest; --cluster all has 1, 2, 4 and so on of each part "
+        "then, and what needs more devices than the fewest is left out (default: time)",
     )
     parser.add_argument(
         "--tokens",
@@ -138,7 +145,8 @@ def _fill(table: Table, arguments: argparse.Namespace) -> None:
         table.answers += priced(plan, software=arguments.software, **words)
         return
     with Doing() as say:
-        search = partial(what_if, arguments.model, say=say, **words)
+        least = arguments.objective == "hardware"
+        search = partial(what_if, arguments.model, say=say, least=least, **words)
         search(job=_job(arguments, arguments.pin), told=table.answers.append)
         if arguments.compare:
             pins = [*arguments.pin, *arguments.compare]
@@ -161,11 +169,12 @@ def _check_figures(arguments: argparse.Namespace) -> None:
     """Refuse an objective whose figure no part has, before anything is searched."""
     if arguments.objective not in FIGURES:
         return
+    from meshwright.api.what_if import specs_of
     from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.planner.what_if.prices import read_prices
 
     prices = read_prices(arguments.prices)
-    parts = sorted({parse_cluster(spec).device.name for spec in arguments.cluster})
+    parts = sorted({parse_cluster(spec).device.name for spec in specs_of(arguments.cluster)})
     figures = [getattr(prices.of(part), FIGURES[arguments.objective]) for part in parts]
     if all(figure is None for figure in figures):
         raise unknown_figure(arguments.objective, parts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.planner.what_if.answers import Answer
 
-OBJECTIVES = ("time", "cost", "energy", "memory")
+OBJECTIVES = ("time", "cost", "energy", "memory", "hardware")
 _GIB = 2.0**30
 # By objective the figure of a part that it ranks by.
 FIGURES = {"cost": "price_per_hour", "energy": "watts"}
@@ -46,10 +46,14 @@ class Table:
     stopped: bool = False
 
     @property
+    def _by_hardware(self) -> bool:
+        return self.objective == "hardware"
+
+    @property
     def best(self) -> "Answer | None":
         """Return the answer with the least of the objective; None where nothing fits."""
         found = min(self.answers, key=lambda answer: answer.rank(self.objective))
-        return found if found.rank(self.objective) < float("inf") else None
+        return found if found.rank(self.objective)[0] < float("inf") else None
 
     def check_objective(self) -> None:
         """Raise ValueError where no part that fits has the figure that the objective ranks by."""
@@ -88,7 +92,7 @@ class Table:
         head = self._head()
         rows = [head]
         for number, answer in enumerate(self.answers, start=1):
-            cells = self._cells(answer, self._other(number - 1), len(head) - 2)
+            cells = self._cells(answer, self._other(answer), len(head) - 2)
             rows.append(["*" if answer is self.best else "", str(number), *cells])
         widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
         lines = ["  ".join(map(_padded, row, widths, head)).rstrip() for row in rows]
@@ -100,13 +104,12 @@ class Table:
         return "\n".join([f"{self.subject}: {self.speed}", *lines, *notes, "plans", *plans])
 
     def _unknown(self) -> list[str]:
-        """Name the figures of parts that a budget lacks, whose cells are empty."""
-        if not self.tokens:
-            return []
+        """Name the figures of parts that are missing, whose cells are empty."""
+        figures = FIGURES.values() if self.tokens else ["price_per_hour"] * self._by_hardware
         lines = [
             f"{figure} of {answer.point.cluster.device.name} is not known; give it in --prices FILE"
             for answer in self.answers
-            for figure in FIGURES.values()
+            for figure in figures
             if answer.step and getattr(answer.part, figure) is None
         ]
         return list(dict.fromkeys(lines))
@@ -114,15 +117,15 @@ class Table:
     def _near(self) -> list[str]:
         """Name the rows that a longer search may put first: their bound is below the best row."""
         best = self.best
-        if best is None or self.objective == "memory":
+        if best is None or self.objective in ("memory", "hardware"):
             return []
-        least = best.rank(self.objective)
+        least = best.rank(self.objective)[0]
         near = [
             str(number)
             for number, answer in enumerate(self.answers, start=1)
             if answer is not best
             and answer.step
-            and answer.rank(self.objective) / (1 + answer.step.gap) < least
+            and answer.rank(self.objective)[0] / (1 + answer.step.gap) < least
         ]
         if not near:
             return []
@@ -130,11 +133,12 @@ class Table:
         listed = ", ".join(near)
         return [f"{rows} {listed} may be the best: within the gap; --effort best narrows it"]
 
-    def _other(self, index: int) -> "Answer | None":
-        return self.others[index] if index < len(self.others) else None
+    def _other(self, answer: "Answer") -> "Answer | None":
+        """Return the answer of the same point under other pins."""
+        return next((other for other in self.others if other.point == answer.point), None)
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [self._row(answer, self._other(k)) for k, answer in enumerate(self.answers)]
+        return [self._row(answer, self._other(answer)) for answer in self.answers]
 
     def _row(self, answer: "Answer", other: "Answer | None") -> dict[str, Any]:
         step, point = answer.step, answer.point
@@ -152,9 +156,11 @@ class Table:
             "tokens_per_s": step and step.tokens_per_s,
             "mfu": step and step.mfu,
             "peak_bytes": step and step.peak_bytes,
-            "usable_bytes": step and step.usable_bytes,
+            "needed_bytes": answer.need_bytes or None,
+            "usable_bytes": answer.usable_bytes,
             "limit": step and step.limit,
             "shares": step and dict(step.shares),
+            "dollars_per_hour": answer.price_per_hour,
             "days": budget and budget.days,
             "dollars": budget and budget.dollars,
             "energy_kwh": budget and budget.kwh,
@@ -166,13 +172,14 @@ class Table:
         head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
         head += ["gap"] * self.searched + ["compared"] * self.compared
         head += [f"by {Path(self.software).stem}"] * bool(self.software)
+        head += ["$/hour"] * self._by_hardware
         return head + ["days", "dollars", "MWh"] * (self.tokens is not None) + ["limited by"]
 
     def _cells(self, answer: "Answer", other: "Answer | None", count: int) -> list[str]:
         step, point = answer.step, answer.point
         sizes = [point.cluster.name, f"{point.seq:,}", f"{point.global_batch:,}"]
         if step is None:
-            return [*sizes, *["-"] * (count - len(sizes))]
+            return _without_plan(answer, sizes, count)
         memory = f"{_short(step.peak_bytes / _GIB)} / {_short(step.usable_bytes / _GIB)}"
         cells = [*sizes, f"{step.step_us / 1e3:,.1f}", f"{step.tokens_per_s:,.0f}"]
         cells += ["-" if step.mfu is None else f"{step.mfu:.1%}", memory]
@@ -182,10 +189,23 @@ class Table:
             cells.append(_slower(answer, other))
         if self.software:
             cells.append(_by_software(answer))
+        if self._by_hardware:
+            cells.append(_short(answer.price_per_hour))
         if self.tokens:
             cells += _budget(answer, self.tokens)
         kind, share = step.shares[0]
         return [*cells, f"{kind} {share:.0%}"]
+
+
+def _without_plan(answer: "Answer", sizes: list[str], count: int) -> list[str]:
+    """Return the cells of a cluster that holds no plan: by how much its memory is too small, where
+    that is why."""
+    need, usable = answer.need_bytes / _GIB, answer.usable_bytes / _GIB
+    cells = [*sizes, *["-"] * (count - len(sizes) - 1), "no layout: see plans"]
+    if need > usable:
+        cells[len(sizes) + 3] = f"{_short(need)} / {_short(usable)}"
+        cells[-1] = f"does not fit: {_short(need - usable)} GiB too much"
+    return cells
 
 
 def _padded(text: str, width: int, head: str) -> str:

@@ -26,4 +26,9 @@ class PlanError(MeshwrightError):
 
 
 class InfeasibleError(PlanError):
-    """No plan satisfies the demands."""
+    """No plan satisfies the demands. need_bytes: of a device, that the leanest plan found takes; 0
+    where that is not known."""
+
+    def __init__(self, text: str, need_bytes: float = 0.0) -> None:
+        super().__init__(text)
+        self.need_bytes = need_bytes

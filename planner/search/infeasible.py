@@ -69,10 +69,11 @@ class Refusal:
         ways.append(f"about {times:.1f} times the memory of a device")
         return f"{text}; what would fit: {'; '.join(ways)}"
 
-    def shortage(self) -> str:
-        """Return what is missing under all pins together."""
+    def shortage(self) -> tuple[str, float]:
+        """Return what is missing under all pins together, and the bytes that a device needs."""
         pins = tuple(self.pinned())
-        return self._missing(pins, *self.least(pins))
+        need, candidate = self.least(pins)
+        return self._missing(pins, need, candidate), need
 
     def _missing(self, conflict: tuple[str, ...], need: float, candidate: Candidate) -> str:
         parts = _parts(peak_under(self.under_alone(conflict), candidate, need))

@@ -131,7 +131,8 @@ def search(
     if first.best is None:
         if not advise:
             count = explored[0].num_candidates
-            raise InfeasibleError(f"{Refusal(costs, limit).shortage()}; of {count} combinations")
+            text, need = Refusal(costs, limit).shortage()
+            raise InfeasibleError(f"{text}; of {count} combinations", need)
         progress("nothing fits; looking for what would")
         raise InfeasibleError(Refusal(costs, limit).text())
     if not stop.at:

@@ -12,6 +12,7 @@ from .edits import Point
 from .prices import Part
 
 SECONDS_A_DAY = 86_400.0
+INF = float("inf")
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,26 @@ class Budget:
 @dataclass(frozen=True)
 class Answer:
     """A point and its best plan; where there is none, why. devices: of the cluster. software_us:
-    the step of the same layout under another stack, None where that was not asked."""
+    the step of the same layout under another stack, None where that was not asked. need_bytes: of a
+    device, where no plan fits into its memory, by the leanest one; else 0."""
 
     point: Point
     step: Step | None
     why: str = ""
     part: Part = Part()
     software_us: float | None = None
+    need_bytes: float = 0.0
+
+    @property
+    def usable_bytes(self) -> float:
+        """Return what a plan may use of a device."""
+        return usable_bytes(self.point.cluster)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Return US dollars of all devices for an hour, None where the part's are not known."""
+        price = self.part.price_per_hour
+        return None if price is None else price * self.devices
 
     @property
     def devices(self) -> int:
@@ -72,20 +86,21 @@ class Answer:
         dollars = None if price is None else hours * price
         return Budget(seconds / SECONDS_A_DAY, dollars, watts and hours * watts / 1e3)
 
-    def rank(self, objective: str) -> float:
+    def rank(self, objective: str) -> tuple[float, ...]:
         """Return what the objective wants to be small: seconds, dollars or kWh a token, or bytes;
-        infinite where nothing fits, or a figure is not known."""
+        for hardware the devices, then their price, then the time. Infinite where nothing fits, or a
+        figure is not known."""
         found = self.budget(1.0)
         if self.step is None or found is None:
-            return float("inf")
+            return (INF,)
         by = {
-            "time": found.days,
-            "cost": found.dollars,
-            "energy": found.kwh,
-            "memory": self.step.peak_bytes,
+            "time": (found.days,),
+            "cost": (found.dollars,),
+            "energy": (found.kwh,),
+            "memory": (self.step.peak_bytes,),
+            "hardware": (self.devices, self.price_per_hour, found.days),
         }
-        value = by[objective]
-        return float("inf") if value is None else value
+        return tuple(INF if value is None else value for value in by[objective])
 
 
 def step_of(

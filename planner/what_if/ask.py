@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
@@ -42,7 +42,8 @@ class Search:
         try:
             return Answer(point, self._best(point, part, progress), part=part)
         except PlanError as error:
-            return Answer(point, None, str(error), part)
+            need = error.need_bytes if isinstance(error, InfeasibleError) else 0.0
+            return Answer(point, None, str(error), part, need_bytes=need)
 
     def _best(self, point: Point, part: Part, progress: Progress) -> Step:
         traced, cluster, pins = self.traced, point.cluster, self.pins
@@ -91,7 +92,8 @@ def _priced(shape: Shape, point: Point, part: Part) -> Answer:
     found = shape.on(cluster)
     most = usable_bytes(cluster)
     if found.peak_bytes > most:
-        return Answer(point, None, f"needs {gib(found.peak_bytes)} of {gib(most)} usable", part)
+        why = f"needs {gib(found.peak_bytes)} of {gib(most)} usable"
+        return Answer(point, None, why, part, need_bytes=found.peak_bytes)
     said = f"{plan.mesh} micro_batch={plan.micro_batch} zero={plan.zero} {plan.schedule_name}"
     made = found.model, found.timeline, plan.mesh, found.peak_bytes
     step = step_of(said, point, *made, plan.flops_per_token, part)

@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster, ClusterError, Curve, LinkLevel
 from ..hardware.cluster_file import parse_cluster, resized
 
+ALL = "all"  # every part of the catalogue
 MOST_DEVICES = 16_384
 MOST_POINTS = 10_000
 _GIB = 2**30
@@ -53,6 +55,37 @@ class Point:
     seq: int
     global_batch: int
     swept: tuple[tuple[str, str], ...] = ()
+
+
+def specs_of_all(spec: str, least: bool = False) -> list[str]:
+    """Return the clusters that `all` stands for, a node of each part of the catalogue; `all:N` has
+    N cards of each, in full nodes where one does not hold them, `all:NxM` M nodes of N. What is no
+    `all` is itself alone; CPU ranks are left out. least: without a count there is one of 1, 2, 4
+    and so on of each part, up to a node.
+
+    Raises ClusterError for counts that a node cannot have.
+    """
+    named, comma, rest = spec.partition(",")
+    name, _, counts = named.partition(":")
+    if name != ALL:
+        return [spec]
+    parts = [part for part in CATALOGUE.values() if part.device.type != "cpu"]
+    most = max(part.devices_per_node for part in parts).bit_length()
+    each = [str(2**n) for n in range(most)] if least and not counts else [counts]
+    return [f"{p.name}:{_counts(n, p)}{comma}{rest}" for n in each for p in parts]
+
+
+def _counts(said: str, part: Cluster) -> str:
+    """Return DEVICES or DEVICESxNODES for as many cards of a part; all of a node for none."""
+    node = part.devices_per_node
+    if not said.isdecimal() or int(said) <= node:
+        return said or str(node)
+    if int(said) % node:
+        raise ClusterError(
+            f"cluster {ALL}:{said}: a node of {part.name} holds {node} devices, and {said} fill no "
+            f"whole nodes; write {ALL}:{node}xNODES"
+        )
+    return f"{node}x{int(said) // node}"
 
 
 def parse_sweep(text: str) -> Sweep:

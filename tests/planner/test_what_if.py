@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import Job, MeshwrightError, Plan, plan, priced, trace, what_if
+from meshwright.api.what_if import specs_of
 from meshwright.cli import main
 from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import collective_us
@@ -21,6 +22,7 @@ from meshwright.planner.what_if.prices import read_prices
 from meshwright.runtime.metrics.devices import PEAKS
 
 ASKED = Job(seq=64, global_batch=8, effort="fast")
+GPUS = ("h200", "h100", "a100", "b200", "mi300x", "l40s", "rtx4090", "rtx5090")
 SWEEPS = ("device.memory_gb=24", "link.nvlink.bandwidth=x0.1,x1")
 
 
@@ -35,6 +37,40 @@ def test_a_point_of_every_combination() -> None:
         parse_cluster("h200:8").device.memory_bytes // 2
     }
     assert found[0].swept == (("nodes", "1"), ("seq", "32"), ("device.memory_gb", "x0.5"))
+
+
+def test_all_is_every_part_of_the_catalogue() -> None:
+    assert specs_of(["all"]) == [f"{name}:8" for name in GPUS]
+    assert specs_of(["cpu:2", "all:2"]) == ["cpu:2", *(f"{name}:2" for name in GPUS)]
+    assert specs_of(["all:16,host_memory=1TiB"])[0] == f"{GPUS[0]}:8x2,host_memory=1TiB"
+    growing = specs_of(["all"], least=True)
+    assert growing == [f"{name}:{n}" for n in (1, 2, 4, 8) for name in GPUS]
+    with pytest.raises(MeshwrightError, match="holds 8 devices, and 12 fill no whole nodes"):
+        specs_of(["all:12"])
+
+
+def test_the_least_hardware_is_the_fewest_devices_then_the_cheapest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts without a price come after those with one, and the fastest is not the least."""
+    parts = tmp_path / "parts.toml"
+    parts.write_text("# meshwright parts v1\n[A100]\nprice_per_hour = 0.5\n")
+    words = ["tiny-llama", "--seq", "64", "--global-batch", "8", "--pin", "pp=1"]
+    words += ["--objective", "hardware", "--prices", str(parts), "--cluster", "a100:1"]
+    few = "device.memory_gb=0.001,40"
+    for spec in ("h200:2", "h200:1", "l40s:1", "cpu:2"):
+        words += ["--cluster", spec]
+    assert main(["what-if", *words, "--sweep", few, "--dtype", "bf16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["points"]
+    fitting = [point for point in found if point["plan"]]
+    assert {point["devices"] for point in fitting} == {1}
+    (best,) = (point for point in found if point["best"])
+    assert best["cluster"].startswith("a100:1") and best["dollars_per_hour"] == 0.5
+    assert min(fitting, key=lambda p: p["step_time_s"])["cluster"].startswith("h200:1")
+    small = [point for point in found if not point["plan"]]
+    # Two devices are not asked: one is enough.
+    assert [p["devices"] for p in small] == [1, 1, 1] and len(fitting) == 3
+    assert all(point["needed_bytes"] > point["usable_bytes"] for point in small)
 
 
 def test_counts_are_those_of_the_named_cluster() -> None:
@@ -180,7 +216,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said, *table, plans, unfit, fits = capsys.readouterr().out.splitlines()
     assert said == "tiny-llama: searched, --effort fast" and plans == "plans"
     assert table[2].startswith("*  2  h200:2,device.memory_gb=40")
-    assert len(table) == 3
+    assert len(table) == 3 and table[1].endswith(" GiB too much")
     assert "no plan fits: " in unfit and "too much" in unfit and fits.startswith("   2  pp=1 dp=")
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert [row["device.memory_gb"] for row in rows] == ["0.001", "40"]
