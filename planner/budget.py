@@ -57,7 +57,8 @@ class SearchBudget:
             options, where units offload; few_choices: combinations that are all tried.
     Where nothing fits
         least_seq: tokens of the shortest sequence that is proposed.
-        max_clusters: larger clusters that are searched for a plan that fits.
+        max_clusters: larger clusters that are searched for a plan that fits, and such of other
+            devices. max_parts: of these, that are named.
     """
 
     effort: str = "best"
@@ -90,6 +91,7 @@ class SearchBudget:
     few_choices: int = 200
     least_seq: int = 64
     max_clusters: int = 3
+    max_parts: int = 2
 
 
 BUDGET = SearchBudget()

@@ -6,30 +6,27 @@ pins is in conflict when candidates under it alone, all other decisions free, do
 asked by size, so the first one found is a smallest one. The empty set means that the sizes alone do
 not fit.
 Changes are looked for the same way, under all other pins: one pin, or as few as needed; then more
-devices, shorter sequences, and larger memories under all pins.
+devices, other ones, shorter sequences, and larger memories under all pins. Where no change of one
+kind helps, pins and devices are changed together.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.sizes import num_elements
 
-from ..cost.counts import number
-from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
-from ..hardware.cluster_file import parse_cluster
 from ..remat.options import CHOSEN
 from ..simulate.stage_memory import Peak, usable_bytes
 from ..units import gib
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
+from .elsewhere import larger, other_devices, states_bytes
 from .fitting import fits, least_bound_bytes, least_peak_bytes, peak_under
 from .pins import MESH_PINS, Pins
 from .precision import resolve_precision
-from .problem import Problem
 
 # Pins that change what a rank holds under the same placements.
 MEMORY_PINS = (
@@ -62,7 +59,7 @@ class Refusal:
         ways += [_WITHOUT_MASTERS] if self.fits_without_masters() else []
         short = self.shorter_seq()
         ways += [f"--seq {short} instead of {self.costs.problem.seq}"] if short else []
-        ways += [f"--cluster {more}"] if (more := self.more_devices()) else []
+        ways += self.elsewhere(alone=not ways)
         pinned = tuple(self.pinned())
         most = need if conflict == pinned else self.least(pinned)[0]
         times = math.ceil(10 * most / self.limit_bytes) / 10
@@ -147,25 +144,49 @@ class Refusal:
             seq //= 2
         return None
 
-    def more_devices(self) -> str:
-        """The nearest larger cluster of the catalogue's nodes on which something fits; "" where
-        none of a few does."""
-        problem, tried = self.costs.problem, 0
-        least = states_bytes(problem)
-        for cluster in larger(problem.cluster):
-            limit = usable_bytes(cluster)
-            if least > limit * cluster.num_devices:
-                continue
-            other = self.costs.under(cluster=cluster, placing=None)
-            asked = Refusal(other, limit)
+    def elsewhere(self, alone: bool) -> Iterator[str]:
+        """Yield clusters of the catalogue on which something fits: the nearest with more of the
+        same devices, then the nearest other devices, as many of them. alone: nothing else that was
+        tried helps; where no cluster does either, the nearest under other pins."""
+        problem = self.costs.problem
+        more, others = larger(problem.cluster), other_devices(problem.cluster)
+        found = self._holding(more)[:1], self._holding(others)[: problem.budget.max_parts]
+        if not any(found) and alone and self.pinned():
+            found = (
+                self._with_pins(larger(problem.cluster)),
+                self._with_pins(other_devices(problem.cluster)),
+            )
+        for names in found:
+            if names:
+                yield f"--cluster {' or '.join(names)}"
+
+    def _holding(self, clusters: Iterable[Cluster]) -> list[str]:
+        """Return the clusters on which something fits under all pins, up to the most that are
+        tried."""
+        found = []
+        for asked in self._asked(clusters):
             # The first needs no placements.
-            by_tp = sorted(frugal(other), key=lambda c: c.compute.num_devices)
-            if any(asked._fits(other, c) for c in by_tp):
-                return cluster.name
-            tried += 1
-            if tried == problem.budget.max_clusters:
-                break
-        return ""
+            by_tp = sorted(frugal(asked.costs), key=lambda c: c.compute.num_devices)
+            if any(asked._fits(asked.costs, c) for c in by_tp):
+                found.append(asked.costs.problem.cluster.name)
+        return found
+
+    def _with_pins(self, clusters: Iterable[Cluster]) -> list[str]:
+        """Return the first cluster on which something fits under fewer pins, with these changed."""
+        for asked in self._asked(clusters):
+            if asked.fitting(asked.under_alone(())):
+                way = next(asked.changes())
+                return [f"{asked.costs.problem.cluster.name} and {way}"]
+        return []
+
+    def _asked(self, clusters: Iterable[Cluster]) -> "Iterator[Refusal]":
+        """Yield the question on each of the first clusters that can hold parameters and states."""
+        problem = self.costs.problem
+        least = states_bytes(problem)
+        able = (c for c in clusters if least <= usable_bytes(c) * c.num_devices)
+        for cluster in islice(able, problem.budget.max_clusters):
+            other = self.costs.under(cluster=cluster, placing=None)
+            yield Refusal(other, usable_bytes(cluster))
 
     def fits_without_masters(self) -> bool:
         """Return whether something fits with weights, moments and sums in the plan's dtype."""
@@ -216,29 +237,6 @@ def _parts(peak: Peak) -> str:
     """Return the kinds of memory that make up most of a peak, the largest first."""
     kinds = sorted(peak.bytes_by_kind, key=lambda kind: -kind[1])[:_MOST_PARTS]
     return ", ".join(f"{kind} {gib(size)}" for kind, size in kinds if size)
-
-
-def states_bytes(problem: Problem) -> float:
-    """Return bytes of all parameters, with gradients and optimizer state where they train."""
-    p, params = problem.precision, problem.traced.graph.inputs_of("param")
-    return sum(
-        (p.param + p.grad + p.state if i.trainable else p.param)
-        * number(num_elements(i.value.shape), {})
-        for i in params
-    )
-
-
-def larger(cluster: Cluster) -> Iterator[Cluster]:
-    """Twice, four times and so on as many of a catalogue's devices, up to 4096 times."""
-    model = CATALOGUE.get(cluster.name.partition(":")[0])
-    if model is None or model.device != cluster.device:
-        return
-    for times in (2**n for n in range(1, 13)):
-        count, node = times * cluster.num_devices, model.devices_per_node
-        if count <= node:
-            yield parse_cluster(f"{model.name}:{count}")
-        elif count % node == 0:
-            yield parse_cluster(f"{model.name}:{node}x{count // node}")
 
 
 def frugal(costs: CandidateCosts) -> list[Candidate]:

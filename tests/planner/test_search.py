@@ -22,6 +22,7 @@ from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
+from meshwright.planner.search.elsewhere import larger, other_devices, states_bytes
 from meshwright.planner.search.fitting import (
     fit,
     least_bound_bytes,
@@ -29,7 +30,7 @@ from meshwright.planner.search.fitting import (
     polished,
 )
 from meshwright.planner.search.incumbent import repriced
-from meshwright.planner.search.infeasible import Refusal, frugal, larger, states_bytes
+from meshwright.planner.search.infeasible import Refusal, frugal
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
@@ -168,11 +169,56 @@ def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
     assert names == ["h200:2", "h200:4", "h200:8", "h200:8x2"]
     with pytest.raises(InfeasibleError) as refused:
         search(CandidateCosts(Problem(model, cluster, SEQ, 16, Pins())))
-    (name,) = re.findall(r"--cluster (\S+);", str(refused.value))
+    name = re.findall(r"--cluster (\S+);", str(refused.value))[0]
     search(CandidateCosts(Problem(model, parse_cluster(name), SEQ, 16, Pins())))
     smaller = parse_cluster("h200:1" if name == names[0] else names[names.index(name) - 1])
     with pytest.raises(InfeasibleError):
         search(CandidateCosts(Problem(model, smaller, SEQ, 16, Pins())))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards of 1 MB, of 1.2 MB and, for the others, far more."""
+    for name, size in (("h200", 1_000_000), ("h100", 1_200_000)):
+        node = CATALOGUE[name]
+        small = replace(node, device=replace(node.device, memory_bytes=size))
+        monkeypatch.setitem(CATALOGUE, name, small)
+
+
+def _asked(model: Traced, spec: str, pins: Pins) -> CandidateCosts:
+    return CandidateCosts(Problem(model, parse_cluster(spec), SEQ, 16, pins))
+
+
+def _refused(costs: CandidateCosts) -> list[str]:
+    """Return the ways that a refusal offers."""
+    with pytest.raises(InfeasibleError) as refused:
+        search(costs)
+    return str(refused.value).split("what would fit: ")[1].split("; ")
+
+
+def test_the_nearest_cards_that_hold_as_many_devices_are_named(model, small_parts: None) -> None:
+    """Those of 1.2 MB hold it no more than those of 1 MB, so the next larger ones are named."""
+    kinds = [cluster.name for cluster in other_devices(parse_cluster("h200:1"))]
+    assert kinds[0] == "h100:1" and kinds[1:3] == ["rtx4090:1", "rtx5090:1"]
+    ways = _refused(_asked(model, "h200:1", Pins(pp=1)))
+    assert "--cluster rtx4090:1 or rtx5090:1" in ways
+    search(_asked(model, "rtx4090:1", Pins(pp=1)))
+    with pytest.raises(InfeasibleError):
+        search(_asked(model, "h100:1", Pins(pp=1)))
+
+
+def test_pins_and_devices_change_together_where_neither_helps_alone(
+    model, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mesh of one device is pinned, and no other card is large enough for it."""
+    for name in [name for name in CATALOGUE if name not in ("h200", "h100")]:
+        monkeypatch.delitem(CATALOGUE, name)
+    pins = {"pp": 1, "dp": 1, "tp": 1, "cp": 1, "precision": "pure", "rounding": "nearest"}
+    ways = _refused(_asked(model, "h200:1", Pins(**pins)))
+    (both,) = [way for way in ways if way.startswith("--cluster")]
+    cluster, _, change = both.removeprefix("--cluster ").partition(" and ")
+    name, value = change.split(" instead of ")[0].split("=")
+    search(_asked(model, cluster, Pins(**{**pins, name: int(value)})))
 
 
 def test_pins_that_leave_no_mesh_alone_are_no_conflict(model) -> None:
