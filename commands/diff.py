@@ -21,8 +21,8 @@ def add(commands: Any) -> None:
         "diff",
         _run,
         "Compare two plans of one model, or two runs. Prints where plans differ, and "
-        "what each is worth in step time and peak memory; of runs the options and what else "
-        "differs, and the last losses of both.",
+        "what each is worth in step time and peak memory, on two clusters as well; of runs the "
+        "options and what else differs, and the last losses of both.",
     )
     parser.add_argument("first", help="a plan's file, or a run's folder")
     parser.add_argument("second", help="another of the same kind")
@@ -49,11 +49,11 @@ def _diff_plans(arguments: argparse.Namespace) -> None:
     from meshwright.planner.report.diff import diff
     from meshwright.planner.report.search_data import diff_facts
 
-    cluster = cluster_of(first, arguments)
+    clusters = cluster_of(first, arguments), cluster_of(second, arguments)
     if arguments.json:
-        print_result(arguments, diff_facts(first, second, cluster), "", "plans")
+        print_result(arguments, diff_facts(first, second, clusters), "", "plans")
     else:
-        print(diff(first, second, cluster))
+        print(diff(first, second, clusters))
 
 
 def _diff_runs(arguments: argparse.Namespace) -> None:

@@ -175,8 +175,9 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
     other = plan_of(arguments.model or plan.model, options).decisions
     pins, cluster = " ".join(arguments.why_not), cluster_of(plan, arguments)
-    data = {"pins": arguments.why_not, **diff_facts(plan, other, cluster)}
-    text = f"the best plan with {pins} against this one:\n" + diff(plan, other, cluster)
+    both = cluster, cluster
+    data = {"pins": arguments.why_not, **diff_facts(plan, other, both)}
+    text = f"the best plan with {pins} against this one:\n" + diff(plan, other, both)
     return _Answer("why-not", data, text)
 
 

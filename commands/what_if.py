@@ -104,7 +104,7 @@ def _run(arguments: argparse.Namespace) -> None:
         f"searched, --effort {arguments.effort}" if arguments.model else "priced as it stands",
         arguments.objective,
         tokens=arguments.tokens,
-        compared=bool(arguments.compare),
+        compared=tuple(arguments.compare),
         searched=arguments.plan is None,
         software=arguments.software,
     )

@@ -29,7 +29,7 @@ class Table:
     """Answers in the order asked.
 
     subject: the model, or the plan's file. speed: in words. tokens: of a budget, None for none.
-    compared: whether others, the answers under other pins, have a column. searched: else priced.
+    compared: pins of others, the answers under them, which have a column. searched: else priced.
     software: the profile that has a column, "" for none. stopped: whether points that were asked
     are missing.
     """
@@ -38,7 +38,7 @@ class Table:
     speed: str
     objective: str
     tokens: float | None
-    compared: bool
+    compared: tuple[str, ...]
     searched: bool
     software: str = ""
     answers: "list[Answer]" = field(default_factory=list)
@@ -71,6 +71,7 @@ class Table:
         return {
             "speed": self.speed,
             "objective": self.objective,
+            "compared": list(self.compared),
             "stopped": self.stopped,
             "points": points,
         }
@@ -170,7 +171,7 @@ class Table:
 
     def _head(self) -> list[str]:
         head = ["", "", "cluster", "seq", "rows", "ms a step", "tokens/s", "mfu", "peak / GiB"]
-        head += ["gap"] * self.searched + ["compared"] * self.compared
+        head += ["gap"] * self.searched + [",".join(self.compared)] * bool(self.compared)
         head += [f"by {Path(self.software).stem}"] * bool(self.software)
         head += ["$/hour"] * self._by_hardware
         return head + ["days", "dollars", "MWh"] * (self.tokens is not None) + ["limited by"]

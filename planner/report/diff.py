@@ -3,10 +3,14 @@
 Decisions are changed one at a time from the first plan to the second, in the order of `DECISIONS`;
 every step between is a whole plan, made from the two texts and priced by the simulator, so the
 worths add up to the whole difference. A decision's worth depends on those changed before it.
+Plans of two clusters of as many devices begin with the cluster: the first plan, priced on the
+second one. Where the clusters have other numbers of devices no plan lies between, and decisions
+stand without worths.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.mesh import BATCH, PIPELINE
@@ -17,61 +21,110 @@ from ..pipeline.schedules import has_chunks, make_schedule, runs, stage_ranks
 from ..remat.options import CHOSEN
 from ..remat.rules import saved_values
 from ..simulate.predict import Prediction, predict
+from ..simulate.stage_memory import usable_bytes
 from ..units import gib
+
+_MOST_VALUES = 6  # on hosts, that are named
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One decision: its words in both plans, the plan after it changed, and its prediction."""
+    """One decision: its words in both plans, the plan after it changed, and its prediction; None
+    where no plan lies between."""
 
     name: str
     before: str
     after: str
-    prediction: Prediction
+    prediction: Prediction | None
 
 
-def diff(first: Plan, second: Plan, cluster: Cluster) -> str:
+def diff(first: Plan, second: Plan, clusters: tuple[Cluster, Cluster]) -> str:
     """A table of the decisions that differ and what each is worth in step time and peak memory.
 
-    Raises PlanError when the plans are not of the same model and batch.
+    clusters: of the first plan and of the second. Raises PlanError when the plans are not of the
+    same model and batch.
     """
     check(first, second)
-    start = predict(first, cluster)
-    found = list(differences(first, second, cluster))
+    one, two = clusters
+    start, end = predict(first, one), predict(second, two)
+    found = list(compared(first, second, clusters))
     if not found:
         return f"the plans decide the same; {start.step_us / 1e3:,.1f} ms a step both"
-    end = found[-1].prediction
+    where = "" if one.name == two.name else f" on {two.name}"
     lines = [
-        f"{first.model} on {cluster.name}: {start.step_us / 1e3:,.1f} ms a step and "
-        f"{gib(start.peak_bytes)} against {end.step_us / 1e3:,.1f} ms and {gib(end.peak_bytes)} "
-        f"({end.step_us / start.step_us - 1:+.1%})",
+        f"{first.model} on {one.name}: {start.step_us / 1e3:,.1f} ms a step and "
+        f"{gib(start.peak_bytes)} against {end.step_us / 1e3:,.1f} ms and {gib(end.peak_bytes)}"
+        f"{where} ({end.step_us / start.step_us - 1:+.1%})",
         "  decision      first -> second                         ms a step         peak",
     ]
     before = start
     for item in found:
         lines.append(_line(item, before))
-        before = item.prediction
-    lines += ["", *_parts(start, end)]
+        before = item.prediction or before
+    lines += [*_on_hosts(first, second), "", *_parts(start, end)]
+    lines += _of_clusters(first, (start, end)) if where else []
     return "\n".join(lines)
+
+
+def compared(first: Plan, second: Plan, clusters: tuple[Cluster, Cluster]) -> Iterator[Difference]:
+    """What differs, the clusters first: with worths where both have as many devices."""
+    one, two = clusters
+    if one.num_devices == two.num_devices:
+        if one != two:
+            yield Difference("cluster", one.name, two.name, predict(first, two))
+        yield from differences(first, second, two)
+        return
+    yield Difference("cluster", one.name, two.name, None)
+    for name, words, _ in _differing(first, second):
+        yield Difference(name, words(first), words(second), None)
 
 
 def check(first: Plan, second: Plan) -> None:
     """Raise PlanError where two plans are not of the same model and batch."""
-    for name in ("graph_hash", "dtype", "seq", "global_batch", "cluster"):
+    for name in ("graph_hash", "dtype", "seq", "global_batch"):
         one, two = getattr(first, name), getattr(second, name)
         if one != two:
             raise PlanError(
                 f"the plans differ in {name.replace('_', ' ')}: {one} and {two}; compare plans of "
-                "one model, batch and cluster"
+                "one model and batch"
             )
 
 
 def _line(item: Difference, before: Prediction) -> str:
+    words = f"{item.before} -> {item.after}"
+    if item.prediction is None:
+        return f"  {item.name:<12}  {words}"
     us = item.prediction.step_us - before.step_us
     size = item.prediction.peak_bytes - before.peak_bytes
     sign = "-" if size < 0 else "+"
-    words = f"{item.before} -> {item.after}"
     return f"  {item.name:<12}  {words:<36}  {us / 1e3:>+12,.1f}  {sign + gib(abs(size)):>12}"
+
+
+def _on_hosts(first: Plan, second: Plan) -> Iterator[str]:
+    """What of each plan waits in host memory, where anything does."""
+    each = [away(plan) for plan in (first, second)]
+    if not any(each):
+        return
+    yield ""
+    for which, sizes in zip(("first", "second"), each, strict=True):
+        most = sorted(sizes.items(), key=lambda item: -item[1])
+        said = [f"{name} {gib(size)}" for name, size in most[:_MOST_VALUES]]
+        said += [f"{len(most) - len(said)} more values"] if len(most) > len(said) else []
+        yield f"  in host memory, {which:<6}  {', '.join(said) or 'nothing'}"
+
+
+def _of_clusters(plan: Plan, predictions: tuple[Prediction, Prediction]) -> Iterator[str]:
+    """What two clusters compare by: devices, the rate of each, and what of its memory is used."""
+    tokens = plan.global_batch * plan.seq
+    yield "  clusters                       first       second"
+    for name, value in {
+        "devices": lambda p: f"{p.cluster.num_devices:,}",
+        "tokens/s": lambda p: f"{tokens / p.step_us * 1e6:,.0f}",
+        "tokens/s a device": lambda p: f"{tokens / p.step_us * 1e6 / p.cluster.num_devices:,.0f}",
+        "peak of usable memory": lambda p: f"{p.peak_bytes / usable_bytes(p.cluster):.1%}",
+    }.items():
+        one, two = map(value, predictions)
+        yield f"  {name:<24}{one:>12}{two:>13}"
 
 
 def _parts(start: Prediction, end: Prediction) -> Iterator[str]:
@@ -95,18 +148,22 @@ def _part(prediction: Prediction, name: str) -> float:
 
 def differences(first: Plan, second: Plan, cluster: Cluster) -> Iterator[Difference]:
     """The decisions that differ, each with the prediction of the plan that has it changed."""
-    differing = [item for item in DECISIONS if item[1](first) != item[1](second)]
-    if first.stage_ranks != second.stage_ranks:  # other cuts came with the mesh or the schedule
-        differing = [item for item in differing if item[0] != "cuts"]
     plan, found = first, []
-    for name, words, change in differing:
-        if change is _offload and words(plan) == words(second):
-            continue  # what is kept brought it with it
+    for name, words, change in _differing(first, second):
         plan = change(plan, second)
         found.append((name, words, plan))
     for name, words, changed in found:
         plan = second if name == found[-1][0] else changed
         yield Difference(name, words(first), words(second), predict(plan, cluster))
+
+
+def _differing(first: Plan, second: Plan) -> "list[Decision]":
+    """The decisions that differ in the order of their change: what no longer waits on hosts comes
+    back before what is kept changes."""
+    found = [item for item in DECISIONS if item[1](first) != item[1](second)]
+    if first.stage_ranks != second.stage_ranks:  # other cuts came with the mesh or the schedule
+        found = [item for item in found if item[0] != "cuts"]
+    return found if away(second) else sorted(found, key=lambda item: item[2] is not _offload)
 
 
 def _mesh(plan: Plan, target: Plan) -> Plan:
@@ -159,14 +216,25 @@ def _staying(plan: Plan) -> tuple[Piece, ...]:
 
 
 def _offload(plan: Plan, target: Plan) -> Plan:
-    """The target's pieces where both keep the same; else what the plan has."""
+    """The target's pieces where both keep the same; else what the plan has, all of it on devices
+    where the target has nothing on hosts."""
+    if not away(target):
+        return replace(plan, pieces=_staying(plan))
     same = _staying(plan) == _staying(target)
     return replace(plan, pieces=target.pieces) if same else plan
 
 
+def away(plan: Plan) -> dict[str, float]:
+    """Return bytes of a micro-batch that wait in host memory over all instances, by value."""
+    sizes: dict[str, float] = {}
+    for piece in map(plan.piece, (i.piece for i in plan.instances)):
+        for name in piece.offloaded:
+            sizes[name] = sizes.get(name, 0.0) + plan.local_bytes(piece, name)
+    return sizes
+
+
 def _offload_words(plan: Plan) -> str:
-    away = {p.name: sum(plan.local_bytes(p, n) for n in p.offloaded) for p in plan.pieces}
-    total = sum(away[i.piece] for i in plan.instances)
+    total = sum(away(plan).values())
     return f"{gib(total)} on hosts" if total else "none"
 
 
@@ -244,8 +312,9 @@ def _schedule_words(plan: Plan) -> str:
 
 
 Change = Callable[[Plan, Plan], Plan]
+Decision: TypeAlias = tuple[str, Callable[[Plan], str], Change]
 # Name, its words in a plan, and how a plan takes it over from another one.
-DECISIONS: tuple[tuple[str, Callable[[Plan], str], Change], ...] = (
+DECISIONS: tuple[Decision, ...] = (
     ("mesh", lambda p: str(p.mesh), _mesh),
     ("micro-batch", lambda p: f"{p.num_microbatches} x {p.micro_batch} rows", _micro_batch),
     ("recompute", _recompute_words, _recompute),

@@ -6,8 +6,9 @@ from meshwright.ir.plan import Plan
 
 from ..hardware.cluster import Cluster
 from ..search.search import Found
-from ..simulate.predict import predict
-from .diff import check, differences
+from ..simulate.predict import Prediction, predict
+from ..simulate.stage_memory import usable_bytes
+from .diff import away, check, compared
 from .report import runners_up
 
 
@@ -34,22 +35,34 @@ def search_facts(found: Found) -> dict[str, Any]:
     }
 
 
-def diff_facts(first: Plan, second: Plan, cluster: Cluster) -> dict[str, Any]:
+def diff_facts(first: Plan, second: Plan, clusters: tuple[Cluster, Cluster]) -> dict[str, Any]:
     """Return what `diff` prints. Raises PlanError when plans are not of one model and batch."""
     check(first, second)
-    start, end = predict(first, cluster), predict(second, cluster)
+    one, two = clusters
     return {
-        "cluster": cluster.name,
-        "first": {"step_time_s": start.step_us / 1e6, "peak_bytes": start.peak_bytes},
-        "second": {"step_time_s": end.step_us / 1e6, "peak_bytes": end.peak_bytes},
+        "first": _plan_facts(first, predict(first, one)),
+        "second": _plan_facts(second, predict(second, two)),
         "decisions": [
             {
                 "name": item.name,
                 "first": item.before,
                 "second": item.after,
-                "step_time_s": item.prediction.step_us / 1e6,
-                "peak_bytes": item.prediction.peak_bytes,
+                "step_time_s": item.prediction and item.prediction.step_us / 1e6,
+                "peak_bytes": item.prediction and item.prediction.peak_bytes,
             }
-            for item in differences(first, second, cluster)
+            for item in compared(first, second, clusters)
         ],
+    }
+
+
+def _plan_facts(plan: Plan, prediction: Prediction) -> dict[str, Any]:
+    cluster = prediction.cluster
+    return {
+        "cluster": cluster.name,
+        "devices": cluster.num_devices,
+        "step_time_s": prediction.step_us / 1e6,
+        "tokens_per_s": plan.global_batch * plan.seq / prediction.step_us * 1e6,
+        "peak_bytes": prediction.peak_bytes,
+        "usable_bytes": usable_bytes(cluster),
+        "offloaded_bytes": away(plan),
     }

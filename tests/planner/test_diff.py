@@ -12,7 +12,7 @@ from meshwright.cli import main
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.report.diff import diff, differences
+from meshwright.planner.report.diff import compared, diff, differences
 from meshwright.planner.report.segments import explain_segment
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
@@ -50,7 +50,7 @@ PAIRS = {
 
 
 def test_what_is_offloaded_is_a_difference_of_its_own() -> None:
-    """To the host: what is kept and where are two; back: what is kept brings it with it."""
+    """What is kept and where are two decisions, to the host and back; the values are named."""
     stays = planned("recompute=none")
     away = replace(stays, pieces=tuple(replace(p, offloaded=p.saved[:1]) for p in stays.pieces))
     leaner = planned("recompute=all")
@@ -60,7 +60,35 @@ def test_what_is_offloaded_is_a_difference_of_its_own() -> None:
 
     assert names(stays, away) == names(away, stays) == ["offload"]
     assert names(leaner, away) == ["recompute", "offload"]
-    assert names(away, leaner) == ["recompute"]
+    assert names(away, leaner) == ["offload", "recompute"]
+    text = diff(away, leaner, (CLUSTER, CLUSTER))
+    moved = next(name for piece in away.pieces for name in piece.offloaded)
+    (first, second) = re.findall(r"  in host memory, \w+ +(.+)", text)
+    assert moved in first and second == "nothing"
+
+
+def test_plans_of_two_clusters_of_as_many_devices_have_the_clusters_worth() -> None:
+    first, second = planned("dp=4", "zero=0"), planned("dp=4", "zero=3")
+    slow = parse_cluster("a100:4")
+    found = list(compared(first, second, (CLUSTER, slow)))
+    assert [d.name for d in found] == ["cluster", "ZeRO"]
+    assert found[0].prediction is not None and found[1].prediction is not None
+    assert found[0].prediction.step_us == predict(first, slow).step_us
+    assert found[1].prediction.step_us == predict(second, slow).step_us
+    text = diff(first, second, (CLUSTER, slow))
+    assert " on a100:4 (" in text and re.search(r"cluster +h200:4 -> a100:4 +\+", text)
+
+
+def test_plans_of_other_numbers_of_devices_compare_by_the_device() -> None:
+    two = parse_cluster("h200:2")
+    second = make_plan(
+        traced("tiny-llama"), two, seq=64, global_batch=16, pins=parse_pins(["dp=2"])
+    )
+    text = diff(planned("dp=4"), second, (CLUSTER, two))
+    assert "h200:4 -> h200:2\n" in text and "dp=4 tp=1 -> pp=1 dp=2" in text
+    rates = re.findall(r"tokens/s(?: a device)? +([\d,]+) +([\d,]+)", text)
+    whole, each = [[int(x.replace(",", "")) for x in row] for row in rates]
+    assert each == pytest.approx([whole[0] / 4, whole[1] / 2], abs=1)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -71,7 +99,7 @@ def test_worths_add_up_from_the_first_plan_to_the_second(name: str) -> None:
     assert [d.name for d in found] == names
     assert found[-1].prediction.step_us == predict(second, CLUSTER).step_us
     assert found[-1].prediction.peak_bytes == predict(second, CLUSTER).peak_bytes
-    text = diff(first, second, CLUSTER)
+    text = diff(first, second, (CLUSTER, CLUSTER))
     worths = [float(x) for x in re.findall(r"  ([+-][0-9.]+)  ", text)]
     whole = (predict(second, CLUSTER).step_us - predict(first, CLUSTER).step_us) / 1e3
     assert sum(worths) == pytest.approx(whole, abs=0.05 * len(names) + 0.01)
@@ -96,7 +124,7 @@ def test_any_plan_differs_from_any_other() -> None:
 
 
 def test_equal_plans_differ_in_nothing() -> None:
-    assert "decide the same" in diff(planned("dp=4"), planned("dp=4"), CLUSTER)
+    assert "decide the same" in diff(planned("dp=4"), planned("dp=4"), (CLUSTER, CLUSTER))
 
 
 def test_plans_of_other_batches_are_refused_with_both_numbers() -> None:
@@ -104,7 +132,7 @@ def test_plans_of_other_batches_are_refused_with_both_numbers() -> None:
         traced("tiny-llama"), CLUSTER, seq=64, global_batch=8, pins=parse_pins(["dp=4"])
     )
     with pytest.raises(PlanError, match="global batch: 16 and 8"):
-        diff(planned("dp=4"), other, CLUSTER)
+        diff(planned("dp=4"), other, (CLUSTER, CLUSTER))
 
 
 def test_a_segments_ops_add_up_to_its_functions() -> None:
