@@ -107,26 +107,47 @@ def preflight(program: str | Path, out: Path, *, anyway: bool = False) -> None:
 
 
 @one_class
-def resume(folder: str | Path, *, program: str | Path | None = None, **options: Any) -> RunResult:
+def resume(
+    folder: str | Path, *, program: str | Path | None = None, say: Say = silent, **options: Any
+) -> RunResult:
     """Go on with a run from its newest checkpoint, as its run.json says; options override that.
 
-    program: its folder, in place of the run's own. Raises MeshwrightError where there is nothing to
+    program: its folder, in place of the run's own. say: takes where it goes on, before torch is
+    imported, and what is to be told of restarts. Raises MeshwrightError where there is nothing to
     go on from, or nothing left to do.
     """
     from meshwright.runtime.training.options import option_names
     from meshwright.runtime.training.past_run import read_run
 
     past = read_run(Path(folder))
+    if past.state == "finished" and past.options["steps"] == past.kept and "steps" not in options:
+        raise _finished(past)
+    say(_going_on(past))
     done = _steps_saved(past)
     found = _program(past, program)
     kept = {name: past.options[name] for name in option_names() if name in past.options}
-    trainer = Trainer(found, **{**kept, **_NOT_KEPT, "out": str(past.folder), **options})
+    trainer = Trainer(found, **{**kept, **_NOT_KEPT, "out": str(past.folder), **options}, say=say)
     if past.state == "finished" and trainer.options.steps == done:
-        raise ValueError(
-            f"{past.folder} has done {done} of {done} steps; give more by --steps, and "
-            "--allow-change where that makes the learning rate jump"
-        )
+        raise _finished(past)
     return trainer.train()
+
+
+def _finished(run: "PastRun") -> ValueError:
+    return ValueError(
+        f"{run.folder} has done {run.done} of {run.done} steps; give more by --steps, and "
+        "--allow-change where that makes the learning rate jump"
+    )
+
+
+def _going_on(run: "PastRun") -> str:
+    """Return where a run goes on. Raises ValueError where it has no checkpoint."""
+    if run.newest is None:
+        raise _nothing_saved(run)
+    model = (run.said["identity"]["model"] or {}).get("name", "a model")
+    return (
+        f"{model} in {run.folder}, {run.state} after {run.done} of {run.options['steps']} steps: "
+        f"going on from {run.newest.name}; importing torch"
+    )
 
 
 def _steps_saved(run: "PastRun") -> int:
@@ -134,14 +155,17 @@ def _steps_saved(run: "PastRun") -> int:
     from meshwright.runtime.checkpoint.manifest import complete, step_of
     from meshwright.runtime.fast_mark import read_mark
 
-    folder = run.folder / "checkpoints"
-    saved, fast = complete(folder), read_mark(run.folder)
+    saved, fast = complete(run.folder / "checkpoints"), read_mark(run.folder)
     if not saved and not fast:
-        raise ValueError(
-            f"{folder} holds 0 checkpoints to go on from (--save-every makes some); the run was "
-            f"started by: {run.said['starts'][0]['command']}"
-        )
+        raise _nothing_saved(run)
     return max([fast, *map(step_of, saved[-1:])])
+
+
+def _nothing_saved(run: "PastRun") -> ValueError:
+    return ValueError(
+        f"{run.folder}/checkpoints holds 0 checkpoints to go on from (--save-every makes some); "
+        f"the run was started by: {run.said['starts'][0]['command']}"
+    )
 
 
 def _program(run: "PastRun", given: str | Path | None) -> Path:

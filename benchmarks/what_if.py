@@ -1,12 +1,13 @@
 """How many what-if points a second: a plan priced as it stands, and searches.
 
-    python benchmarks/what_if.py [--large] [--clusters] [--equal]
+    python benchmarks/what_if.py [--large] [--clusters] [--equal] [--only TEXT]
 
 Each row says the processor seconds of a point once the model is captured, the mean and the first,
 and the largest gap that a search printed. --equal compares answers with those of `plan` instead.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,6 +81,9 @@ def _taken(answers: Iterator[Answer]) -> Taken:
         now = time.process_time()
         seconds.append(now - last)
         gap = max(gap, answer.step.gap if answer.step else 0.0)
+        if now - last > 1:
+            name = answer.point.cluster.name
+            print(f"{name}: {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
         last = now
     return Taken(seconds, gap)
 
@@ -131,21 +135,27 @@ def _compare(questions: tuple[Question, ...]) -> None:
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
+def _named(questions: tuple[Question, ...], text: str) -> list[Question]:
+    return [question for question in questions if text in question.name]
+
+
 def main() -> None:
     """Print the table, or the comparison with `plan`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="70B on 1,024 devices, too")
     parser.add_argument("--clusters", action="store_true", help="70B on 40 clusters, too")
     parser.add_argument("--equal", action="store_true", help="compare 20 answers with plan's own")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sweeps whose name has TEXT")
     asked = parser.parse_args()
     if asked.equal:
         _compare(EQUAL)
         return
     print("| speed | sweep | points | first, s | mean, s | a second | largest gap |")
     print("|---|---|---|---|---|---|---|")
-    for question in PRICED:
+    for question in _named(PRICED, asked.only):
         _row("priced", question.name, _priced(question))
-    for question in SEARCHED + LARGE * asked.large + CLUSTERS * asked.clusters:
+    searched = SEARCHED + LARGE * asked.large + CLUSTERS * asked.clusters
+    for question in _named(searched, asked.only):
         _row("searched", question.name, _taken(map(_search(question).answer, question.points)))
 
 

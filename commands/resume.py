@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .output import print_run
+from .output import print_run, say_to
 from .parsers import add_command, given_options
 
 # What a start was told for itself alone; `resume` says where the run goes on.
@@ -36,6 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.run_folder,
         program=arguments.program,
         port=arguments.port,
+        say=say_to(arguments),
         **given,
     )
     return print_run(arguments, result)

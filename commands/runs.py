@@ -16,8 +16,9 @@ def add(commands: Any) -> None:
         commands,
         "runs",
         _run,
-        "List the runs in a folder and below: model, steps done of all, last loss, state, and when "
-        "each was last heard of.",
+        "List the runs in a folder and below: model, steps kept of all, last loss, state, and when "
+        "each was last heard of. Steps after the newest checkpoint of a run that was stopped are "
+        "lost: going on trains them again.",
     )
     parser.add_argument("folder", nargs="?", default=".", help="(default: this one)")
 
@@ -36,7 +37,8 @@ def _run(arguments: argparse.Namespace) -> None:
 def _row(top: Path, said: dict[str, Any]) -> tuple[str, ...]:
     folder = Path(said["folder"])
     name = said["name"] if folder == top else str(folder.relative_to(top))
-    steps = f"{said['done_steps']} of {said['steps']}"
+    kept, lost = said["kept_steps"], said["done_steps"] - said["kept_steps"]
+    steps = f"{kept} of {said['steps']}" + (f", {lost} more lost" if lost else "")
     losses = ("" if said[key] is None else f"{said[key]:.4f}" for key in ("loss", "eval_loss"))
     return (name, said["model"], steps, *losses, said["state"], _when(said["when"]))
 

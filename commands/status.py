@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print_result(arguments, data, "\n".join([*lines, "no rank has begun yet"]))
         return 0
     found = goodput(run)
-    checkpoint = _newest(out)
+    checkpoint = run.newest and str(run.newest)
     data |= {**run.summary(), **_steps(run), "checkpoint": checkpoint}
     data |= {"fast_checkpoint": read_fast(out)}
     data |= {"goodput": found.as_data() if found else None}
@@ -58,11 +58,6 @@ def _quietly(jobs: Any) -> list[Any]:
         return list(jobs())
     except ValueError:
         return []
-
-
-def _newest(out: Path) -> str | None:
-    found = sorted(path for path in (out / "checkpoints").glob("step_*") if path.suffix != ".part")
-    return str(found[-1]) if found else None
 
 
 def _steps(run: "PastRun") -> dict[str, Any]:
@@ -86,13 +81,18 @@ def _text(run: "PastRun", data: dict[str, Any], attempts: list[Any], found: Any)
     loss = "" if data["loss"] is None else f"  loss {data['loss']:.4f}"
     said = [
         f"{data['model']} in {run.folder}: {data['state']}",
-        f"step {data['done_steps']} of {data['steps']}{loss}  {step}",
+        f"step {data['done_steps']} of {data['steps']}{_lost(data)}{loss}  {step}",
         f"newest checkpoint: {data['checkpoint'] or 'none'}",
     ]
     if fast := data["fast_checkpoint"]:
         said.append(f"newest fast checkpoint: after {fast['step']} steps, in {fast['folder']}")
     said += [_attempt_text(attempt) for attempt in attempts]
     return [*said, *(lines(found) if found else [])]
+
+
+def _lost(data: dict[str, Any]) -> str:
+    kept = data["kept_steps"]
+    return f" ({kept} kept)" if kept != data["done_steps"] else ""
 
 
 def _attempt_text(attempt: Any) -> str:

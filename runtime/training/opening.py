@@ -22,15 +22,19 @@ def opening(
     feed: Feed,
     hosts: Sequence[str],
     first: int,
+    compiling: int,
 ) -> str:
-    """Return the block, a line a subject, for a run that begins before the step `first`."""
+    """Return the block, a line a subject, for a run that begins before the step `first`.
+
+    compiling: functions that the first step compiles, 0 where none is.
+    """
     step_us = predicted(program).get("predicted_step_us")
     rows = [
         ("model", _model(layout)),
         ("device", _devices(layout, hosts)),
         ("plan", _plan(layout)),
         ("step", _step(layout, feed, step_us)),
-        ("run", _length(options, feed, first, step_us)),
+        ("run", length(options, feed, first, step_us, compiling)),
         ("rate", _rate(options, layout)),
         ("data", f"{options.data}, held out: {held_out_name(options.data, options.eval_data)}"),
         ("saves", _saves(options)),
@@ -62,13 +66,18 @@ def _step(layout: Layout, feed: Feed, step_us: float | None) -> str:
     return text if step_us is None else f"{text}; predicted {step_us / 1e6:,.4g} s"
 
 
-def _length(options: RunOptions, feed: Feed, first: int, step_us: float | None) -> str:
+def length(
+    options: RunOptions, feed: Feed, first: int, step_us: float | None, compiling: int
+) -> str:
+    """Return the steps and tokens left, and how long they are predicted to take."""
     left = options.steps - first
     begun = f"{left:,} of {options.steps:,} steps" if first else f"{left:,} steps"
     text = f"{begun}, {left * feed.tokens:,} tokens"
-    return (
-        text if step_us is None else f"{text}; predicted {clock(left * step_us / 1e6)} to the end"
-    )
+    if step_us is None:
+        return text
+    text += f"; predicted {clock(left * step_us / 1e6)} to the end"
+    functions = "1 function" if compiling == 1 else f"{compiling} functions"
+    return f"{text}, plus the time to compile {functions}" if compiling else text
 
 
 def _rate(options: RunOptions, layout: Layout) -> str:

@@ -53,6 +53,20 @@ class PastRun:
         return self.last.get("step", -1) + 1
 
     @property
+    def newest(self) -> Path | None:
+        """Return its newest checkpoint, None where it has none."""
+        found = sorted((self.folder / "checkpoints").glob("step_*"))
+        return next((path for path in reversed(found) if path.suffix != ".part"), None)
+
+    @property
+    def kept(self) -> int:
+        """Steps that it would not train again: all of a run that goes on or has finished, else
+        those of its newest checkpoint."""
+        if self.state in ("running", "finished"):
+            return self.done
+        return min(int(self.newest.name.removeprefix("step_")), self.done) if self.newest else 0
+
+    @property
     def state(self) -> str:
         """Return finished, stopped, interrupted, failed or running; a run that holds no lock and
         did not say how it ended has failed."""
@@ -78,6 +92,7 @@ class PastRun:
             "folder": str(self.folder),
             "model": model.get("name", ""),
             "done_steps": self.done,
+            "kept_steps": self.kept,
             "steps": self.options["steps"],
             "loss": self.last.get("loss"),
             "eval_loss": self.last.get("eval_loss"),

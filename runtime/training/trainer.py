@@ -136,7 +136,9 @@ class Trainer:
     def _recorded(self, first: int, hosts: list[str]) -> int:
         """Run with a record of how it began and how it ended."""
         self.say.open(self.out)
-        self.say(opening(self.folder, self.layout, self.state.options, self.feed, hosts, first))
+        compiling = self.compiler.wrapped if self.compiler else 0
+        options = self.state.options
+        self.say(opening(self.folder, self.layout, options, self.feed, hosts, first, compiling))
         record = RunRecord(self.out)
         start = self.fast.start if self.fast else ""
         record.begin(self.folder, self.state.options, self.state.identity, hosts, first, start)

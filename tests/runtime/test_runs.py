@@ -2,13 +2,19 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from launching import RUN, losses
 
 from meshwright.cli import main
 from meshwright.runtime.training.interrupted import record_interrupted
+from meshwright.runtime.training.opening import length
 from meshwright.runtime.training.past_run import find_runs, program_hash, read_run
 from meshwright.runtime.training.record import git_state
 from meshwright.runtime.training.run_folder import hold, unsaved
@@ -45,6 +51,8 @@ def test_a_run_describes_itself_and_goes_on_by_its_folder_alone(
     assert "has done 2 of 2 steps; give more by --steps" in capfd.readouterr().err
     first = losses(run)
     assert main(["resume", str(run), "--steps", "4", "--json"]) == 0
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "going on from" in line]
+    assert "s] tiny" in said and "finished after 2 of 2 steps: going on from step_0000000" in said
     assert losses(run).items() > first.items() and len(losses(run)) == 4
     assert [start["step"] for start in read_run(run).said["starts"]] == [0, 2]
     assert read_run(run).options["no_compile"], "a flag that was given once stays"
@@ -69,6 +77,39 @@ def test_the_same_command_again_goes_on_and_fresh_starts_anew(
     assert main(["diff", str(run / "earlier-001"), str(run), "--json"]) == 0
     differ = json.loads(capfd.readouterr().out)["differ"]
     assert differ == {"--lr": [0.001, 0.5], "--steps": [6, 2]}
+
+
+def test_a_resumed_run_says_where_it_goes_on_before_torch_is_imported(tmp_path: Path) -> None:
+    """Nor does a refusal import it."""
+    run = written(tmp_path / "run", "stopped")
+    code = """if True:
+        import sys
+        from meshwright import MeshwrightError, resume
+        def say(text):
+            print(text)
+            sys.exit("torch" in sys.modules)
+        try:
+            resume(sys.argv[1], say=say)
+        except MeshwrightError as error:
+            print(error)
+            sys.exit("torch" in sys.modules)
+    """
+    command = [sys.executable, "-c", code, str(run)]
+    assert "holds 0 checkpoints" in subprocess.run(command, stdout=-1, text=True, check=True).stdout
+    (run / "checkpoints" / "step_00000002").mkdir(parents=True)
+    said = subprocess.run(command, stdout=-1, text=True, check=True).stdout
+    assert said.startswith(
+        f"tiny in {run}, stopped after 3 of 10 steps: going on from step_00000002"
+    )
+
+
+def test_the_prediction_says_that_the_time_to_compile_comes_on_top() -> None:
+    left: Any = SimpleNamespace(steps=5), SimpleNamespace(tokens=10)
+    assert length(*left, 0, 2e6, 0) == "5 steps, 50 tokens; predicted 0:00:10 to the end"
+    assert length(*left, 1, 2e6, 9).endswith(
+        "0:00:08 to the end, plus the time to compile 9 functions"
+    )
+    assert length(*left, 0, None, 9) == "5 steps, 50 tokens"
 
 
 def written(folder: Path, state: str = "running", steps: int = 3) -> Path:
@@ -118,7 +159,9 @@ def test_runs_are_listed_with_their_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path / "deep" / "a", "finished", 10)
-    written(tmp_path / "b", "stopped")
+    saved = written(tmp_path / "b", "stopped") / "checkpoints"
+    for step in ("00000001", "00000002", "00000003.part"):
+        (saved / f"step_{step}").mkdir(parents=True)
     written(tmp_path / "c")
     written(tmp_path / "b" / "earlier-001")
     with hold(written(tmp_path / "d", steps=0)):
@@ -130,11 +173,14 @@ def test_runs_are_listed_with_their_state(
         "c": ("failed", 3, 2.0),
         "d": ("running", 0, None),
     }
+    assert {run["name"]: run["kept_steps"] for run in found} == {"a": 10, "b": 2, "c": 0, "d": 0}
     assert found[0]["when"] == "2026-01-02T03:04:05+00:00"
     assert main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["name", "model", "steps"] and len(lines) == 5
-    assert any(line.startswith("deep/a  tiny   10 of 10  -5.0000") for line in lines), lines
+    steps = [re.split(r"  +", line)[2] for line in lines[1:]]
+    assert steps == ["2 of 10, 1 more lost", "0 of 10, 3 more lost", "0 of 10", "10 of 10"], lines
+    assert lines[-1].startswith("deep/a  tiny   10 of 10")
 
 
 REFUSED = {
