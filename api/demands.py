@@ -8,8 +8,9 @@ from dataclasses import dataclass
 class Cluster:
     """Devices to plan for.
 
-    name: of the catalogue with counts (`h200:8`, `h100:8x16`, `cpu:2`), a TOML file, or `auto`: the
-    GPUs of this machine, and four CPU ranks where there are none.
+    name: of the catalogue with counts (`h200:8`, `h100:8x16`, `cpu:2`), a TOML file, or `auto`:
+    this machine as `meshwright probe` measured it, else its GPUs, and four CPU ranks where there
+    are none.
     gpu_memory, host_memory: of each device, and of a host for offloaded values, where they are not
     the part's own, such as "24GiB".
     """

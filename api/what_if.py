@@ -30,12 +30,14 @@ def what_if(
     say: Say = silent,
     told: "Callable[[Answer], None]" = lambda _: None,
     least: bool = False,
+    software: str = "",
 ) -> "list[Answer]":
     """Search every cluster at every combination of the sweeps' values for its best plan.
 
     clusters: as `plan` takes them; `all` is a node of each part of the catalogue, `all:N` N cards
     of each. least: by growing number of devices, and of each size of the job none with more than
-    the fewest that hold it; `all` is 1, 2, 4 and so on of each then.
+    the fewest that hold it; `all` is 1, 2, 4 and so on of each then. software: a
+    profile under which the best layout of each point is priced, too: a built-in name, or a file.
     sweeps: NAME=VALUE,VALUE,... as `meshwright what-if --help` has them; they replace what the
     cluster and the job say. prices: a file of figures beside those that are built in. told: takes
     each answer as it is found. Raises MeshwrightError for bad input; a point that nothing fits is
@@ -43,11 +45,13 @@ def what_if(
     """
     from meshwright.planner.budget import EFFORTS
     from meshwright.planner.search.pins import parse_pins
+    from meshwright.planner.simulate.software import read_software
     from meshwright.planner.what_if.ask import Search
     from meshwright.planner.what_if.prices import read_prices
 
     asked, source = _points(clusters, job, sweeps, say, least), load_model(model)
     pins, read = parse_pins(job.pin_texts), read_prices(prices)
+    other = read_software(software) if software else None
     for point in asked:
         check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
         check_positions(source, point.seq)
@@ -58,7 +62,7 @@ def what_if(
         traced, _ = proven_capture(source, of, say)
         for point in asked:
             check_lengths(traced, point.seq)
-        return Search(traced, pins, read, EFFORTS[job.effort])
+        return Search(traced, pins, read, EFFORTS[job.effort], other)
 
     if least:
         asked.sort(key=lambda point: point.cluster.num_devices)

@@ -42,8 +42,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         default="auto",
         metavar="C",
-        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2), a TOML file, or auto: the "
-        "GPUs of this machine, else cpu:4 (default: %(default)s)",
+        help="a catalogue name with a count (h200:8, h100:8x16, cpu:2), a TOML file, or auto: this "
+        "machine as it was probed, else its GPUs, else cpu:4 (default: %(default)s)",
     )
     parser.add_argument(
         "--gpu-memory",

@@ -1,6 +1,7 @@
 """`meshwright probe`: the machine at hand as a cluster file."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,15 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.output is None and path.exists():
         raise ValueError(f"{path} is there already: -o {path} writes over it, or give another file")
     check_file_place("--output", path)
+    from meshwright.api.here import remember_probed
     from meshwright.api.probing import probe
     from meshwright.planner.hardware.cluster_file import format_cluster
 
     with Doing() as say:
         found = probe(full=arguments.full, name=path.stem, say=say)
     write_text(path, format_cluster(found.cluster))
+    if why := remember_probed(path):
+        print(why, file=sys.stderr)
     print_result(arguments, _facts(found, path), _text(found, path))
 
 
@@ -98,4 +102,4 @@ def _text(found: "Probed", path: Path) -> str:
     if found.context_bytes:
         lines.append(f"context    {found.context_bytes / 2**20:,.0f} MiB of each device")
     lines.append(f"{path} written; what was not measured is of {found.like}, and says so")
-    return "\n".join([*lines, f"plan with --cluster {path}"])
+    return "\n".join([*lines, f"plan with --cluster {path}, or auto here"])

@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
         "--software",
         default="",
         metavar="NAME",
-        help="with --plan: price its layout as another stack runs it, too: pytorch-eager, "
+        help="price the layout of each row as another stack runs it, too: pytorch-eager, "
         "pytorch-compiled, or a .toml file",
     )
     parser.add_argument(
@@ -147,7 +147,8 @@ def _fill(table: Table, arguments: argparse.Namespace) -> None:
     with Doing() as say:
         least = arguments.objective == "hardware"
         search = partial(what_if, arguments.model, say=say, least=least, **words)
-        search(job=_job(arguments, arguments.pin), told=table.answers.append)
+        own = _job(arguments, arguments.pin)
+        search(job=own, told=table.answers.append, software=arguments.software)
         if arguments.compare:
             pins = [*arguments.pin, *arguments.compare]
             search(job=_job(arguments, pins), told=table.others.append)
@@ -189,11 +190,6 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.plan and (arguments.pin or arguments.compare):
         pins = ", ".join([*arguments.pin, *arguments.compare])
         raise ValueError(f"--plan prices a plan as it stands; drop the pins {pins}")
-    if arguments.software and not arguments.plan:
-        raise ValueError(
-            f"--software {arguments.software} prices the layout of a plan: give --plan PLAN, which "
-            "`meshwright plan -o PLAN` writes"
-        )
     if arguments.tokens is not None and not 0 < arguments.tokens < float("inf"):
         raise ValueError(f"--tokens {arguments.tokens:g}: give a number above 0, such as 1e12")
     for option in ("csv", "plot"):

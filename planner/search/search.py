@@ -95,20 +95,26 @@ def search_plan(
     costs = CandidateCosts(problem, Memo(clock))
     with clock.layer("the rest"):
         found = search(costs, progress, stop)
-    best = found.best
-    plan = make_plan(
-        traced,
-        cluster,
-        seq=seq,
-        global_batch=global_batch,
-        pins=fixed_pins(best, pins),
-        sharded=found.costs.sharding(best.candidate.compute),
-        saved=best.saved if best.candidate.recompute == CHOSEN or costs.problem.offloads else None,
-    )
+    plan = plan_of(found, problem)
     prediction = predict(plan, cluster)
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
     plan = replace(plan, effort=budget.effort)
     return with_costs(plan, prediction, cluster, *limits), found, prediction
+
+
+def plan_of(found: Found, problem: Problem) -> Plan:
+    """Return the plan of a search's winner."""
+    best = found.best
+    chosen = best.candidate.recompute == CHOSEN or problem.offloads
+    return make_plan(
+        problem.traced,
+        problem.cluster,
+        seq=problem.seq,
+        global_batch=problem.global_batch,
+        pins=fixed_pins(best, problem.pins),
+        sharded=found.costs.sharding(best.candidate.compute),
+        saved=best.saved if chosen else None,
+    )
 
 
 def search(

@@ -14,7 +14,7 @@ from ..search.make_plan import flops_per_token
 from ..search.memo import Memo
 from ..search.pins import Pins
 from ..search.problem import Problem
-from ..search.search import search
+from ..search.search import plan_of, search
 from ..simulate.software import Software, step_us
 from ..simulate.stage_memory import usable_bytes
 from ..units import gib
@@ -28,24 +28,28 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Search:
-    """Searches points of one model for their best plans; what two points share is made once."""
+    """Searches points of one model for their best plans; what two points share is made once.
+    software: a stack under which the best layout of each is priced, too."""
 
     traced: Traced
     pins: Pins
     prices: Prices
     budget: SearchBudget
+    software: Software | None = None
     memo: Memo = field(default_factory=Memo, compare=False)
 
     def answer(self, point: Point, progress: Progress = lambda _: None) -> Answer:
         """Return the best plan of a point, or why there is none."""
         part = self.prices.of(point.cluster.device.name)
         try:
-            return Answer(point, self._best(point, part, progress), part=part)
+            step, theirs = self._best(point, part, progress)
+            return Answer(point, step, part=part, software_us=theirs)
         except PlanError as error:
             need = error.need_bytes if isinstance(error, InfeasibleError) else 0.0
             return Answer(point, None, str(error), part, need_bytes=need)
 
-    def _best(self, point: Point, part: Part, progress: Progress) -> Step:
+    def _best(self, point: Point, part: Part, progress: Progress) -> tuple[Step, float | None]:
+        """Return the best step, and what its layout takes under the other stack."""
         traced, cluster, pins = self.traced, point.cluster, self.pins
         check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
         problem = Problem(traced, cluster, point.seq, point.global_batch, pins, self.budget)
@@ -53,7 +57,10 @@ class Search:
         best, c = found.best, found.best.candidate
         said = f"{c} micro_batches={c.num_microbatches}"
         made = best.model, best.timeline, c.mesh, best.peak_bytes
-        return step_of(said, point, *made, flops_per_token(traced, point.seq), part, found.gap)
+        step = step_of(said, point, *made, flops_per_token(traced, point.seq), part, found.gap)
+        if self.software is None:
+            return step, None
+        return step, step_us(plan_of(found, problem), cluster, self.software)
 
 
 def priced(

@@ -6,6 +6,8 @@ import pytest
 
 from meshwright import Job, plan
 from meshwright.api import probing
+from meshwright.api.demands import Cluster
+from meshwright.api.here import AUTO, WITHOUT_GPUS, at_hand
 from meshwright.cli import main
 from meshwright.planner.hardware.cluster import COLLECTIVES
 from meshwright.planner.hardware.cluster_file import parse_cluster
@@ -15,9 +17,10 @@ def test_a_plan_is_made_from_what_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probing, "MOST_CPU_RANKS", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     path = tmp_path / "here.toml"
     assert main(["probe", "-o", str(path)]) == 0
-    assert f"plan with --cluster {path}" in capsys.readouterr().out
+    assert f"plan with --cluster {path}, or auto here" in capsys.readouterr().out
     found = parse_cluster(str(path))
     assert (found.name, found.num_devices) == ("here", 2)
     (link,) = found.levels
@@ -31,3 +34,8 @@ def test_a_plan_is_made_from_what_it_measures(
     assert device.matmul_rate("f32") > device.matmul_rate("f64")
     made = plan("tiny-llama", cluster=str(path), job=Job(seq=64, global_batch=8, effort="fast"))
     assert made.costs["predicted_step_us"] > 0
+    told: list[str] = []
+    assert at_hand(Cluster(AUTO), told.append).spec == str(path)
+    assert told == [f"planning for this machine as `meshwright probe` measured it: {path}"]
+    path.unlink()
+    assert at_hand(Cluster(AUTO), told.append).spec == WITHOUT_GPUS

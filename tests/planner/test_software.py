@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from families import planned
 
+import meshwright
 from meshwright.cli import main
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.ops.registry import definition
@@ -107,9 +108,16 @@ def test_the_command_shows_both(
     assert main([*words, "--software", "pytorch-eager"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()[1:4]
     assert "by pytorch-eager" in head and all(" ms, " in row for row in rows)
-    assert main(["what-if", "tiny-llama", "--cluster", "h200:1", "--seq", "64", "--global-batch",
-                 "4", "--software", "pytorch-eager"]) == 2  # fmt: skip
-    assert "give --plan PLAN" in capsys.readouterr().err
+
+
+def test_a_search_prices_the_plan_that_it_finds_under_the_other_stack() -> None:
+    job = meshwright.Job(seq=64, global_batch=8, pins={"pp": 2}, effort="fast")
+    (answer,) = meshwright.what_if(
+        "tiny-llama", clusters=["h200:2"], job=job, software="pytorch-eager"
+    )
+    own = meshwright.plan("tiny-llama", cluster="h200:2", job=job).decisions
+    theirs = step_us(own, parse_cluster("h200:2"), read_software("pytorch-eager"))
+    assert answer.step is not None and answer.step.step_us != theirs == answer.software_us
 
 
 WRONG = {
