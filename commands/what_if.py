@@ -69,7 +69,7 @@ def add(commands: Any) -> None:
         default="",
         metavar="NAME",
         help="price the layout of each row as another stack runs it, too: pytorch-eager, "
-        "pytorch-compiled, or a .toml file",
+        "pytorch-compiled, megatron-2022, megatron-2025, or a .toml file",
     )
     parser.add_argument(
         "--objective",
