@@ -36,7 +36,7 @@ _AREA = {
     "line": {"shape": "hv", "width": 0.5},
 }
 _PARTS = {1: [[0.0, 1.0]], 2: [[0.0, 0.48], [0.52, 1.0]]}  # of the width, by what is side by side
-_MENU = {"x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+_MENU = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
 # Of work in a segment, by the name of its field.
 _KINDS = {
     "matmul": "matmuls",

@@ -84,15 +84,39 @@ def test_the_page_needs_nothing_else(made: meshwright.Plan, pages: None, tmp_pat
     assert "The gap is to what a combination takes at the least" in outside
 
 
+# Writes into the page what of its figures lies on something else, or beside its card.
+LOOK = """<script>
+const both = (a, b, from, to) => Math.min(a[to], b[to]) > Math.max(a[from], b[from]) + 1;
+const over = (a, b) => a && b && both(a, b, "left", "right") && both(a, b, "top", "bottom");
+const pairs = [[".g-xtitle", ".legend"], [".xaxislayer-above", ".legend"],
+  [".updatemenu-container", ".modebar"]];
+const wrong = [];
+for (const name of Object.keys(figures)) {
+  const box = part => document.querySelector(`#${name} ${part}`)?.getBoundingClientRect();
+  for (const [one, two] of pairs)
+    if (over(box(one), box(two))) wrong.push(`${name}: ${one} on ${two}`);
+  const place = document.getElementById(name).parentElement;
+  if (place.scrollWidth > place.clientWidth + 1) wrong.push(`${name}: cut off`);
+}
+document.body.dataset.wrong = wrong.join("; ") || "nothing";
+</script>"""
+
+
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.skipif(plotly_script() is None, reason="Plotly is not installed")
-def test_a_browser_draws_every_figure(made: meshwright.Plan, pages: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [500, 1280])  # a window is 500 wide at the least
+def test_a_browser_draws_every_figure(
+    made: meshwright.Plan, pages: None, tmp_path: Path, width: int
+) -> None:
+    """On a phone's width and a desk's, nothing over something else."""
     page = tmp_path / "page.html"
-    page.write_text(made.page, encoding="utf-8")
+    page.write_text(made.page.replace("</body>", f"{LOOK}</body>"), encoding="utf-8")
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--virtual-time-budget=5000", f"--user-data-dir={tmp_path}", page.as_uri()]
+    command += [f"--window-size={width},900", "--virtual-time-budget=5000"]
+    command += [f"--user-data-dir={tmp_path}", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     count = len(re.findall(r'<div id="figure-', made.page))
     assert f'data-drawn="{count}"' in done.stdout, done.stderr[-2000:]
     assert done.stdout.count('class="main-svg"') >= count
+    assert re.findall(r'data-wrong="([^"]*)"', done.stdout) == ["nothing"]
