@@ -70,6 +70,7 @@ class _Stage:
     """The units of a stage, and how long each kind of action is when nothing runs beside it.
 
     first: the unit that backward ends with; those before it are frozen, and all that is below.
+    passes: us of each unit by the kind of action; us: of all of them.
     """
 
     units: tuple[Unit, ...]
@@ -85,7 +86,8 @@ class _Stage:
         self.offloads = any(u.work.away_us for u in self.units)
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
-        self.us = {kind: sum(u.pass_us(kind) for u in self.units) for kind in kinds}
+        self.passes = {kind: [u.pass_us(kind) for u in self.units] for kind in kinds}
+        self.us = {kind: sum(passes) for kind, passes in self.passes.items()}
 
 
 @dataclass
@@ -126,7 +128,11 @@ class _Rank:
         start, end = self.compute, self.compute + us
         while self.traffic and self.traffic[0][1] <= start:
             self.traffic.popleft()
-        shared = sum(max(0.0, min(e, end) - max(s, start)) for s, e in self.traffic)
+        shared = 0.0
+        for s, e in self.traffic:
+            if s >= end:
+                break
+            shared += max(0.0, min(e, end) - max(s, start))
         self.compute = end + price * shared
         self.busy += self.compute - start
 
@@ -253,15 +259,15 @@ class _Run:
 
     def _unit(self, rank: _Rank, stage: _Stage, index: int, action: Action, reduces: bool) -> None:
         unit, kind = stage.units[index], action.kind
-        if kind != "W":  # gradients of weights read no weights
+        if kind != "W" and stage.gathers:  # gradients of weights read no weights
             rank.gather(stage, index)
             if kind == "F" or index > stage.first:
                 rank.gather(stage, index + (1 if kind == "F" else -1))
             rank.arrive(stage, index)
-        if kind in ("B", "I"):
+        if kind in ("B", "I") and stage.offloads:
             rank.bring(stage, index, action.microbatch)
-        rank.run(unit.pass_us(kind), self.price)
-        if kind == "F":
+        rank.run(stage.passes[kind][index], self.price)
+        if kind == "F" and (stage.offloads or rank.leaving):
             rank.offload(stage, index, action.microbatch)
         if reduces and unit.completes_in(kind):
             rank.run(unit.blocking_us, self.price)
