@@ -11,6 +11,8 @@ from .parsers import add_cluster, add_command
 from .plan_file import cluster_of
 
 if TYPE_CHECKING:
+    from meshwright.ir.plan import Plan
+    from meshwright.planner.hardware.cluster import Cluster
     from meshwright.runtime.training.past_run import PastRun
 
 
@@ -50,10 +52,22 @@ def _diff_plans(arguments: argparse.Namespace) -> None:
     from meshwright.planner.report.search_data import diff_facts
 
     clusters = cluster_of(first, arguments), cluster_of(second, arguments)
+    _check_devices(arguments.first, first, clusters[0])
+    _check_devices(arguments.second, second, clusters[1])
     if arguments.json:
         print_result(arguments, diff_facts(first, second, clusters), "", "plans")
     else:
         print(diff(first, second, clusters))
+
+
+def _check_devices(path: str, plan: "Plan", cluster: "Cluster") -> None:
+    """Refuse a --cluster that has not as many devices as a plan."""
+    count = plan.mesh.num_devices
+    if count != cluster.num_devices:
+        raise ValueError(
+            f"{path} is for {count} devices, --cluster {cluster.name} has {cluster.num_devices}; "
+            "give one of as many, or leave it out: each plan is priced on its own then"
+        )
 
 
 def _diff_runs(arguments: argparse.Namespace) -> None:
