@@ -141,12 +141,17 @@ def _finished(run: "PastRun") -> ValueError:
 
 def _going_on(run: "PastRun") -> str:
     """Return where a run goes on. Raises ValueError where it has no checkpoint."""
-    if run.newest is None:
+    from meshwright.runtime.fast_mark import read_mark
+
+    fast = read_mark(run.folder)
+    if run.newest is None and not fast:
         raise _nothing_saved(run)
+    name = run.newest.name if run.newest else ""
+    where = f"step {fast} on the disks of its hosts" if fast > run.kept else name
     model = (run.said["identity"]["model"] or {}).get("name", "a model")
     return (
         f"{model} in {run.folder}, {run.state} after {run.done} of {run.options['steps']} steps: "
-        f"going on from {run.newest.name}; importing torch"
+        f"going on from {where}; importing torch"
     )
 
 
