@@ -30,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the jobs of Slurm, which wait more than they compute, beside other tests."""
+    items.sort(key=lambda item: "/slurm/" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kept_together(pytestconfig: pytest.Config) -> None:
     """Share captures and proofs between the processes of tests, and with later calls of them."""

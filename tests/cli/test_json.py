@@ -58,6 +58,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     )
     return [
         ["models", "list"],
+        ["models", "classes"],
         ["models", "show", "tiny"],
         ["clusters", "list"],
         ["clusters", "show", "h200:8"],

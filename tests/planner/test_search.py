@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from machines import in_nodes, machine
@@ -208,17 +209,17 @@ def test_the_nearest_cards_that_hold_as_many_devices_are_named(model, small_part
 
 
 def test_pins_and_devices_change_together_where_neither_helps_alone(
-    model, small_parts: None, monkeypatch: pytest.MonkeyPatch
+    model, small_parts: None
 ) -> None:
     """A mesh of one device is pinned, and no other card is large enough for it."""
-    for name in [name for name in CATALOGUE if name not in ("h200", "h100")]:
-        monkeypatch.delitem(CATALOGUE, name)
+    fewer = {name: CATALOGUE[name] for name in ("h200", "h100")}
     pins = {"pp": 1, "dp": 1, "tp": 1, "cp": 1, "precision": "pure", "rounding": "nearest"}
-    ways = _refused(_asked(model, "h200:1", Pins(**pins)))
-    (both,) = [way for way in ways if way.startswith("--cluster")]
-    cluster, _, change = both.removeprefix("--cluster ").partition(" and ")
-    name, value = change.split(" instead of ")[0].split("=")
-    search(_asked(model, cluster, Pins(**{**pins, name: int(value)})))
+    with mock.patch.dict(CATALOGUE, fewer, clear=True):  # which keeps the order of the others
+        ways = _refused(_asked(model, "h200:1", Pins(**pins)))
+        (both,) = [way for way in ways if way.startswith("--cluster")]
+        cluster, _, change = both.removeprefix("--cluster ").partition(" and ")
+        name, value = change.split(" instead of ")[0].split("=")
+        search(_asked(model, cluster, Pins(**{**pins, name: int(value)})))
 
 
 def test_pins_that_leave_no_mesh_alone_are_no_conflict(model) -> None:

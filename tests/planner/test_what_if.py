@@ -216,7 +216,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said, *table, plans, unfit, fits = capsys.readouterr().out.splitlines()
     assert said == "tiny-llama: searched, --effort fast" and plans == "plans"
     assert table[2].startswith("*  2  h200:2,device.memory_gb=40")
-    assert "  gap    dp=2   days" in table[0]
+    assert "   gap   dp=2    days" in table[0]
     assert len(table) == 3 and table[1].endswith(" GiB too much")
     assert "no plan fits: " in unfit and "too much" in unfit and fits.startswith("   2  pp=1 dp=")
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))

@@ -16,6 +16,8 @@ from meshwright.runtime.slurm.attempts import Attempt, read_attempts
 from meshwright.runtime.slurm.scheduler import call, job_state
 
 LIMIT_S = 240.0
+# Between two looks at a job, and how long a waiting one is left alone.
+_LOOK_S, _FREE_S = 0.2, 3.0
 STEPS = 60
 OPTIONS = {
     "data": "demo",
@@ -60,15 +62,17 @@ class Job:
         self.until(lambda: job_state(self.id) not in _ALIVE, "its end after scancel")
 
     def until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for something; a job that waits to be queued again need not wait a minute."""
-        deadline = time.monotonic() + LIMIT_S
+        """Wait for something; a job that waits to be queued again need not wait a minute. One that
+        starts before its nodes are free of it is ended: "Job credential revoked"."""
+        deadline, pending = time.monotonic() + LIMIT_S, 0
         while not done():
             assert time.monotonic() < deadline, f"{what} did not come\n{self.log}"
-            if job_state(self.id) == "PENDING":
+            pending = pending + 1 if job_state(self.id) == "PENDING" else 0
+            if pending > _FREE_S / _LOOK_S:
                 subprocess.run(
                     ["scontrol", "update", f"JobId={self.id}", "StartTime=now"], capture_output=True
                 )
-            time.sleep(0.2)
+            time.sleep(_LOOK_S)
 
     def after_step(self, step: int) -> None:
         """Wait until a step is done."""
