@@ -1,6 +1,7 @@
 """Check causal language models of the installed `transformers` against the law.
 
     python benchmarks/models.py [MODEL_TYPE ...] [--out FILE] [--limit S] [--again RESULT]
+    python benchmarks/models.py --pairs MODEL_TYPE ... --out FILE      two axes at once, four ranks
     python benchmarks/models.py --table [--out FILE]      what FILE holds, by result and by cause
 
 Each model type gets a tiny config (models_tiny.py) and is planned, compiled and run in float64 on
@@ -29,7 +30,7 @@ OUT = ROOT / "build" / "models.jsonl"
 LIMIT_S = 240.0
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, pairs: bool) -> None:
     """Check the model types that come, one at a time."""
     warnings.filterwarnings("ignore")
     import torch
@@ -38,19 +39,19 @@ def _serve(connection: Connection) -> None:
     transformers.logging.set_verbosity(50)
     torch.set_num_threads(1)
     from equivalence.pool import Pool
-    from models_check import check
+    from models_check import PAIRS, PLANS, check
 
     pool = Pool()
     while (name := connection.recv()) is not None:
-        connection.send(check(name, pool))
+        connection.send(check(name, pool, tuple(PAIRS if pairs else PLANS)))
     pool.stop()
 
 
 class Checker:
     """A warm process that checks model types; one that is late is replaced."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+    def __init__(self, limit_s: float, pairs: bool) -> None:
+        self.limit_s, self.pairs = limit_s, pairs
         self.context = multiprocessing.get_context("spawn")
         self.process: Any = None
 
@@ -73,7 +74,7 @@ class Checker:
 
     def _start(self) -> None:
         self.connection, theirs = self.context.Pipe()
-        self.process = self.context.Process(target=_serve, args=(theirs,))
+        self.process = self.context.Process(target=_serve, args=(theirs, self.pairs))
         self.process.start()
         theirs.close()
 
@@ -98,11 +99,13 @@ def rows_of(path: Path) -> dict[str, dict[str, Any]]:
     return {row["model"]: row for row in map(json.loads, lines)}
 
 
-def run(names: list[str], path: Path, limit_s: float, again: list[str]) -> None:
+def run(
+    names: list[str], path: Path, limit_s: float, again: list[str], pairs: bool = False
+) -> None:
     """Check model types and write a line each."""
     known = rows_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    checker = Checker(limit_s)
+    checker = Checker(limit_s, pairs)
     for name in names:
         if name in known and not {known[name]["result"], "all"} & set(again):
             continue
@@ -142,6 +145,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S")
     parser.add_argument("--again", action="append", default=[], metavar="RESULT")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--pairs", action="store_true", help="products of two axes, on four ranks")
     given = parser.parse_args()
     if given.table:
         print_table(given.out)
@@ -150,7 +154,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests"), *sys.path[2:]])
     from models_tiny import text_types
 
-    run(given.names or text_types(), given.out, given.limit, given.again)
+    run(given.names or text_types(), given.out, given.limit, given.again, given.pairs)
 
 
 if __name__ == "__main__":

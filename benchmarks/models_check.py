@@ -50,6 +50,12 @@ PLANS = {
     "tp=2": {"tp": 2, "shard_weights": 1},
     "pp=2": {"pp": 2},
 }
+# Each product of two of them, on four ranks.
+PAIRS = {
+    "dp=2 tp=2": {"dp": 2, "tp": 2, "shard_weights": 1},
+    "dp=2 pp=2": {"dp": 2, "pp": 2},
+    "tp=2 pp=2": {"tp": 2, "pp": 2, "shard_weights": 1},
+}
 TOLERANCE = 1e-9  # of the largest element
 _LEAST = 1e-12  # of the largest gradient: what is smaller is rounding
 _OPTIMIZER = OptimizerOptions(name="sgd", momentum=0.9, weight_decay=0.0, clip=0.0)
@@ -145,8 +151,9 @@ def _checked(
 
 
 def _plan(name: str, traced: Traced) -> Plan:
-    pins = Pins(micro_batch=1 if name == "pp=2" else 2, **PLANS[name])
-    world = 1 if name == "one" else 2
+    given = {**PLANS, **PAIRS}[name]
+    pins = Pins(micro_batch=1 if "pp" in given else 2, **given)
+    world = int(np.prod([given.get(axis, 1) for axis in ("dp", "tp", "pp")]))
     cluster = parse_cluster(f"cpu:{world}")
     made = make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=pins)
     params = tuple(replace(p, init=_MOVED.get(p.init, p.init)) for p in made.params)
