@@ -6,7 +6,7 @@ float32 for an optimizer over float32 copies, which are cast back.
 
 import base64
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,6 +16,8 @@ from equivalence.cases import IGNORED, Case
 from equivalence.references import reference
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
@@ -50,6 +52,34 @@ def _wide(value: Any) -> Any:
     return torch.float64 if narrow else value
 
 
+class Shaken(TorchDispatchMode):
+    """Moves each element that an op makes, up or down, by the rounding of the largest one.
+
+    What comes out differs by what the module makes of rounding (stochastic arithmetic). The largest
+    counts, as a small element may be the difference of large ones within an op. A 0 stays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if any(given.alias_info for given in func._schema.returns):  # a view, or written in place
+            return found
+        return tree_map_only(Tensor, self._moved, found)
+
+    def _moved(self, made: Tensor) -> Tensor:
+        if not made.is_floating_point() or not made.numel():
+            return made
+        largest = made.abs().nan_to_num(0.0, posinf=0.0).max()
+        signs = torch.randint(2, made.shape, generator=self.draws) * 2 - 1
+        unit = largest * torch.finfo(made.dtype).eps
+        return torch.where(made == 0, made, made + signs * unit)
+
+
 def plain_run(
     build: Callable[[], nn.Module],
     plan: Plan,
@@ -57,11 +87,13 @@ def plain_run(
     case: Case,
     wide: bool = False,
     drawn_on: str = "cpu",
+    shaken: bool = False,
 ) -> Outcome:
     """Train for one step a batch from the weights that the plan's recipes and the seed give.
 
     wide: from the same weights, in float64. drawn_on: kind of device whose generator gives the
-    weights; those of a GPU give others.
+    weights; those of a GPU give others. shaken: each op's results are moved by a unit of
+    rounding.
     """
     module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
@@ -77,8 +109,9 @@ def plain_run(
     grads: dict[str, Tensor] = {}
     for (tokens, labels), rate in zip(data, case.rates, strict=True):
         module.zero_grad()
-        loss = _loss(module, tokens, labels)
-        loss.backward()
+        with Shaken() if shaken else nullcontext():
+            loss = _loss(module, tokens, labels)
+            loss.backward()
         for name, param in trained.items():
             own = params[name].grad
             assert own is None or name in planned, f"{name} has a gradient and is not planned"
