@@ -41,9 +41,9 @@ class Rule:
 
 FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands
 Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands' shapes
-# Bytes, of the present operands and the elements that a rank holds of each.
-Passes: TypeAlias = Callable[[list[Value], list[float]], float]
-# The same on a type of device, such as "cuda".
+# Bytes, of an op, its present operands, and the elements that a rank holds of each.
+Passes: TypeAlias = Callable[[Op, list[Value], list[float]], float]
+# Bytes, of the same without the op, on a type of device, such as "cuda".
 Workspace: TypeAlias = Callable[[list[Value], list[float], str], float]
 
 Kind: TypeAlias = Literal[

@@ -6,15 +6,15 @@ for the rows of the others, so that the output is a sum over ranks.
 
 from ..graph import Op, Value
 from ..sizes import Shape, Size, num_elements
-from .definition import OpDef, Passes, Rule, Workspace
+from .definition import OpDef, Rule, Workspace
 from .factors import rule_by_names
 
 _ITEM = {"f64": 8, "f32": 4}
-# Of the rate of one large matmul, what a matmul of many groups reaches: not read by itself, but
-# what was left of one step on one H200 (qwen3-30b-a3b, 8 layers: 128 groups of 2,048 rows,
-# 2026-11-24) after the passes over rows.
-_GROUPED_RATE = 0.55
-_SORTED_BYTES = 256.0  # a row, of sorting by expert
+# Of the rate of one large matmul, what products of 128 groups of 2,048 rows reach by the kernel
+# that reads rows where they lie, and gradients of their matrices by torch's grouped matmul:
+# readings of benchmarks/experts.py less their other passes, an H200, 2026-11-25.
+_PRODUCTS_RATE, _MATRICES_RATE = 0.81, 0.70
+_SORTED_BYTES = 2048.0  # a row, of sorting by expert: 0.12 ms for 262,144 rows
 
 
 def _lead(ids: Value) -> list[str]:
@@ -62,33 +62,41 @@ def _by_rows(op: Op, shapes: list[Shape]) -> Size:
     return 2 * num_elements(dy) * x[-1]
 
 
-def _sorted_rows(wide: int, other: int) -> Workspace:
+def _sorted_rows(wide: int, other: int, *, in_place: bool = False) -> Workspace:
     """Bytes of the rows of two operands of a width, in the order of experts, from the position of
-    the one with a row a choice and of the one whose last dim the others have."""
+    the one with a row a choice and of the one whose last dim the others have. in_place: on CUDA in
+    half precision they stay where they lie."""
 
     def taken(inputs: list[Value], elements: list[float], device: str) -> float:
         ids = elements[-1]
+        if in_place and device == "cuda" and inputs[wide].dtype in ("bf16", "f16"):
+            return 0.0
         widths = [inputs[wide].shape[-1], inputs[other].shape[-1]]
         return ids * sum(map(float, widths)) * _ITEM.get(inputs[wide].dtype, 2)
 
     return taken
 
 
-def _row_passes(read: tuple[int, ...], weight: int | None) -> Passes:
-    """Bytes of rows put in the order of experts and back. read: operands with the rows that are
-    read. weight: position of the weight, whose other features the rows of the output have; None
-    where the output is a weight."""
+def _sorting(op: Op, inputs: list[Value], elements: list[float]) -> float:
+    return elements[-1] * _SORTED_BYTES
 
-    def moved(inputs: list[Value], elements: list[float]) -> float:
-        rows, item = elements[-1], _ITEM.get(inputs[0].dtype, 2)
-        total = 2.0 * sum(rows * _width(inputs[k], inputs[-1], elements[k], rows) for k in read)
-        if weight is not None:
-            wide = _width(inputs[read[0]], inputs[-1], elements[read[0]], rows)
-            held = inputs[weight].shape[0] * wide
-            total += 4.0 * rows * elements[weight] / float(held)
-        return total * item + rows * _SORTED_BYTES
 
-    return moved
+def _summing(op: Op, inputs: list[Value], elements: list[float]) -> float:
+    """Bytes of a gradient with a row a choice, written and read where its rows are summed."""
+    dy, weight, ids = inputs
+    if len(op.output.shape) == len(ids.shape) + 1:
+        return _sorting(op, inputs, elements)
+    held = weight.shape[0] * _width(dy, ids, elements[0], elements[-1])
+    made = elements[-1] * elements[1] / float(held)
+    return 2.0 * made * _ITEM.get(dy.dtype, 2) + _sorting(op, inputs, elements)
+
+
+def _ordering(op: Op, inputs: list[Value], elements: list[float]) -> float:
+    """Bytes of the rows of two operands, read and put in the order of experts."""
+    dy, x, ids = inputs
+    rows = elements[-1]
+    wide = _width(dy, ids, elements[0], rows) + _width(x, ids, elements[1], rows)
+    return 2.0 * rows * wide * _ITEM.get(dy.dtype, 2) + _sorting(op, inputs, elements)
 
 
 def _width(x: Value, ids: Value, elements: float, rows: float) -> float:
@@ -107,9 +115,9 @@ DEFINITIONS = (
         deferred=True,
         dear=True,
         matmul_weight=True,
-        workspace=_sorted_rows(0, 1),
-        passes=_row_passes((0,), 1),
-        rate_share=_GROUPED_RATE,
+        workspace=_sorted_rows(0, 1, in_place=True),
+        passes=_sorting,
+        rate_share=_PRODUCTS_RATE,
     ),
     OpDef(
         "mw.expert_linear_input_grad",
@@ -120,8 +128,8 @@ DEFINITIONS = (
         backward=True,
         deferred=True,
         workspace=_sorted_rows(0, 1),
-        passes=_row_passes((0,), 1),
-        rate_share=_GROUPED_RATE,
+        passes=_summing,
+        rate_share=_PRODUCTS_RATE,
     ),
     OpDef(
         "mw.expert_linear_weight_grad",
@@ -132,7 +140,7 @@ DEFINITIONS = (
         backward=True,
         deferred=True,
         workspace=_sorted_rows(0, 1),
-        passes=_row_passes((0, 1), None),
-        rate_share=_GROUPED_RATE,
+        passes=_ordering,
+        rate_share=_MATRICES_RATE,
     ),
 )

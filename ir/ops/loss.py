@@ -59,7 +59,7 @@ def _logits_bytes(times: int, features: int, weight: int) -> Passes:
     """The bytes of reading or writing all logits so many times: their statistics read them once,
     their gradient reads them and is written."""
 
-    def moved(inputs: list[Value], elements: list[float]) -> float:
+    def moved(op: Op, inputs: list[Value], elements: list[float]) -> float:
         x = inputs[features]
         width = x.shape[-1]
         assert isinstance(width, int)

@@ -41,7 +41,7 @@ def _flops(times: int, first: int) -> Size:
 def _states(times: int, first: int) -> Passes:
     """Bytes of reading and writing each state so many times a token."""
 
-    def moved(inputs: list[Value], elements: list[float]) -> float:
+    def moved(op: Op, inputs: list[Value], elements: list[float]) -> float:
         columns = inputs[first + 2].shape[3]
         wide = 8 if inputs[first].dtype == "f64" else 4
         return 2.0 * times * elements[first] * float(columns) * wide

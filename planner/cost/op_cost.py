@@ -208,7 +208,7 @@ class Costs:
                 for v, p in zip(work.operands, ins, strict=True)
                 if v is not None
             ]
-            time += asked.passes(values, elements) / device.hbm_bytes_per_s * 1e6
+            time += asked.passes(op, values, elements) / device.hbm_bytes_per_s * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
 

@@ -226,7 +226,7 @@ def _whole_loss(
     passes: tuple[int, ...],
 ) -> Phases:
     """One matmul for the logits, two backward, and the loss's passes over all of them."""
-    losses = [[op for op in part.graph.ops if definition(op).passes] for part in parts]
+    losses = [[op for op in p.graph.ops if definition(op).kind == "loss"] for p in parts]
     if not losses[0]:
         return phases
     (loss,) = losses[0]

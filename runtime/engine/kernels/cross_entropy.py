@@ -6,14 +6,14 @@ that this rank's rows of w hold. On CUDA the kernels of triton_loss.py read logi
 precision. Legend: T tokens, I features, V vocabulary.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from .agreement import agree
 from .linear import add_linear_weight_grad, linear_input_grad
 from .opaque import opaque
 
@@ -145,25 +145,20 @@ def _loss_gradient(
 
 @lru_cache
 def _equal_here(device: torch.device) -> bool:
-    """Whether the kernels of triton_loss.py compute the formulas on this device, else warn: asked
-    once, as drivers, cards and Triton differ."""
+    """Whether the kernels of triton_loss.py compute the formulas on this device, else warn."""
+    return agree("the loss is", device, partial(_compare, device))
+
+
+def _compare(device: torch.device) -> None:
+    from . import triton_loss as ours
+
     logits = torch.linspace(-9, 9, 3 * 5000, device=device).view(3, 5000).bfloat16()
     labels = torch.tensor([7, -100, 4999], device=device)
     ones = torch.ones(3, device=device)
-    try:
-        from . import triton_loss as ours
-
-        lse, picked = ours.statistics(logits, labels, 4.0, 0)
-        given = logits, ones, -ones, labels, lse, 4.0, 0, 5008
-        torch.testing.assert_close((lse, picked), _statistics_of(logits, labels, 4.0, 0))
-        torch.testing.assert_close(ours.gradient(*given), _gradient_of(*given))
-    except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        warnings.warn(
-            f"the loss is computed by torch's own ops on {device}: {reason}", stacklevel=2
-        )
-        return False
-    return True
+    lse, picked = ours.statistics(logits, labels, 4.0, 0)
+    given = logits, ones, -ones, labels, lse, 4.0, 0, 5008
+    torch.testing.assert_close((lse, picked), _statistics_of(logits, labels, 4.0, 0))
+    torch.testing.assert_close(ours.gradient(*given), _gradient_of(*given))
 
 
 def _rows_of(logits: Tensor) -> Tensor:

@@ -1,24 +1,37 @@
 """Rows times the matrix of the expert that each is sent to, and the two gradients.
 
-Rows are put in the order of experts, so that each expert has a run of them. Legend: N leading dims
-of tokens, K choices of a token, R = N K rows, E experts of this rank, I/O features. A weight is
-[E, O, I], or [E, I, O] where `transposed`. `start` is the first expert that this rank holds; a row
-of another rank's expert gives 0.
+On CUDA in half precision the kernel of triton_experts.py reads and writes rows where they lie.
+Elsewhere, and for the gradients of matrices, rows are put in the order of experts, so that each
+expert has a run of them.
+
+Legend: N leading dims of tokens, K choices of a token, R = N K rows, E experts of this rank, I/O
+features. A weight is [E, O, I], or [E, I, O] where `transposed`. `start` is the first expert that
+this rank holds; a row of another rank's expert gives 0.
 """
+
+from functools import lru_cache, partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from .agreement import agree
 from .opaque import opaque
 
 _ALIGNED = 8  # features that the grouped matmul of torch takes in bf16: 16 bytes
+_HALF = (torch.bfloat16, torch.float16)
+_TRITON = find_spec("triton") is not None
 
 
 def _expert_linear(x: Tensor, w: Tensor, ids: Tensor, transposed: bool, start: int = 0) -> Tensor:
     order, ends = _runs(ids, w.shape[0], start)
-    rows_RI = _rows(x, ids)[order]
     matrices_EIO = w if transposed else w.transpose(1, 2)
-    return _back(_grouped(rows_RI, matrices_EIO, ends), order, ids)
+    if _fused(x):
+        from . import triton_experts as ours
+
+        y_RO = ours.products(*_flat(x, ids), matrices_EIO, order, ends)
+        return y_RO.view(*ids.shape, y_RO.shape[-1])
+    return _back(_grouped(_rows(x, ids)[order], matrices_EIO, ends), order, ids)
 
 
 def _expert_linear_fake(
@@ -60,6 +73,38 @@ def _expert_linear_weight_grad_fake(
     return dy.new_empty((experts, *(features[::-1] if transposed else features)))
 
 
+def _fused(x: Tensor) -> bool:
+    """Whether the kernel of triton_experts.py takes rows like these."""
+    return _TRITON and x.is_cuda and x.dtype in _HALF and _equal_here(x.device)
+
+
+@lru_cache
+def _equal_here(device: torch.device) -> bool:
+    """Whether the kernel of triton_experts.py computes the formula on this device, else warn."""
+    return agree("experts are", device, partial(_compare, device))
+
+
+def _compare(device: torch.device) -> None:
+    """Compare small sums of whole numbers, which float16 holds exactly."""
+    from . import triton_experts as ours
+
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randint(-2, 3, (600, 24), generator=draws).half().to(device)
+    w = torch.randint(-2, 3, (3, 40, 24), generator=draws).half().to(device)
+    order, ends = _runs(torch.randint(4, (600,), generator=draws).to(device), 3, 0)
+    made, bounds = ours.products(x, 1, w.transpose(1, 2), order, ends), ends.tolist()
+    for expert, (a, b) in enumerate(_pairs(bounds)):
+        mine = order[a:b]
+        torch.testing.assert_close(made[mine].float(), x[mine].float() @ w[expert].float().t())
+    assert not made[order[bounds[-1] :]].any()
+
+
+def _flat(x: Tensor, ids: Tensor) -> tuple[Tensor, int]:
+    """(x by rows beside each other, how many choices each row serves)."""
+    choices = ids.shape[-1] if x.dim() == ids.dim() else 1
+    return x.reshape(-1, x.shape[-1]).contiguous(), choices
+
+
 def _runs(ids: Tensor, experts: int, start: int) -> tuple[Tensor, Tensor]:
     """The rows in the order of experts [R], and where the run of each ends [E + 1].
 
@@ -67,8 +112,10 @@ def _runs(ids: Tensor, experts: int, start: int) -> tuple[Tensor, Tensor]:
     """
     local = ids.reshape(-1) - start
     local = torch.where((local < 0) | (local >= experts), experts, local)
-    ordered, order = torch.sort(local, stable=True)
-    return order, torch.searchsorted(ordered, torch.arange(experts + 1, device=ids.device))
+    short = torch.int16 if experts < 2**15 else torch.int64  # a sort on CUDA passes by 8 bits
+    ordered, order = torch.sort(local.to(short), stable=True)
+    bounds = torch.arange(experts + 1, dtype=short, device=ids.device)
+    return order, torch.searchsorted(ordered, bounds)
 
 
 def _rows(x: Tensor, ids: Tensor) -> Tensor:
