@@ -1,17 +1,19 @@
 """One training step: emitted programs against the stock classes of transformers, one card, one run.
 
-    python benchmarks/stock.py PROGRAM=CONFIG_DIR [...] --batches 8,4x2 [--steps 5] [--out FILE]
+    python benchmarks/stock.py PROGRAM=CONFIG_DIR [...] --batches 8,4x2 [--attention sdpa,...]
 
 Of each pair the program runs first, then the class of the folder's config.json in bf16: AdamW
 fused, clip 1.0, cross-entropy in chunks of 2048 tokens, each decoder layer under torch.compile,
-attention by sdpa, experts by the library's grouped matmul. --batches: how the class takes the rows
-of a step, a micro-batch or micro-batch x count; each is tried, with a layer's activations computed
-again in backward where it says `r` behind; one that runs out of memory is a row, too.
+experts by the library's grouped matmul. --batches: how the class takes the rows of a step, a
+micro-batch or micro-batch x count; each is tried under each of --attention (by the library's names;
+sdpa knows no soft-cap), with a layer's activations computed again in backward where it says `r`
+behind; one that fails or runs out of memory is a row, too. stock_configs.py writes both folders.
 """
 
 import argparse
 import gc
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +31,19 @@ CHUNK = 2048
 class Stock(nn.Module):
     """A stock class with its loss in chunks of tokens, never all logits at once."""
 
-    def __init__(self, folder: str, again: bool) -> None:
+    def __init__(self, folder: str, again: bool, attention: str) -> None:
         super().__init__()
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(folder)
-        options: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.bfloat16}
+        options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.bfloat16}
         if hasattr(config, "num_experts") or hasattr(config, "num_local_experts"):
             options["experts_implementation"] = "grouped_mm"
         self.hf = transformers.AutoModelForCausalLM.from_config(config, **options).train()
         self.again, self.cap = again, getattr(config, "final_logit_softcapping", None)
         self.vocab = config.vocab_size
-        for layer in self.hf.model.layers:
+        base = self.hf.base_model
+        for layer in base.h if hasattr(base, "h") else base.layers:
             layer.compile(dynamic=False)
             if again:
                 layer.forward = _again(layer.forward)
@@ -48,7 +51,9 @@ class Stock(nn.Module):
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
         """tokens and labels [B, S] -> their share of the mean over `count` labels, float32 []."""
-        hidden = self.hf.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
+        hidden = self.hf.base_model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(
+            0, 1
+        )
         total = hidden.new_zeros((), dtype=torch.float32)
         for h, y in zip(hidden.split(CHUNK), labels.flatten().split(CHUNK), strict=True):
             total = total + self.chunk(h, y)
@@ -69,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pairs", nargs="+", metavar="PROGRAM=CONFIG_DIR")
     parser.add_argument("--batches", default="4x2", metavar="MxN,...")
+    parser.add_argument("--attention", default="sdpa", metavar="NAME,...")
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
@@ -81,8 +87,8 @@ def main() -> None:
         program, _, folder = pair.partition("=")
         train_step._report(train_step._program(program, given, device), given)
         _clear()
-        for batch in given.batches.split(","):
-            train_step._report(_stock(folder, batch, given, device), given)
+        for how, batch in product(given.attention.split(","), given.batches.split(",")):
+            train_step._report(_stock(folder, batch, how, given, device), given)
             _clear()
 
 
@@ -92,20 +98,27 @@ def _clear() -> None:
     torch._dynamo.reset()
 
 
-def _stock(folder: str, batch: str, given: argparse.Namespace, device: torch.device) -> dict:
+def _stock(
+    folder: str, batch: str, attention: str, given: argparse.Namespace, device: torch.device
+) -> dict:
     head = {"what": "stock", "model": Path(folder).name, "micro_batch": batch}
+    head["attention"] = attention
     try:
-        return head | _run(folder, batch, given, device)
+        return head | _run(folder, batch, attention, given, device)
     except torch.OutOfMemoryError:
         return head | {"out_of_memory": True}
+    except Exception as error:
+        return head | {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def _run(folder: str, batch: str, given: argparse.Namespace, device: torch.device) -> dict:
+def _run(
+    folder: str, batch: str, attention: str, given: argparse.Namespace, device: torch.device
+) -> dict:
     size, _, times = batch.rstrip("r").partition("x")
     rows = int(size) * int(times or 1)
     torch.manual_seed(0)
     with device:
-        model = Stock(folder, batch.endswith("r"))
+        model = Stock(folder, batch.endswith("r"), attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.95), fused=True)
     tokens, labels = train_step._batch(model.vocab, rows, given.seq, device, 0)
     count = rows * given.seq
