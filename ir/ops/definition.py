@@ -97,6 +97,7 @@ class OpDef:
     for such an op.
     matmul_weight: multiplies by a parameter that a plan may have to shard.
     reads_table: an operand is the embedding table or the head.
+    gathers: position of a table of which the op reads as many bytes as it gives.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
     passes: bytes that it reads and writes beside its matmuls, one after the other.
@@ -124,6 +125,7 @@ class OpDef:
     passing_output: int | None = None
     matmul_weight: bool = False
     reads_table: bool = False
+    gathers: int | None = None
     queries: int | None = None
     workspace: Workspace | None = None
     passes: Passes | None = None

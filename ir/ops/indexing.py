@@ -53,6 +53,7 @@ DEFINITIONS = (
         call="kernels.embedding",
         dear=True,
         reads_table=True,
+        gathers=1,
     ),
     OpDef(
         "mw.embedding_weight_grad",

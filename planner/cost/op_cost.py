@@ -8,6 +8,7 @@ Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -187,12 +188,10 @@ class Costs:
         if asked.free or asked.source:
             return 0.0
         device = self.cluster.device
-        moved = sum(
-            self.local_bytes(v, p) for v, p in zip(work.operands, ins, strict=True) if v is not None
-        )
-        moved += sum(
-            self.local_bytes(v, p) for v, p in zip(work.results, outs, strict=True) if v is not None
-        )
+        made = self._bytes(work.results, outs)
+        moved = made + self._bytes(work.operands, ins, without=asked.gathers)
+        if asked.gathers is not None:
+            moved += made
         if (scores := self.scores(op, work, ins)) is not None:
             busy, more = scores.busy_s, scores.moved_bytes
             moved += more
@@ -211,6 +210,16 @@ class Costs:
             time += asked.passes(op, values, elements) / device.hbm_bytes_per_s * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
+
+    def _bytes(
+        self,
+        values: Sequence[Value | None],
+        placements: tuple[Placement, ...],
+        without: int | None = None,
+    ) -> float:
+        """Bytes of the present values on a rank, but for the one at the position `without`."""
+        pairs = enumerate(zip(values, placements, strict=True))
+        return sum(self.local_bytes(v, p) for k, (v, p) in pairs if v is not None and k != without)
 
     def implementation(self, op: Op, work: OpWork) -> Implementation | None:
         """What computes an op on this device."""

@@ -102,3 +102,22 @@ def test_the_passes_over_the_logits_come_after_the_matmuls() -> None:
 
 def _bytes(value: Value) -> float:
     return number(num_elements(value.shape), {}) * ITEM_BYTES[value.dtype]
+
+
+@pytest.mark.parametrize("vocab", (1_000, 100_000))
+def test_an_embedding_reads_the_rows_of_its_tokens_not_its_table(vocab: int) -> None:
+    lines = (
+        "graph embed",
+        '%tokens : i64[B, S] = input data "tokens"',
+        f'%w : bf16[{vocab}, 64] = input param "w"',
+        "%y : bf16[B, S, 64] = mw.embedding(%tokens, %w)",
+        "return %y",
+    )
+    graph, cluster = parse_graph("\n".join(lines)), parse_cluster("h200:1")
+    costs = Costs(cluster, Mesh({}), {"B": 2, "S": 4096})
+    (op,), whole = graph.ops, [replicated(rank) for rank in (2, 2, 3)]
+    found = costs.op_us(op, tuple(whole[:2]), (whole[2],), GraphWork(graph).of["y"])
+    rows = 2 * 4096
+    moved = 2 * rows * 64 * 2 + rows * 8  # read and written, and the tokens
+    device = cluster.device
+    assert found == pytest.approx(moved / device.hbm_bytes_per_s * 1e6 + device.launch_us)

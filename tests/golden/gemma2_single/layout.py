@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 32a5d589faa2da0d."""
+"""What every rank of golden-gemma2 shares; plan 4c153d90d1b47168."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 9d751bbb8dac13d4."""
+"""What every rank of golden-llama shares; plan 073b784312e05b54."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

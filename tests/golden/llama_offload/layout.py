@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan f2ec90fb2bdf391f."""
+"""What every rank of golden-llama shares; plan cfabe296b4560c09."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 11d9a418465c3b1f."""
+"""What every rank of golden-llama shares; plan 4f317bb4725e1f8e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

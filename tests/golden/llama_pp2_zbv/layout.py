@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 0a4f03da24c8baba."""
+"""What every rank of golden-llama shares; plan f128b45d95a92fc3."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan ef583a6d9b99f7eb."""
+"""What every rank of golden-llama shares; plan 4ba52435507a5dc5."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
