@@ -1,11 +1,11 @@
-"""The one door to OR-tools: named 0/1 problems, the linear relaxation first.
+"""The one door to OR-tools: named 0/1 problems, the linear relaxation first, and minimum cuts.
 
 The relaxation of a placement problem is nearly always integral: then its value is the proven
 optimum. Only when a variable comes out fractional does a branching solver run. One thread, no
 time-dependent choice: the same problem gives the same answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,3 +169,27 @@ def _ortools() -> Any:
             f"the sharding search needs ortools ({error}); pip install ortools"
         ) from None
     return pywraplp
+
+
+Arc = tuple[Hashable, Hashable, int | None]  # from, to, capacity; None: never cut
+
+
+def source_side(arcs: Sequence[Arc], source: Hashable, sink: Hashable) -> set[Hashable]:
+    """Return the nodes on the source's side of a minimum cut, of several the largest side.
+
+    Capacities are whole numbers. Where their sum takes more than 62 bits, all lose their last ones.
+    """
+    from ortools.graph.python.max_flow import SimpleMaxFlow
+
+    total = sum(capacity or 0 for _, _, capacity in arcs)
+    lost = max(0, total.bit_length() - 62)
+    never = 1 + (total >> lost)
+    numbers: dict[Hashable, int] = {}
+    flow = SimpleMaxFlow()
+    for tail, head, capacity in arcs:
+        ends = (numbers.setdefault(node, len(numbers)) for node in (tail, head))
+        flow.add_arc_with_capacity(*ends, never if capacity is None else capacity >> lost)
+    status = flow.solve(numbers[source], numbers[sink])
+    assert status == flow.OPTIMAL, status
+    behind = set(flow.get_sink_side_min_cut())
+    return {node for node, number in numbers.items() if number not in behind}

@@ -5,7 +5,7 @@ allow, take all units: whatever a stage leaves to those behind it makes theirs l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ..pipeline.partition import MemoryCost, no_memory_cost
@@ -102,6 +102,7 @@ class _Limits:
         silent: int,
     ) -> None:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
+        self.extras: dict[tuple[int, int], _Extra] = {}
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total = sum(units.both)
         self.ahead = [0.0, *accumulate(units.both)]
@@ -122,7 +123,7 @@ class _Limits:
         units, m = self.units, self.m
         ahead = self.ahead[index] + self.sends_us[stage]
         total = self.total + self.sends_us[-1]
-        extra = self.memory(stage) if self.memory is not None else no_memory_cost
+        extra, first = self._extra(stage, index), index
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
             both += units.both[index]
@@ -130,7 +131,9 @@ class _Limits:
             backward += units.backward[index]
             longest += units.longest_forward[index]
             reduce += units.reduce[index]
-            more = extra(index)
+            if index - first == len(extra.known):
+                extra.known.append(extra.of(index))
+            more = extra.known[index - first]
             t = both + more
             steady = (m - w) * t
             late = total + more + steady + (w - 1) * max(backward, t - longest)
@@ -142,6 +145,21 @@ class _Limits:
                 break
             index += 1
         return index
+
+    def _extra(self, stage: int, first: int) -> "_Extra":
+        """What memory adds to a stage that begins at a unit: the same whatever the limit."""
+        if (stage, first) not in self.extras:
+            of = self.memory(stage) if self.memory is not None else no_memory_cost
+            self.extras[stage, first] = _Extra(of)
+        return self.extras[stage, first]
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """Times that memory adds to a stage with each further unit; known: of its first units."""
+
+    of: Callable[[int], float]
+    known: list[float] = field(default_factory=list)
 
 
 def warmup_bound(

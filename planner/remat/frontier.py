@@ -14,16 +14,14 @@ Every pair of variables occurs as u (1 - w) with a weight >= 0, so a price is on
 1 is the source's side. Outputs of one op share its r. A choice is a point (kept bytes, us); those
 that some price prefers are the vertices of the lower hull, found by asking, between two of them,
 at the price that makes the two equal. Prices are ratios of whole numbers (bytes, picoseconds), so
-the cuts are exact. A choice need not hold another one: what is kept at a low price may be left out
-at a higher one and come back at a third.
+the cuts are exact where these fit the solver. A choice need not hold another one: what is kept at a
+low price may be left out at a higher one and come back at a third.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-
-import networkx as nx
-from networkx.algorithms.flow import preflow_push
+from math import gcd
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.questions import without_passing
@@ -33,6 +31,7 @@ from meshwright.ir.placement import Placement
 
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import op_us
+from ..solver import Arc, source_side
 from .rules import saved_under
 
 PICOSECONDS = 1e6  # of a us
@@ -83,7 +82,8 @@ def weights_of(graph: Graph, placements: dict[str, Placement], costs: Costs) -> 
 def hull(graph: Graph, weights: Weights) -> tuple[FrontierPoint, ...]:
     """Vertices of the lower hull of (bytes, again_ps), from the most bytes to the fewest."""
     problem = _Problem(graph, weights)
-    most_ps, most_bytes = (1 + sum(w.values()) for w in (weights.again_ps, weights.bytes))
+    most_ps = 1 + sum(weights.again_ps.values())
+    most_bytes = problem.unit_bytes + sum(weights.bytes.values())
     fastest, leanest = problem.best(most_bytes, 1), problem.best(1, most_ps)
     if fastest.bytes == leanest.bytes:
         return (fastest,)
@@ -114,14 +114,16 @@ class _Problem:
         backward = [op for op in graph.ops if op.output.name not in self.maker]
         read = [n for op in backward for n in op.inputs] + list(Joint(graph).results)
         self.read = [n for n in dict.fromkeys(read) if n in self.maker or n in self.entries]
+        self.unit_bytes = gcd(*weights.bytes.values()) or 1
 
     def best(self, of_ps: int, of_byte: int) -> FrontierPoint:
         """The choice of least of_ps * again_ps + of_byte * bytes."""
         if not self.read:
             return FrontierPoint(0, 0, ())
-        _, (kept_side, _) = nx.minimum_cut(
-            self._network(of_ps, of_byte), "source", "sink", flow_func=preflow_push
-        )
+        # Whole numbers with no common divisor, as small as they can be.
+        of_unit = of_byte * self.unit_bytes
+        common = gcd(of_ps, of_unit)
+        kept_side = source_side(self._arcs(of_ps // common, of_unit // common), "source", "sink")
         again = {op.output.name for op in self.ops if ("r", op.output.name) in kept_side}
         return self.choice(again)
 
@@ -140,26 +142,23 @@ class _Problem:
         again = {n for name in run for n in self.maker[name].inputs}
         return self.entries & (again | set(self.read))
 
-    def _network(self, of_ps: int, of_byte: int) -> nx.DiGraph:
-        net = nx.DiGraph()
-        net.add_nodes_from(("source", "sink"))
-        for name in self.read:
-            net.add_edge("source", ("a", name))  # no capacity: never cut
+    def _arcs(self, of_ps: int, of_unit: int) -> list[Arc]:
+        arcs: list[Arc] = [("source", ("a", name), None) for name in self.read]
         for name in self.entries:
-            net.add_edge(("a", name), "sink", capacity=of_byte * self.weights.bytes[name])
+            arcs.append((("a", name), "sink", self._kept(name, of_unit)))
         for op in self.ops:
-            self._add_op(net, op, of_ps, of_byte)
-        return net
+            arcs += self._arcs_of(op, of_ps, of_unit)
+        return arcs
 
-    def _add_op(self, net: nx.DiGraph, op: Op, of_ps: int, of_byte: int) -> None:
+    def _kept(self, name: str, of_unit: int) -> int:
+        return of_unit * (self.weights.bytes[name] // self.unit_bytes)
+
+    def _arcs_of(self, op: Op, of_ps: int, of_unit: int) -> Iterator[Arc]:
         again = ("r", op.output.name)
-        net.add_edge(again, "sink", capacity=of_ps * self.weights.again_ps[op.output.name])
+        yield again, "sink", of_ps * self.weights.again_ps[op.output.name]
         for value in op.outputs:
-            if definition(op).free:
-                net.add_edge(("a", value.name), again)
-            else:
-                bytes_ = of_byte * self.weights.bytes[value.name]
-                net.add_edge(("a", value.name), again, capacity=bytes_)
+            free = definition(op).free
+            yield ("a", value.name), again, None if free else self._kept(value.name, of_unit)
         for name in op.inputs:
             if name in self.maker or name in self.entries:
-                net.add_edge(again, ("a", name))
+                yield again, ("a", name), None

@@ -12,6 +12,7 @@ of one option a unit, so no choice of options is faster.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from math import ceil
 
@@ -195,6 +196,19 @@ class OptionHulls:
         order = sorted((s, kind) for kind, steps in enumerate(found) for s in steps)
         return OptionHulls(tuple(units), tuple(first), tuple(kinds), tuple(found), tuple(order))
 
+    @cached_property
+    def kept_bytes(self) -> tuple[tuple[float, float, float], ...]:
+        """By unit: bytes that its fastest option keeps, the least of any, and the least that its
+        backward has alive."""
+        return tuple(
+            (
+                options[first].work.kept_bytes,
+                min(u.work.kept_bytes for u in options),
+                min(u.work.backward.peak_bytes for u in options),
+            )
+            for options, first in zip(self.units, self.first, strict=True)
+        )
+
     def freeing(self, indices: Iterable[int] = ()) -> Freeing:
         found = Freeing(self.kinds, self.order)
         for index in indices:
@@ -234,14 +248,14 @@ class StageMemoryCost:
 
     def add(self, index: int) -> float:
         """Extra us with this unit too; inf where nothing fits."""
-        options = self.hulls.units[index]
+        fastest, least, passing = self.hulls.kept_bytes[index]
         self.freeing.add(index)
-        self.fastest_bytes += options[self.hulls.first[index]].work.kept_bytes
-        self.least_bytes += min(u.work.kept_bytes for u in options)
-        passing = min(u.work.backward.peak_bytes for u in options)
+        self.fastest_bytes += fastest
+        self.least_bytes += least
         self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
-        self.bucket_bytes += options[0].owned_bytes
-        self.largest_bytes = max(self.largest_bytes, options[0].bucket_bytes)
+        unit = self.hulls.units[index][0]
+        self.bucket_bytes += unit.owned_bytes
+        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
         return self.freeing.us(self._excess())
 
     def _excess(self) -> float:

@@ -100,9 +100,14 @@ class CandidateBounds:
 
     def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the least time after the last backward on the rank that has most to do then."""
-        buckets, table = self.costs.layout(c).buckets, units.table
-        tail = sum(table.optimizer_us(b) + table.refresh_us(b) for b in buckets) / c.pp
-        return tail + table.links.world_us()
+        key = (self.costs.placed(c.compute), c.mesh, c.zero, self.costs.precision(c))
+        if key not in self.costs.ends:
+            buckets, table = self.costs.layout(c).buckets, units.table
+            kinds = {(b.numel, b.dtype, b.trainable): b for b in buckets}
+            each = {k: table.optimizer_us(b) + table.refresh_us(b) for k, b in kinds.items()}
+            tail = sum(each[b.numel, b.dtype, b.trainable] for b in buckets) / c.pp
+            self.costs.ends[key] = tail + table.links.world_us()
+        return self.costs.ends[key]
 
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the time of the collective streams of all stages in a step."""
@@ -189,8 +194,11 @@ class CandidateBounds:
         if least_passing is None:
             least_passing = units.least_passing_bytes
 
+        # What is stored grows with both in proportion.
+        of_bucket, of_largest = (self.costs.storage_bytes(c, one, 1.0 - one) for one in (1.0, 0.0))
+
         def stored(bucket: float, largest: float) -> float:
-            return self.costs.storage_bytes(c, bucket, largest)
+            return of_bucket * bucket + of_largest * largest
 
         def of_stage(stage: int) -> Callable[[int], float]:
             return StageMemoryCost(hulls, stored, held_of(c, stage), rest, least_passing).add

@@ -103,6 +103,11 @@ class CandidateCosts:
         return self.memo.table("tails", self.problem.rates)
 
     @cached_property
+    def ends(self) -> dict[Hashable, float]:
+        """Return the least times after the last backward (candidate_bounds.py)."""
+        return self.memo.table("ends of steps", self.problem.rates)
+
+    @cached_property
     def lp_bounds(self) -> dict[Hashable, LpBound]:
         """LP bounds (lp_bound.py)."""
         problem, budget = self.problem, self.problem.budget

@@ -175,6 +175,7 @@ class UnitTable:
     links: Links
     precision: Precision
     known: dict[tuple, Unit] = field(default_factory=dict)
+    stored: dict[tuple, "_Stored"] = field(default_factory=dict)
 
     def step(
         self,
@@ -247,16 +248,25 @@ class UnitTable:
         return self.known[key]
 
     def _unit(self, work: PieceWork, held: "UnitBuckets") -> Unit:
-        mine, fresh, owned = held.mine, held.fresh, held.owned
-        links, cuts = self.links, self.links.mesh.count(*STORAGE)
-        hbm = links.cluster.device.hbm_bytes_per_s / 1e6
-        whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
-        trained = sum(bucket_bytes(b) for b in mine if b.trainable)
+        if held.key not in self.stored:
+            self.stored[held.key] = self._stored(held)
+        found = self.stored[held.key]
+        hbm = self.links.cluster.device.hbm_bytes_per_s / 1e6
         wider = self.precision.grad / self.precision.param
         # Read both, write the sum; where matmuls add, their flops hide that they read.
-        accumulate = (1 + 2 * wider) * (trained - work.added_bytes) / hbm
+        accumulate = (1 + 2 * wider) * (found.trained_bytes - work.added_bytes) / hbm
+        return Unit("", work, accumulate + found.shards_us, *found.of_unit)
+
+    def _stored(self, held: "UnitBuckets") -> "_Stored":
+        """What a unit takes and holds for its buckets, whatever its piece computes."""
+        mine, fresh, owned = held.mine, held.fresh, held.owned
+        links, cuts = self.links, self.links.mesh.count(*STORAGE)
+        whole, ready = sum(map(bucket_bytes, mine)), sum(map(bucket_bytes, fresh))
+        trained, shards = sum(bucket_bytes(b) for b in mine if b.trainable), 0.0
         if self.zero >= 2:  # the buffer is cleared, and what was reduced is added to the shard
-            accumulate += wider * (ready + 3 * ready / cuts) / hbm
+            hbm = links.cluster.device.hbm_bytes_per_s / 1e6
+            wider = self.precision.grad / self.precision.param
+            shards = wider * (ready + 3 * ready / cuts) / hbm
         gather = 0.0
         if self.zero == 3:
             gather = sum(links.group_us("all_gather", bucket_bytes(b), *STORAGE) for b in mine)
@@ -274,7 +284,8 @@ class UnitTable:
             kept -= frozen * (1 - frozen_share(links.mesh, self.zero, self.precision))
         if self.zero < 2:  # both once a step
             reduce, replicas = reduce + replicas, 0.0
-        return Unit("", work, accumulate, gather, reduce, blocking, whole, kept, replicas, frozen)
+        of_unit = gather, reduce, blocking, whole, kept, replicas, frozen
+        return _Stored(trained, shards, of_unit)
 
     def _reduce_us(self, size: float) -> float:
         """Summing gradients where they are stored: whole, or each rank its shard."""
@@ -321,6 +332,16 @@ class UnitTable:
 
 
 @dataclass(frozen=True)
+class _Stored:
+    """Of a unit's buckets: bytes of trained ones, us of clearing and adding shards, and the fields
+    of the unit from gather_us on."""
+
+    trained_bytes: float
+    shards_us: float
+    of_unit: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class UnitBuckets:
     """Buckets of an instance. mine: those it reads; fresh: whose gradients its backward completes
     (a frozen one has none); owned: that count as stored with it. key: equal for instances that cost
@@ -348,7 +369,9 @@ def unit_buckets(
         fresh = tuple(b for b in fresh if b.trainable)
         seen.update(item.buckets)
         stored.update(item.buckets)
-        key = tuple((b.numel, _partial_bytes(b), b in fresh, b in owned, b.trainable) for b in mine)
+        key = tuple(
+            (b.numel, b.dtype, _partial_bytes(b), b in fresh, b in owned, b.trainable) for b in mine
+        )
         found.append(UnitBuckets(mine, fresh, owned, key))
     return found
 

@@ -2,6 +2,7 @@
 
 from itertools import chain, combinations
 
+import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from meshwright.ir.text.graph_text import parse_graph
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.remat.frontier import Weights, _Problem, frontier, hull
+from meshwright.planner.solver import source_side
 
 
 @st.composite
@@ -110,6 +112,31 @@ def test_every_price_is_met_exactly(given_, of_byte, of_ps) -> None:
     found = _Problem(graph, weights).best(of_ps, of_byte)
     least = min(of_ps * ps + of_byte * size for size, ps in points(graph, weights))
     assert of_ps * found.again_ps + of_byte * found.bytes == least
+
+
+NODES = st.sampled_from(["source", "a", "b", "c", "d", "sink"])
+CAPACITIES = st.one_of(st.none(), st.integers(0, 9), st.integers(0, 2**80))
+
+
+@given(st.dictionaries(st.tuples(NODES, NODES), CAPACITIES, min_size=4, max_size=16))
+@settings(max_examples=200, deadline=None)
+def test_a_cut_is_the_largest_of_the_least_ones(given_) -> None:
+    arcs = {(a, b): c for (a, b), c in given_.items() if a != b and "sink" != a and b != "source"}
+    arcs |= {("source", "a"): 5, ("d", "sink"): 7}
+    arcs = {(a, b): 3 if a == "source" and b == "sink" else c for (a, b), c in arcs.items()}
+    net = nx.DiGraph()
+    for (a, b), c in arcs.items():
+        net.add_edge(a, b, **({} if c is None else {"capacity": c}))
+    found = source_side([(a, b, c) for (a, b), c in arcs.items()], "source", "sink")
+    cut = [c for (a, b), c in arcs.items() if a in found and b not in found]
+    try:
+        least, (wanted, _) = nx.minimum_cut(net, "source", "sink")
+    except nx.NetworkXUnbounded:
+        return  # arcs that are never cut lead from end to end
+    total = sum(c or 0 for c in arcs.values())
+    assert None not in cut and sum(cut) <= least + total * 2**-50
+    if total < 2**62:
+        assert found == wanted
 
 
 def test_a_llama_block_keeps_no_view_and_more_only_where_it_saves_time(llama) -> None:
