@@ -54,11 +54,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return _elsewhere(address, arguments, out)
     if arguments.do == "metrics":
         text = metrics_of(address)
-        print_result(arguments, {"text": text}, text.rstrip())
+        print_result(arguments, {"text": text}, text.rstrip(), "metrics")
         return 0
     if arguments.do == "status":
         said = status_of(address)
-        print_result(arguments, said, _status_text(said))
+        print_result(arguments, said, _status_text(said), "status")
         return 0
     command = Command(arguments.do, _values(arguments.values), arguments.steps)
     send(address, command)

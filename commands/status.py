@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from meshwright.runtime.training.past_run import PastRun
 
 
+# Keys that are null before the first rank has begun.
+_OF_A_RUN = (
+    "name folder model done_steps kept_steps steps loss eval_loss state when step_ms "
+    "predicted_step_ms checkpoint fast_checkpoint goodput"
+).split()
+
+
 def add(commands: Any) -> None:
     """Add the command."""
     parser = add_command(
@@ -34,20 +41,19 @@ def _run(arguments: argparse.Namespace) -> int:
     job = next((state for state in _quietly(jobs) if state.out == out.absolute()), None)
     attempts = read_attempts(out)
     data: dict[str, Any] = {"run": str(out), "job": as_data(job) if job else None}
+    data |= {"attempts": [vars(attempt) for attempt in attempts]}
     lines = [f"job {job.job}: {job.state or 'ended'} {job.nodes} {job.reason}"] if job else []
     try:
         run = read_run(out)
     except RunError:
         if job is None:
             raise
-        print_result(arguments, data, "\n".join([*lines, "no rank has begun yet"]))
+        said = [*lines, "no rank has begun yet", *map(_attempt_text, attempts)]
+        print_result(arguments, {**data, **dict.fromkeys(_OF_A_RUN)}, "\n".join(said))
         return 0
     found = goodput(run)
-    checkpoint = run.newest and str(run.newest)
-    data |= {**run.summary(), **_steps(run), "checkpoint": checkpoint}
-    data |= {"fast_checkpoint": read_fast(out)}
-    data |= {"goodput": found.as_data() if found else None}
-    data |= {"attempts": [vars(attempt) for attempt in attempts]}
+    data |= {**run.summary(), **_steps(run), "checkpoint": run.newest and str(run.newest)}
+    data |= {"fast_checkpoint": read_fast(out), "goodput": found.as_data() if found else None}
     print_result(arguments, data, "\n".join([*lines, *_text(run, data, attempts, found)]))
     return 0
 
