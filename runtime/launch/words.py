@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..data import absolute
+from ..node_path import is_of_a_node
 from ..training.options import flag
 
 
@@ -20,6 +21,8 @@ def option_words(options: dict[str, object]) -> list[str]:
 
 
 def _absolute(name: str, value: str) -> str:
+    if name == "fast_dir" and is_of_a_node(value):
+        return value
     folder = name in ("resume", "weights", "fast_dir") and value not in ("", "auto")
     if name == "out" or folder:
         return str(Path(value).resolve())

@@ -7,6 +7,7 @@ prefix = "apptainer exec --nv /images/torch.sif"   # before the python of each n
 setup = ["ulimit -l unlimited"]                    # further lines of shell
 interface = "ib0"             # for NCCL and gloo
 cache = "/scratch/compiled"   # what torch.compile writes, shared by ranks and restarts
+scratch = "$TMPDIR"           # on each node's own disk: $MESHWRIGHT_SCRATCH of --fast-dir
 gpus_per_node = 8
 exclusive = true
 """
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from .scheduler import SlurmError
+
+# The variable by which a run's options name the site's scratch folder.
+SCRATCH = "MESHWRIGHT_SCRATCH"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Site:
     setup: tuple[str, ...] = ()
     interface: str = ""
     cache: str = ""
+    scratch: str = ""
     gpus_per_node: int = 0
     exclusive: bool = True
 
@@ -56,6 +61,8 @@ class Site:
         yield from self.setup
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if self.interface else ():
             yield f"export {name}={shlex.quote(self.interface)}"
+        if self.scratch:
+            yield f"export {SCRATCH}={shlex.quote(self.scratch)}"
         yield f"export TORCHINDUCTOR_CACHE_DIR={shlex.quote(self.cache or str(cache))}"
 
 

@@ -143,7 +143,8 @@ class RunOptions:
     fast_dir: str = _option(
         "",
         "a folder on a disk of each host's own, or in its memory, for checkpoints that are written "
-        "more often than those of OUT, and read where every rank finds its own",
+        "more often than those of OUT, and read where every rank finds its own; variables such as "
+        "$TMPDIR, and ~, are those of each host",
     )
     fast_every: int = _option(
         0, "steps between checkpoints in --fast-dir, the newest 2 kept there", low=0

@@ -18,6 +18,7 @@ import torch
 from ..atomic_file import write_atomic
 from ..data import absolute
 from ..identity import Identity
+from ..node_path import is_of_a_node
 from .options import RunOptions
 from .past_run import (
     COMMAND,
@@ -99,7 +100,7 @@ def _placed(options: RunOptions) -> dict[str, Any]:
     """Options by field name, with paths that hold in any folder."""
     data, held_out = absolute(options.data), absolute(options.eval_data)
     placed = {"out": str(Path(options.out).resolve()), "data": data, "eval_data": held_out}
-    if options.fast_dir:
+    if options.fast_dir and not is_of_a_node(options.fast_dir):
         placed["fast_dir"] = str(Path(options.fast_dir).resolve())
     return asdict(options) | placed
 
