@@ -12,6 +12,7 @@ from typing import Any
 from .demands import Say, silent
 from .errors import MeshwrightError, one_class
 from .files import write_text
+from .job_array import folders, in_first_task, of_first_task, run_values
 
 SCRIPT = "job.sbatch"
 _MODULE = "meshwright.runtime.slurm.supervisor"
@@ -93,7 +94,7 @@ def submit(
     if dry_run:
         return made
     job = call(["sbatch", "--parsable", str(made.script)]).strip().partition(";")[0]
-    remember(job, made)
+    remember(job, made, slurm.array)
     return Submission(job, made.script, made.out, made.text)
 
 
@@ -107,9 +108,10 @@ def _of_program(
     from meshwright.runtime.training.spans import program_tokens_per_step
 
     options = {**options, "out": str(out or options.get("out") or "run")}
-    check_given(folder, options)
-    checked = run_options(options, lambda: program_tokens_per_step(folder))
-    options = {name: getattr(checked, name) for name in options}
+    first = of_first_task(options, slurm.array)
+    check_given(folder, first)
+    checked = run_options(first, lambda: program_tokens_per_step(folder))
+    options |= {name: getattr(checked, name) for name in options if options[name] == first[name]}
     needs = json.loads((folder / "needs.json").read_text())
     planned = nodes_of(folder) + slurm.spare
     if slurm.nodes and slurm.nodes != str(planned):
@@ -134,6 +136,11 @@ def _of_job(
     from .jobs import prepare
 
     given = [f"run.out={json.dumps(str(out))}"] if out else []
+    of_tasks = run_values([*overrides, *given], slurm.array)
+    overrides = [
+        text if text.startswith("run.out=") else in_first_task(text, slurm.array)
+        for text in overrides
+    ]
     job = load_job(path, [*overrides, *given])
     folder = Path(job.run.get("out", "run"))
     nodes = slurm.nodes or str(parse_cluster(job.plan["cluster"]).nodes + slurm.spare)
@@ -155,12 +162,12 @@ def _of_job(
     kept = folder / FOLDER / "job.toml"
     write_text(kept, job.text)
     again = [sys.executable, "-m", "meshwright.cli", "train", str(kept.resolve()), "--prepare"]
-    words = ["--plan-again", shlex.join([*again, "--out", str(folder.resolve())])]
+    words = ["--plan-again", shlex.join(again)]
     least = nodes.partition("-")[0] if "-" in nodes else "1"
     words += ["--least", least]
     if not slurm.plan_inside:
         words += ["--program", str((folder / "program").resolve())]
-    run = option_words({"preflight": slurm.preflight, **job.run, "out": str(folder)})
+    run = option_words({"preflight": slurm.preflight, **job.run, **of_tasks, "out": str(folder)})
     return _made(folder, slurm, nodes, needs, ["-m", _MODULE], words, run, path.stem)
 
 
@@ -180,6 +187,7 @@ def _made(
         DEFAULT_TIME,
         Demands,
         Script,
+        log_pattern,
         script_text,
         stop_before_s,
     )
@@ -201,7 +209,7 @@ def _made(
         constraint=slurm.constraint or site.constraint,
         array=slurm.array,
         dependency=f"afterok:{':'.join(slurm.after)}" if slurm.after else "",
-        output=str((out / FOLDER / "job-%j.log").resolve()),
+        output=log_pattern((out / FOLDER).resolve(), array=bool(slurm.array)),
         exclusive=site.exclusive,
     )
     before = stop_before_s(time) if slurm.stop_before is None else slurm.stop_before
@@ -221,7 +229,8 @@ def _made(
             run=run,
         ),
     )
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    for folder in folders(out, slurm.array).values():
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     return Submission("", out / SCRIPT, out, text)
 
 
@@ -230,13 +239,14 @@ def _index() -> Path:
     return Path(home) / "meshwright" / "jobs.jsonl"
 
 
-def remember(job: str, made: Submission) -> None:
-    """Keep which run a job is of, in the run's folder and for this user."""
-    row = json.dumps({"job": job, "out": str(made.out.resolve())}) + "\n"
+def remember(job: str, made: Submission, array: str = "") -> None:
+    """Keep for this user which run a job is of, or each task of an array."""
+    made_in = folders(made.out.resolve(), array)
+    rows = ({"job": job + task, "out": str(out)} for task, out in made_in.items())
     path = _index()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
-        file.write(row)
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @dataclass(frozen=True)
@@ -268,7 +278,8 @@ def _known() -> Iterator[tuple[str, Path]]:
 def _states() -> dict[str, tuple[str, str, str]]:
     from meshwright.runtime.slurm.scheduler import call
 
-    text = call(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%r|%N"])
+    words = ["squeue", "--noheader", "--me", "--array", "--states=all", "--format=%i|%T|%r|%N"]
+    text = call(words)
     rows = (line.split("|") for line in text.splitlines())
     return {job: (state, reason, nodes) for job, state, reason, nodes in rows}
 
@@ -279,6 +290,11 @@ def folder_of(name: str) -> Path:
     found = dict(_known()).get(name)
     if found is None and Path(name).is_dir():
         return Path(name)
+    tasks = [job for job in dict(_known()) if job.startswith(f"{name}_")]
+    if found is None and tasks:
+        raise MeshwrightError(
+            f"job {name} is an array of {len(tasks)} tasks; name one, such as {tasks[0]}"
+        )
     if found is None:
         raise MeshwrightError(
             f"{name}: no folder, and no job that was submitted from here ({len(dict(_known()))} "

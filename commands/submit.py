@@ -2,12 +2,16 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .doing import Doing
 from .output import print_result
 from .parsers import add_command, given_options
+
+# Numbers that are the same for all tasks of an array.
+_OF_THE_JOB = ("spare", "restarts", "backoff", "stop_before")
 
 
 def add(commands: Any) -> None:
@@ -27,6 +31,17 @@ def add(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="write the script, submit nothing")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c")
     add_arguments(parser)
+    for action in parser._actions:
+        if action.type is not None and action.dest not in _OF_THE_JOB:
+            action.type = partial(_read, action.type)
+
+
+def _read(kind: Any, text: str) -> Any:
+    """Return the value of an option of the run; one that names the task of an array is read there.
+    Raises ValueError."""
+    from meshwright.runtime.slurm.scheduler import TASK
+
+    return text if TASK in text else kind(text)
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:

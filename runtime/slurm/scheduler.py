@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _LIMIT_S, _ANSWER_S = 60.0, 15.0
+# In a word of a run of an array: the number of the task.
+TASK = "%a"
 # States of a node on which nothing can be started.
 _GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "INVAL")
 

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from ..roles import SUPERVISE
 from .scheduler import SlurmError
@@ -87,11 +88,44 @@ class Script:
 
 def script_text(demands: Demands, script: Script) -> str:
     """Return the text of a job's script. Words of the user reach the shell quoted."""
-    lines = ["#!/usr/bin/env bash", *_directives(demands), *(f"# {line}" for line in script.said)]
+    lines = ["#!/usr/bin/env bash", *_directives(demands)]
+    lines += [f"# {_in_one_line(said)}" for said in script.said]
     lines += ["set -euo pipefail", *script.setup, f"cd {script.folder}"]
     # In the shell's place, so that Slurm's signals reach it.
     lines.append(f"exec {shlex.quote(script.python)} {_command(script)}")
     return "\n".join(lines) + "\n"
+
+
+def _in_one_line(text: str) -> str:
+    """Return a comment that ends where its line does, whatever a user calls a folder."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def log_pattern(folder: Path, *, array: bool) -> str:
+    """Return the file of a job's log in a folder, as sbatch has it: of an array %a of the folder's
+    name stands for the number of the task, any other % for itself. Raises SlurmError."""
+    if "\\" in str(folder):
+        raise SlurmError(
+            f"--out {folder.parent}: sbatch takes each backslash in the path of a log for its own; "
+            "give another folder"
+        )
+    text = str(folder).replace("%", "%%")
+    return f"{text.replace('%%a', '%a') if array else text}/job-%j.log"
+
+
+def array_tasks(array: str) -> list[int]:
+    """Return the numbers of the tasks of an array: 0-3, 1,4,7 or 0-9:3, and how many at a time as
+    0-9%2. Raises SlurmError."""
+    found: list[int] = []
+    for part in array.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?", part)
+        if match is None:
+            raise SlurmError(f"--array {array}: {part!r} is no task; write 0-3, 1,4,7 or 0-9:3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        found += range(first, last + 1, int(match[3] or 1))
+    if not found:
+        raise SlurmError(f"--array {array}: 0 tasks; write 0-3, 1,4,7 or 0-9:3")
+    return found
 
 
 def _command(script: Script) -> str:

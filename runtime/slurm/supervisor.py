@@ -26,6 +26,7 @@ from .policy import ON_FAILURE, Ending, Policy, Verdict, verdict
 from .rendezvous import rendezvous
 from .reports import LOST
 from .scheduler import (
+    TASK,
     Allocation,
     SlurmError,
     end_time,
@@ -60,7 +61,7 @@ def main(folder: Path | None, words: list[str]) -> int:
 
 def _task(word: str) -> str:
     """Return a word with %a replaced by the number of the task in an array of jobs."""
-    return word.replace("%a", os.environ.get("SLURM_ARRAY_TASK_ID", "%a"))
+    return word.replace(TASK, os.environ.get("SLURM_ARRAY_TASK_ID", TASK))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,6 +187,7 @@ class Supervisor:
         for count in range(len(nodes), self.policy.least - 1, -1):
             say(f"planning for {count} nodes")
             words = [*shlex.split(self.given.plan_again), "--nodes", str(count)]
+            words += ["--out", str(self.out)]
             done = subprocess.run(words)
             if done.returncode == 0:
                 self.folder = self.out / "program"

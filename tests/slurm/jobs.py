@@ -42,6 +42,14 @@ def job_file(folder: Path, nodes: int, **plan: object) -> Path:
     return path
 
 
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    """Wait for something of no job in particular."""
+    deadline = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(_LOOK_S)
+
+
 class Job:
     """A job that was submitted. It is cancelled when it is left."""
 

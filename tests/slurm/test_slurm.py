@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import slurm_here
 from launching import losses, rows
-from slurm.jobs import OPTIONS, Job, job_file
+from slurm.jobs import OPTIONS, Job, job_file, wait_until
 
 from meshwright.api.jobs import prepare
 from meshwright.api.runs import run
 from meshwright.cli import main
 from meshwright.runtime.fast_mark import read_mark
+from meshwright.runtime.slurm.scheduler import call
+from meshwright.runtime.slurm.script import Demands, Script, log_pattern, script_text
 
 pytestmark = pytest.mark.usefixtures("slurm")
 # Sums of float32 in another order, over STEPS steps.
@@ -182,6 +184,27 @@ def test_what_was_set_while_the_run_was_live_holds_after_a_restart(
         assert len(job.attempts) == 2, job.log
         rates = [row["lr"] for row in rows(job.out) if "lr" in row]
         assert set(rates[20:]) == {5e-4}
+
+
+def test_slurm_reads_names_and_paths_as_they_are_written(tmp_path: Path) -> None:
+    """No shell reads the head of a script; sbatch has quotes, escapes and patterns of its own."""
+    name = "$(touch caught) 'a' \"b\" \\ #c \u00fc%j; |"
+    folder = tmp_path / "50%j 'a' \"b\" $(touch caught) \u00fc-%a"
+    for number in range(2):
+        Path(str(folder).replace("%a", str(number))).mkdir()
+    output = log_pattern(folder, array=True)
+    text = script_text(
+        Demands(name, "1", output=output, array="0-1", exclusive=False),
+        Script([], [], "/", "echo", ["-m", name], [], []),
+    )
+    (tmp_path / "job.sbatch").write_text(text)
+    job = call(["sbatch", "--parsable", "--hold", str(tmp_path / "job.sbatch")]).strip()
+    assert call(["squeue", "--noheader", "--format=%j", "--jobs", job]) == f"{name}\n"
+    call(["scontrol", "release", job])
+    wait_until(lambda: len(list(tmp_path.glob("50%j*/job-*.log"))) == 2, "two logs")
+    logs = list(tmp_path.glob("50%j*/job-*.log"))
+    wait_until(lambda: [path.read_text() for path in logs] == [f"-m {name} --\n"] * 2, "its words")
+    assert not list(tmp_path.rglob("caught"))
 
 
 def test_a_refused_run_stops_the_job(program: Path, tmp_path: Path) -> None:
