@@ -1,6 +1,6 @@
 """Faults at random moments, each followed by a resumed run that must equal an undisturbed one.
 
-    python benchmarks/faults.py [--count 60] [--seed 0] [--only WORDS] [--workdir DIR]
+    python benchmarks/faults.py [--count 60] [--seed 0] [--only PATTERN] [--workdir DIR]
 
 Two data-parallel CPU ranks train a tiny model for STEPS steps with a checkpoint every SAVE_EVERY. A
 fault is SIGKILL or SIGSTOP of a random rank in forward, backward, optimizer step, checkpoint write
@@ -17,8 +17,10 @@ its first step (resume).
 
 import argparse
 import json
+import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -65,6 +67,8 @@ FAST_KINDS = tuple(
 ALL_KINDS = KINDS + FAST_KINDS + faults_control.KINDS + faults_slurm.KINDS
 # With two tiers.
 RARE, OFTEN = 12, 2
+# Sums of float32 in another order.
+REPLANNED = 2e-5
 # By when a run must have ended, all its ranks with it.
 END_S = 10.0
 
@@ -89,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="kinds of fault whose name holds these words")
+    parser.add_argument("--only", default="", help="kinds whose name this pattern is found in")
     parser.add_argument("--workdir", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +101,7 @@ def main() -> None:
         program = _program(work / "here", f"cpu:{WORLD}")
         reference = _losses(_finished(program, work / "reference"))
         rng = random.Random(arguments.seed)
-        chosen = [kind for kind in ALL_KINDS if arguments.only in kind]
+        chosen = [kind for kind in ALL_KINDS if re.search(arguments.only, kind)]
         if lacks := faults_slurm.missing():
             chosen = [kind for kind in chosen if kind not in faults_slurm.KINDS]
             print(f"without the kinds under Slurm: this machine lacks {lacks}")
@@ -190,18 +194,43 @@ def _undisturbed(
 def _under_slurm(
     kind: str, program: Path, run: Path, rng: random.Random, reference: list[tuple[int, float]]
 ) -> Outcome:
-    """A fault of a job, which must end by itself."""
+    """A fault of a job, which must end by itself, or stop where policy demands it."""
+    case = faults_slurm.case_of(kind)
     options = {"data": "demo", "steps": STEPS, "save_every": SAVE_EVERY, "no_compile": True}
-    options |= {"eval_batches": 1, "schedule": "constant"}
-    if "two tiers" in kind:
+    options |= {"eval_batches": 1, "schedule": "constant", "hang_after": 2 * HANG_S}
+    if case.tiers:
         options |= {"save_every": RARE, "fast_dir": str(_fast_dir(run)), "fast_every": OFTEN}
     step = rng.randrange(RARE + 1, STEPS // 2)
-    found = faults_slurm.strike(kind, program, run, rng, options, step)
-    first, last = found.attempts[0], found.attempts[-1]
-    equal = found.state == "COMPLETED" and _losses(run) == reference
-    named = found.victim in first.failed if found.victim else None
-    said = f"{len(found.attempts)} attempts; {first.then}"
+    target = faults_slurm.job_file(program.parent, options) if case.planned_anew else program
+    given = {} if case.planned_anew else options
+    found = faults_slurm.strike(case, target, run, rng, given, step)
+    if not found.attempts:
+        detect_s, said = found.detect_s, f"{found.state}, without an attempt that told of its end"
+        return Outcome(kind, 1, detect_s, found.resume_s, False, None, said)
+    last, off = found.attempts[-1], _off(_losses(run), reference, whole=case.again)
+    equal = found.met and off <= (REPLANNED if case.planned_anew else 0.0)
+    equal = equal and (not case.again or found.state == "COMPLETED")
+    failed = {node for attempt in found.attempts for node in attempt.failed}
+    named = found.victim in failed if found.victim and len(found.attempts) > 1 else None
+    said = f"{len(found.attempts)} attempts; {found.attempts[0].then}"
+    said += f"; off by {off:.1e}" if case.planned_anew else ""
     return Outcome(kind, last.code, found.detect_s, found.resume_s, equal, named, said)
+
+
+def _off(
+    found: list[tuple[int, float]], reference: list[tuple[int, float]], *, whole: bool
+) -> float:
+    """The largest relative difference of a loss; infinite where a step is missing or there twice.
+
+    whole: all steps; else up to the first that differs, of which there must be some.
+    """
+    if [step for step, _ in found] != list(range(len(found))) or not found:
+        return math.inf
+    if not whole:
+        return 0.0 if found[:RARE] == reference[:RARE] else math.inf
+    if len(found) != len(reference):
+        return math.inf
+    return max(abs(a / b - 1) for (_, a), (_, b) in zip(found, reference, strict=True))
 
 
 def fault(

@@ -1,8 +1,10 @@
-"""Faults of a job under Slurm, for faults.py: the job must end by itself, as the undisturbed run.
+"""Faults of a job under Slurm, for faults.py: the job must end by itself, as the undisturbed run,
+or in the stop that policy demands, from which a second job goes on.
 
 Needs the Slurm of `make slurm`, of which a node of a job is killed and started again.
 """
 
+import json
 import os
 import random
 import signal
@@ -10,10 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from meshwright.api.slurm import SlurmOptions, submit
+from meshwright.runtime.checkpoint.manifest import complete
+from meshwright.runtime.control.client import address_in, send
+from meshwright.runtime.control.commands import Command
 from meshwright.runtime.slurm.attempts import Attempt, read_attempts
 from meshwright.runtime.slurm.scheduler import call, job_state
 from meshwright.runtime.training.past_run import RunError, read_run
@@ -23,28 +29,38 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import slurm_here
 
 LIMIT_S = 240.0
-NAMES = (
-    "lost node, one to spare",
-    "SIGKILL of a rank",
-    "SIGKILL of a rank, two tiers",
-    "lost node, two tiers, one to spare",
-    "scontrol requeue",
-    "signal before the time ends",
-)
-KINDS = tuple(f"Slurm: {name}" for name in NAMES)
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+_REFUSED = "stop: the run is refused"
+
+
+@dataclass(frozen=True)
+class Case:
+    """do: disturbs a job (its id, its run's folder) and returns the node struck, "" for none.
+    spare: nodes more. setup: lines of the site's file. demanded: what the first attempt must say,
+    where the job must stop. again: a second job then goes on to the end. planned_anew: a job file
+    is submitted, whose plan changes. tiers: checkpoints in two tiers."""
+
+    do: Callable[[str, Path, random.Random], str]
+    spare: int = 0
+    setup: str = ""
+    demanded: str = ""
+    again: bool = True
+    planned_anew: bool = False
+    tiers: bool = False
 
 
 @dataclass(frozen=True)
 class Struck:
     """detect_s: from the fault to the attempt's end; resume_s: from there to the next start's
-    training. state: of the job at its end. victim: the node that was struck, "" for none."""
+    training. state: of the job at its end. victim: the node that was struck, "" for none. met: the
+    job stopped where it must."""
 
     detect_s: float
     resume_s: float
     state: str
     victim: str
     attempts: list[Attempt]
+    met: bool = True
 
 
 def missing() -> str:
@@ -53,52 +69,149 @@ def missing() -> str:
     return slurm_here.missing() or ("" if slurm_here.is_up() else "a Slurm that is up (make slurm)")
 
 
+def _lose(node: str, job: str, run: Path, rng: random.Random) -> str:
+    slurm_here.kill_node(node)
+    return node
+
+
+def _lose_daemon(job: str, run: Path, rng: random.Random) -> str:
+    """The daemon of a node alone: what it started runs on."""
+    for pid in slurm_here._daemon("node2"):
+        os.kill(pid, signal.SIGKILL)
+    return "node2"
+
+
+def _signal_rank(number: signal.Signals, job: str, run: Path, rng: random.Random) -> str:
+    rank = rng.randrange(2)
+    _kill(job, number, lambda words, _: f"RANK={rank}".encode() in words)
+    return f"node{rank + 1}"
+
+
+def _kill_agent(job: str, run: Path, rng: random.Random) -> str:
+    """What starts the ranks of a node; they must not run on."""
+    _kill(
+        job,
+        signal.SIGKILL,
+        lambda words, title: b"SLURMD_NODENAME=node2" in words and b"--agent" in title.split(b"\0"),
+    )
+    return "node2"
+
+
+def _flip(job: str, run: Path, rng: random.Random) -> str:
+    """A bit of the newest checkpoint, then a rank."""
+    _until(job, lambda: len(complete(run / "checkpoints")) > 1)
+    file = rng.choice(sorted(complete(run / "checkpoints")[-1].glob("*.safetensors")))
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    return _signal_rank(signal.SIGKILL, job, run, rng)
+
+
+def _requeue(job: str, run: Path, rng: random.Random) -> str:
+    call(["scontrol", "requeue", job])
+    return ""
+
+
+def _signal_script(job: str, run: Path, rng: random.Random) -> str:
+    call(["scancel", "--signal=USR1", "--batch", job])
+    return ""
+
+
+def _tell(command: Command, job: str, run: Path, rng: random.Random) -> str:
+    send(address_in(run), command)
+    return ""
+
+
+def _wait(job: str, run: Path, rng: random.Random) -> str:
+    return ""
+
+
+_KILL = partial(_signal_rank, signal.SIGKILL)
+_NODE_2 = partial(_lose, "node2")
+_CASES = {
+    "lost node, one to spare": Case(_NODE_2, spare=1),
+    "SIGKILL of a rank": Case(_KILL),
+    "SIGKILL of a rank, two tiers": Case(_KILL, tiers=True),
+    "lost node, two tiers, one to spare": Case(_NODE_2, spare=1, tiers=True),
+    "scontrol requeue": Case(_requeue),
+    "signal before the time ends": Case(_signal_script),
+    "SIGSTOP of a rank": Case(partial(_signal_rank, signal.SIGSTOP)),
+    "SIGKILL of what starts a node's ranks": Case(_kill_agent),
+    "flipped byte in the newest checkpoint, SIGKILL of a rank": Case(_flip),
+    "lost node of the script": Case(partial(_lose, "node1")),
+    "lost node daemon, one to spare": Case(_lose_daemon, spare=1),
+    "lost node, planned anew": Case(_NODE_2, planned_anew=True),
+    "disk full": Case(_wait, setup='setup = ["ulimit -f 1024"]', demanded=_REFUSED),
+    "control abort": Case(partial(_tell, Command("abort")), demanded="stop: aborted"),
+    "a rate that makes the loss spike": Case(
+        partial(_tell, Command("set", {"lr": "1e6"})), demanded=_REFUSED, again=False
+    ),
+}
+KINDS = tuple(f"Slurm: {name}" for name in _CASES)
+
+
+def case_of(kind: str) -> Case:
+    """Return the case of a kind."""
+    return _CASES[kind.removeprefix("Slurm: ")]
+
+
 def strike(
-    kind: str, program: Path, run: Path, rng: random.Random, options: dict, step: int
+    case: Case, target: Path, run: Path, rng: random.Random, options: dict, step: int
 ) -> Struck:
-    """Submit a job, disturb it behind a step, and wait for its end."""
-    spare = 1 if "spare" in kind else 0
-    slurm = SlurmOptions(backoff=0.5, time="00:20:00", spare=spare)
-    job = submit(program, slurm, options=options, out=run).job
+    """Submit a job, disturb it behind a step, and wait for its end; of one that must stop, submit
+    a second."""
+    site = run.with_name(f"{run.name}_site.toml")
+    site.write_text(case.setup)
+    slurm = SlurmOptions(backoff=0.5, time="00:20:00", spare=case.spare, site=str(site))
+    begin = partial(submit, target, options=options, out=run)
+    found = _struck(case, begin(slurm).job, run, rng, step)
+    if not case.demanded:
+        return found
+    met = found.attempts[0].then == case.demanded and found.state == "FAILED"
+    if not case.again:
+        return replace(found, met=met)
+    ended, job = time.monotonic(), begin(replace(slurm, site="/dev/null")).job
+    starts = _starts(run)
+    _until(job, lambda: _starts(run) > starts or job_state(job) not in _ALIVE)
+    resumed_s = time.monotonic() - ended
+    _until(job, lambda: job_state(job) not in _ALIVE)
+    return replace(found, met=met, state=job_state(job), resume_s=resumed_s)
+
+
+def _struck(case: Case, job: str, run: Path, rng: random.Random, step: int) -> Struck:
     try:
-        _until(job, lambda: _rows(run) > step)
+        _until(job, lambda: _rows(run) > (0 if case.do is _wait else step))
         began = time.monotonic()
-        victim = _disturb(kind, job, rng)
-        _until(job, lambda: bool(read_attempts(run)))
+        victim = case.do(job, run, rng)
+        away = victim == "node1"  # an attempt that is lost with its script tells nothing
+        _until(job, lambda: bool(read_attempts(run)) or away and job_state(job) != "RUNNING")
         ended = time.monotonic()
         _until(job, lambda: _starts(run) > 1 or job_state(job) not in _ALIVE)
         resumed = time.monotonic()
         _until(job, lambda: job_state(job) not in _ALIVE)
     finally:
         subprocess.run(["scancel", "--quiet", job])
-    if "lost node" in kind:
-        slurm_here.start_node(victim)
-        _until("", slurm_here.is_up)
+    _mend()
     return Struck(ended - began, resumed - ended, job_state(job), victim, read_attempts(run))
 
 
-def _disturb(kind: str, job: str, rng: random.Random) -> str:
-    """Do what the kind says; return the node that was struck, "" for none."""
-    if "lost node" in kind:
-        slurm_here.kill_node("node2")
-        return "node2"
-    if "SIGKILL" in kind:
-        rank = rng.randrange(2)
-        _kill_rank(job, rank)
-        return f"node{rank + 1}"
-    if kind.endswith("requeue"):
-        call(["scontrol", "requeue", job])
-    else:
-        call(["scancel", "--signal=USR1", "--batch", job])
-    return ""
+def _mend() -> None:
+    """Start the daemons that are gone."""
+    for number in range(1, 5):
+        name = f"node{number}"
+        if not any(Path(f"/proc/{pid}").exists() for pid in slurm_here._daemon(name)):
+            slurm_here.start_node(name)
+    _until("", slurm_here.is_up)
 
 
-def _kill_rank(job: str, rank: int) -> None:
-    wanted = {f"RANK={rank}".encode(), f"SLURM_JOB_ID={job}".encode()}
-    for path in Path("/proc").glob("[0-9]*/environ"):
+def _kill(job: str, number: signal.Signals, wanted: Callable[[set[bytes], bytes], bool]) -> None:
+    """Signal the processes of a job whose environment and command line are wanted."""
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted <= set(path.read_bytes().split(b"\0")):
-                os.kill(int(path.parent.name), signal.SIGKILL)
+            words = set((path / "environ").read_bytes().split(b"\0"))
+            title = (path / "cmdline").read_bytes()
+            if f"SLURM_JOB_ID={job}".encode() in words and wanted(words, title):
+                os.kill(int(path.name), number)
         except OSError:
             continue
 
@@ -127,3 +240,14 @@ def _starts(run: Path) -> int:
         return len(read_run(run).said["starts"])
     except RunError:
         return 0
+
+
+def job_file(folder: Path, options: dict) -> Path:
+    """Write a job of the same model, batches and options, which is planned for the nodes it has."""
+    plan = {"cluster": "cpu:1x2", "seq": 64, "global_batch": 8, "search": False}
+    text = 'model = "tiny"\n'
+    for name, values in {"plan": plan, "run": options}.items():
+        text += f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path

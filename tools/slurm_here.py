@@ -130,7 +130,7 @@ def start_node(name: str) -> None:
 
 
 def kill_node(name: str) -> None:
-    """End all that runs on a node at once, as a loss of power does, its daemon first."""
+    """End all that runs on a node at once, as a loss of power does: first what could tell."""
     for pid in [*_daemon(name), *_processes(name)]:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -144,19 +144,30 @@ def _daemon(name: str) -> list[int]:
 
 
 def _processes(name: str) -> list[int]:
-    """Return the processes that the daemon of a node started, and those that they started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "environ").read_bytes().split(b"\0")
-            title = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        ours = f"SLURM_CONF={CONF}".encode() in words
-        steps = title.startswith(b"slurmstepd") and f"SLURMD_NODENAME={name}".encode() in words
-        if steps or (ours and f"SLURMD_NODENAME={name}".encode() in words):
-            found.append(int(path.name))
-    return found
+    """Return what the daemon of a node started: first the processes of Slurm that watch over a
+    step, then those that run in it."""
+    wanted = {f"SLURM_CONF={CONF}".encode(), f"SLURMD_NODENAME={name}".encode()}
+    inside = [pid for pid in _pids() if wanted <= set(_file(pid, "environ").split(b"\0"))]
+    above = {_parent(pid) for pid in inside}
+    watching = [pid for pid in above if _file(pid, "cmdline").startswith(b"slurmstepd")]
+    return watching + [pid for pid in inside if pid not in watching]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _file(pid: int, name: str) -> bytes:
+    """Return a file of a process; nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid: int) -> int:
+    fields = _file(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def stop() -> None:
@@ -166,14 +177,10 @@ def stop() -> None:
             os.kill(int(path.read_text()), signal.SIGKILL)
         except (ProcessLookupError, ValueError):
             continue
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (path / "cmdline").read_bytes()
-            environment = (path / "environ").read_bytes()
-        except OSError:
-            continue
+    for pid in _pids():
+        title, environment = _file(pid, "cmdline"), _file(pid, "environ")
         if title.startswith(b"slurmstepd") and str(CONF).encode() in environment:
-            os.kill(int(path.name), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     shutil.rmtree(FOLDER, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ from ..atomic_file import write_atomic
 from ..training.options import STOPPED
 
 _END, _STEP = ".end.json", ".step"
+GONE = "what starts its ranks ended without a word (out of memory?)"
 LOST = "the node is lost: it told nothing of its end, and does not answer"
 
 
@@ -52,17 +53,21 @@ def has_failed(end: NodeEnd) -> bool:
     return end.code not in (0, STOPPED)
 
 
-def at_fault(ends: Mapping[str, NodeEnd], lost: Sequence[str]) -> dict[str, str]:
+def at_fault(
+    ends: Mapping[str, NodeEnd], lost: Sequence[str], wordless: Sequence[str] = ()
+) -> dict[str, str]:
     """Return the nodes at fault for a failed attempt, with why.
 
     lost: nodes that told nothing of their end, and do not answer. Without one a rank that was
-    killed is the cause, as one that raised may only have lost its peer; else the node named as the
-    straggler; else the first that failed.
+    killed is the cause, as one that raised may only have lost its peer; else nodes that answer and
+    told nothing, the wordless; else the node named as the straggler; else the first that failed.
     """
     if lost:
         return dict.fromkeys(lost, LOST)
     failed = sorted(filter(has_failed, ends.values()), key=lambda end: (not end.cause, end.at_s))
     killed = [end for end in failed if end.killed and end.cause]
+    if wordless and not killed:
+        return dict.fromkeys(wordless, GONE)
     for end in killed or failed[:1]:
         named = next((node for node in ends if f" on {node} is the straggler" in end.said), None)
         return {named or end.node: last_complaint(end.said)}

@@ -47,6 +47,7 @@ class Step:
             *words,
         ]
         self.process = subprocess.Popen(srun)
+        self._cut_short = False  # nodes may have been ended before they could tell of it
 
     def stop(self) -> None:
         """Ask all ranks to save and stop."""
@@ -68,6 +69,7 @@ class Step:
 
     def end(self) -> None:
         """End what is left of the attempt, on nodes that do not answer, too."""
+        self._cut_short = True
         cancel_step(self.allocation.job, step_number(self.folder) or "0")
         self.process.terminate()
         try:
@@ -83,7 +85,8 @@ class Step:
             return StepEnd(max(codes), {})
         final = next((code for code in failing if code in (2, ABORTED, UNFIT)), None)
         untold = [node for node in self.nodes if node not in ends]
-        # A step that Slurm aborts as a whole takes healthy nodes with it.
-        failed = at_fault(ends, sorted(silent(untold)))
+        # A step that is ended as a whole takes healthy nodes with it.
+        wordless = [] if self._cut_short or len(untold) == len(self.nodes) else untold
+        failed = at_fault(ends, sorted(silent(untold)), wordless)
         code = final or next((ends[n].code for n in failed if n in ends), 1)
         return StepEnd(code, {} if final else failed)
