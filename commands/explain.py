@@ -33,6 +33,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("plan", help="a plan's file")
     _add_questions(parser.add_mutually_exclusive_group())
+    parser.add_argument(
+        "--measured",
+        metavar="DIR",
+        type=Path,
+        help="for --timeline FILE.json: steps that `meshwright control profile` traced, as "
+        "RUN/profile/step_00000011, drawn beside the simulated one",
+    )
     parser.add_argument("--model", metavar="MODEL", help="for --why-not: where the plan's is from")
     add_cluster(parser)
 
@@ -76,6 +83,11 @@ def _check_questions(arguments: argparse.Namespace) -> None:
         )
     if arguments.timeline:
         check_file_place("--timeline", arguments.timeline)
+    if arguments.measured and getattr(arguments.timeline, "suffix", "") != ".json":
+        raise ValueError(
+            f"--measured {arguments.measured}: drawn beside the simulated step in a trace; give "
+            "--timeline FILE.json, too"
+        )
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -99,7 +111,8 @@ def _answer(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
         asked = plan, name, cluster_of(plan, arguments)
         return _Answer("segment", segment_facts(*asked), explain_segment(*asked))
     if arguments.timeline:
-        return _timeline(plan, cluster_of(plan, arguments), arguments.timeline)
+        cluster = cluster_of(plan, arguments)
+        return _timeline(plan, cluster, arguments.timeline, arguments.measured)
     if arguments.cluster and (cluster := cluster_of(plan, arguments)).name != plan.cluster:
         return _whole(plan, *_priced_on(plan, cluster))
     return _whole(plan, _outdated(plan, arguments), plan.costs)
@@ -140,19 +153,25 @@ def _outdated(plan: "Plan", arguments: argparse.Namespace) -> str:
     return outdated(plan, found.step_us, found.peak_bytes)
 
 
-def _timeline(plan: "Plan", cluster: "Cluster", path: Path) -> _Answer:
-    """Draw the simulated step; say what was written."""
+def _timeline(plan: "Plan", cluster: "Cluster", path: Path, measured: Path | None) -> _Answer:
+    """Draw the simulated step, and beside it what was measured; say what was written."""
+    from meshwright.planner.report.measured_lanes import read_traces, side_by_side
     from meshwright.planner.report.timeline_svg import timeline_svg
     from meshwright.planner.simulate.predict import predict
     from meshwright.planner.simulate.timeline import perfetto
 
     if path.suffix not in (".svg", ".json"):
         raise ValueError(f"--timeline {path}: give a name that ends with .svg or .json")
+    traces = read_traces(measured) if measured else []
     prediction = predict(plan, cluster)
     text = timeline_svg(plan, prediction) if path.suffix == ".svg" else perfetto(prediction)
+    if traces:
+        text = side_by_side(prediction, traces)
     path.write_text(text, encoding="utf-8")
     said = f"wrote {path}: a step of {prediction.step_us / 1e3:,.1f} ms on {cluster.name}"
+    said += f", beside {len(traces)} measured ranks" if traces else ""
     data = {"file": str(path), "cluster": cluster.name, "step_time_s": prediction.step_us / 1e6}
+    data |= {"measured_ranks": len(traces) or None}
     return _Answer("timeline", data, said)
 
 

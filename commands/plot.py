@@ -1,6 +1,8 @@
 """`meshwright plot`: runs in one picture."""
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def add(commands: Any) -> None:
         "plot",
         _run,
         "Draw runs: loss, learning rate, gradient norm, throughput, memory, predicted against "
-        "measured, in one picture.",
+        "measured, and goodput, in one picture.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
     parser.add_argument(
@@ -36,6 +38,17 @@ def add(commands: Any) -> None:
     parser.add_argument("-o", "--output", default="runs.png", help="a .png, .svg or .pdf file")
 
 
+def _goodputs(runs: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+    """Yield the goodput of the runs that describe themselves."""
+    from meshwright.runtime.training.goodput import goodput
+    from meshwright.runtime.training.past_run import RunError, read_run
+
+    for run in runs:
+        with suppress(RunError):
+            if found := goodput(read_run(run)):
+                yield run, found.share
+
+
 def _run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.output)
     if out.suffix not in (".png", ".svg", ".pdf"):
@@ -43,5 +56,6 @@ def _run(arguments: argparse.Namespace) -> None:
     check_file_place("-o", out)
     from meshwright.runtime.metrics.plot import plot_runs
 
-    plot_runs([Path(run) for run in arguments.runs], out, arguments.x, arguments.smooth)
+    runs = [Path(run) for run in arguments.runs]
+    plot_runs(runs, out, arguments.x, arguments.smooth, dict(_goodputs(runs)))
     print_result(arguments, {"picture": str(out)}, f"drawn in {out}")

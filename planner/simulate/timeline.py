@@ -64,27 +64,29 @@ def perfetto(prediction: Prediction) -> str:
     thread a stream, a counter of memory. Times in us, memory in GiB."""
     rows: list[dict] = []
     for rank in range(len(prediction.peaks)):
-        rows.append(_named("process_name", rank, 0, f"pp rank {rank}"))
-        rows += [_named("thread_name", rank, k, name) for k, name in enumerate(_STREAMS)]
+        rows.append(named("process_name", rank, 0, f"pp rank {rank}"))
+        rows += [named("thread_name", rank, k, name) for k, name in enumerate(STREAMS)]
         rows += _counters(rank, memory_of(prediction, rank))
-    rows += map(_slice, streams_of(prediction).events)
+    rows += map(slice_of, streams_of(prediction).events)
     return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"})
 
 
-_STREAMS = ("compute", "collective", "transfer", "copy out", "copy back")
+STREAMS = ("compute", "collective", "transfer", "copy out", "copy back")
 
 
-def _named(what: str, rank: int, stream: int, name: str) -> dict:
+def named(what: str, rank: int, stream: int, name: str) -> dict:
+    """Return the row of a trace that names a process or one of its threads."""
     return {"ph": "M", "name": what, "pid": rank, "tid": stream, "args": {"name": name}}
 
 
-def _slice(event: Event) -> dict:
+def slice_of(event: Event) -> dict:
+    """Return an event as a row of a trace."""
     return {
         "ph": "X",
         "name": event.action,
         "cat": event.stream,
         "pid": event.rank,
-        "tid": _STREAMS.index(event.stream),
+        "tid": STREAMS.index(event.stream),
         "ts": event.start_us,
         "dur": event.end_us - event.start_us,
     }

@@ -1,7 +1,7 @@
 """Runs drawn: loss, rate, norm, throughput, memory, and predicted beside measured."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -58,11 +58,18 @@ def draw_lines(
     pyplot.close(figure)
 
 
-def plot_runs(runs: Sequence[Path], out: Path, x: str = "steps", smooth: int = 1) -> None:
+def plot_runs(
+    runs: Sequence[Path],
+    out: Path,
+    x: str = "steps",
+    smooth: int = 1,
+    goodputs: Mapping[Path, float] | None = None,
+) -> None:
     """Draw runs into one picture; the suffix of `out` says which kind (png, svg, pdf).
 
-    x: of AXES. smooth: steps that a point of a noisy line is the mean of. Raises PlotError where a
-    run holds no metrics.jsonl, or matplotlib is missing.
+    x: of AXES. smooth: steps that a point of a noisy line is the mean of. goodputs: shares of
+    wall time, of the runs that have one. Raises PlotError where a run holds no metrics.jsonl, or
+    matplotlib is missing.
     """
     if smooth < 1:
         raise PlotError(f"--smooth {smooth}: at least 1 step, which smooths nothing")
@@ -81,7 +88,7 @@ def plot_runs(runs: Sequence[Path], out: Path, x: str = "steps", smooth: int = 1
             style = {"marker": "o", "markersize": 4, "linestyle": "--", "color": f"C{number}"}
             axes[0][0].plot(*held_out, label=f"{run.name}, held out", **style)
     axes[0][0].legend()
-    _fidelity(axes[1][2], runs)
+    _fidelity(axes[1][2], runs, goodputs or {})
     figure.savefig(out, dpi=120)
     pyplot.close(figure)
 
@@ -183,8 +190,8 @@ def _frame(axis: Any, panel: Panel, curves: list[list[float]]) -> None:
                   transform=axis.transAxes, fontsize=8, color="grey")  # fmt: skip
 
 
-def _fidelity(axis: Any, runs: Sequence[Path]) -> None:
-    """Bars of predicted over measured, one group a run."""
+def _fidelity(axis: Any, runs: Sequence[Path], goodputs: Mapping[Path, float]) -> None:
+    """Bars of predicted over measured, and of goodput, one group a run."""
     axis.set(title="predicted / measured", ylabel="ratio, below 1: slower or more than predicted")
     axis.axhline(1.0, color="grey", linewidth=0.8)
     labels: list[str] = []
@@ -193,6 +200,9 @@ def _fidelity(axis: Any, runs: Sequence[Path]) -> None:
         for name, row in (json.loads(path.read_text()) if path.exists() else {}).items():
             axis.bar(len(labels), row["predicted"] / row["measured"], color=f"C{number}")
             labels.append(f"{run.name}\n{name.rpartition('_')[0].replace('_', ' ')}")
+        if run in goodputs:
+            axis.bar(len(labels), goodputs[run], color=f"C{number}", alpha=0.5)
+            labels.append(f"{run.name}\ngoodput")
     if not labels:
         axis.text(0.5, 0.5, "no run has ended with a comparison", ha="center", va="bottom",
                   transform=axis.transAxes)  # fmt: skip

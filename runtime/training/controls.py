@@ -130,7 +130,9 @@ class Window:
         if isinstance(self._looks, Traced):
             self._looks.end()
             return [
-                f"traces of {self.steps} steps, a file a rank, for ui.perfetto.dev: {self._folder}"
+                f"traces of {self.steps} steps, a file a rank, for ui.perfetto.dev: {self._folder}",
+                "beside the prediction: meshwright explain PROGRAM/plan.txt --timeline both.json "
+                f"--measured {self._folder}",
             ]
         own = rank_times(rank(), host_name(), self._looks.end(), self.steps)
         found = [RankTimes(**json.loads(text)) for text in texts_of_all(json.dumps(asdict(own)))]

@@ -1,6 +1,7 @@
 """The simulated step over time: streams that do one thing at a time, memory that peaks as said."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +11,7 @@ from families import traced
 from meshwright.cli import main
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.report.measured_lanes import read_traces, side_by_side
 from meshwright.planner.report.timeline_svg import WIDTH, timeline_svg
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import parse_pins
@@ -106,3 +108,65 @@ def test_the_command_draws_or_says_what_it_can(
     capsys.readouterr()
     assert main(["explain", plan, "--timeline", str(tmp_path / "step.gif")]) == 2
     assert "give a name that ends with .svg or .json" in capsys.readouterr().err
+
+
+def annotated(prediction: Prediction, rank: int, begins: list[float], *, gpu: bool) -> str:
+    """A profiler's trace of steps in which each action takes twice as long as simulated."""
+    rows = [{"ph": "X", "name": "gloo:send", "cat": "user_annotation", "ts": 0.0, "dur": 1.0}]
+    for begin in begins:
+        spans = [("DATA stage 0", begin - 5.0, 5.0)]
+        for event in (e for e in prediction.timeline.events if e.rank == rank):
+            stage, kind, micro = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", event.action).groups()
+            name = f"{kind} stage {stage} micro-batch {micro}"
+            took = 2 * (event.end_us - event.start_us)
+            spans.append((name, begin + 2 * event.start_us, took))
+        for cat in ("user_annotation", "gpu_user_annotation") if gpu else ("user_annotation",):
+            late = 100.0 if cat == "user_annotation" and gpu else 0.0
+            rows += [
+                {"ph": "X", "name": name, "cat": cat, "ts": at + late, "dur": took}
+                for name, at, took in spans
+            ]
+    return json.dumps({"traceEvents": rows, "host_name": "node1"})
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_measured_steps_lie_beside_the_simulated_one(tmp_path: Path, gpu: bool) -> None:
+    """Of a GPU its own spans count, not those of the host that launched them."""
+    pins = parse_pins(["pp=2", "dp=1", "micro_batch=1", "schedule=1f1b"])
+    cluster = parse_cluster("cpu:2")
+    plan = make_plan(traced("tiny-llama"), cluster, seq=64, global_batch=4, pins=pins)
+    prediction = predict(plan, cluster)
+    for rank in range(2):
+        text = annotated(prediction, rank, [1e9, 1e9 + 1e6], gpu=gpu)
+        (tmp_path / f"rank_{rank:05d}.json").write_text(text)
+    rows = json.loads(side_by_side(prediction, read_traces(tmp_path)))["traceEvents"]
+    names = {r["pid"]: r["args"]["name"] for r in rows if r["name"] == "process_name"}
+    assert sorted(names.values()) == [
+        "pp rank 0, predicted",
+        "pp rank 1, predicted",
+        "rank 0, measured",
+        "rank 1, measured",
+    ]
+    found = {name: [r for r in rows if r["ph"] == "X" and names[r["pid"]] == name]
+             for name in names.values()}  # fmt: skip
+    for rank in range(2):
+        predicted, measured = found[f"pp rank {rank}, predicted"], found[f"rank {rank}, measured"]
+        first = {r["name"]: (r["ts"], r["dur"]) for r in predicted if r["ts"] < 1e6}
+        seen = {r["name"]: (r["ts"], r["dur"]) for r in measured if -5 < r["ts"] < 1e6}
+        actions = [name for name in seen if name != "DATA"]
+        assert actions and all(seen[name][1] == pytest.approx(2 * first[name][1], rel=1e-3)
+                               for name in actions)  # fmt: skip
+        assert max(r["ts"] for r in predicted) >= 1e6, "once for each step"
+    with pytest.raises(ValueError, match="0 traces of ranks"):
+        read_traces(tmp_path / "none")
+
+
+def test_measured_steps_are_asked_for_with_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.txt"
+    sizes = ["--cluster", "cpu:1", "--seq", "8", "--global-batch", "1", "--no-search"]
+    assert main(["plan", "tiny-llama", *sizes, "-o", str(plan)]) == 0
+    for words in ([], ["--timeline", str(tmp_path / "a.svg")]):
+        assert main(["explain", str(plan), *words, "--measured", str(tmp_path)]) == 2
+        assert "give --timeline FILE.json, too" in capsys.readouterr().err

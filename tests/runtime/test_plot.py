@@ -11,7 +11,8 @@ from meshwright.cli import main
 from meshwright.runtime.metrics import plot
 from meshwright.runtime.metrics.step_log import StepLog
 from meshwright.runtime.metrics.trackers import TrackerError, check_tracker, open_tracker
-from meshwright.runtime.training import run_folder
+from meshwright.runtime.training import goodput, past_run, run_folder
+from meshwright.runtime.training.goodput import Goodput
 
 
 def run_in(folder: Path, steps: int) -> Path:
@@ -35,6 +36,17 @@ def test_runs_are_drawn_with_their_names_and_titles(tmp_path: Path) -> None:
     text = out.read_text()
     for said in ("first, held out", "second", "tokens a second", "predicted / measured"):
         assert f"<!-- {said} -->" in text, said
+
+
+def test_goodput_is_a_bar_of_a_run_that_describes_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = run_in(tmp_path / "run", 5), tmp_path / "runs.svg"
+    monkeypatch.setattr(past_run, "read_run", lambda _: None)
+    found = Goodput(10.0, 9.0, 0.0, 0.0, 1.0, 0.0, 1)
+    monkeypatch.setattr(goodput, "goodput", lambda _: found)
+    assert main(["plot", str(run), "-o", str(out)]) == 0
+    assert "<!-- goodput -->" in out.read_text()
 
 
 def test_curves_lie_along_tokens_or_the_time_of_all_starts() -> None:
