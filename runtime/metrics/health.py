@@ -117,6 +117,19 @@ def reader() -> Callable[[], list[GpuHealth]] | None:
     return read
 
 
+def card_of(uuid: str) -> GpuHealth | None:
+    """Return the reading of one card of this machine, by the driver's name of it; None without
+    pynvml or a driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return _card(pynvml, pynvml.nvmlDeviceGetIndex(handle), handle, 0)
+    except Exception:
+        return None
+
+
 def _card(nvml: Any, index: int, handle: Any, xid: int) -> GpuHealth:
     errors = None
     with suppress(nvml.NVMLError):

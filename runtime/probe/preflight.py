@@ -5,6 +5,7 @@ assumes by more than SLOW, or of the median of all devices, where the plan says 
 """
 
 import json
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from ..checkpoint.manifest import rank, texts_of_all, world
 from ..engine import mesh
 from ..host import host_name
+from ..metrics.health import GpuHealth, card_of, complaints
 from ..training.options import UNFIT
 from .rates import BYTES
 
@@ -38,13 +40,19 @@ class PreflightError(ValueError):
 @dataclass(frozen=True)
 class RankRead:
     """A rank's readings. matmul: flop/s of a square product in the plan's dtype. copy: bytes/s read
-    and written by a copy on the device."""
+    and written by a copy on the device. versions: of Python, torch and what torch is built for.
+    clock_mhz, most_mhz: of the card right after the products, and at most; 0 where it cannot be
+    read. card: what is wrong with it, a line each."""
 
     rank: int
     host: str
     device: str
     matmul: float
     copy: float
+    versions: str = ""
+    clock_mhz: int = 0
+    most_mhz: int = 0
+    card: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,21 +79,50 @@ def read(dtype: str) -> Preflight:
     """Take the readings on all ranks, and return them on all. dtype: as torch names it."""
     began, device = time.perf_counter(), mesh.device()
     own = _own(device, getattr(torch, dtype))
-    ranks = tuple(RankRead(**json.loads(text)) for text in texts_of_all(json.dumps(asdict(own))))
+    ranks = tuple(map(_read_back, texts_of_all(json.dumps(asdict(own)))))
     size = BYTES[device.type]
     reduce_us = _collective_us("all_reduce", size, device)
     gather_us = _collective_us("all_gather", size, device)
     return Preflight(ranks, dtype, size, reduce_us, gather_us, time.perf_counter() - began)
 
 
+def _read_back(text: str) -> RankRead:
+    said = json.loads(text)
+    return RankRead(**{**said, "card": tuple(said["card"])})
+
+
 def _own(device: torch.device, dtype: torch.dtype) -> RankRead:
     side = _SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     flops = 2.0 * side**3 / _seconds(partial(torch.matmul, a, b))
+    card = _card(device)
     c, d = (torch.ones(_COPIED[device.type], dtype=torch.int8, device=device) for _ in range(2))
     copied = 2.0 * c.numel() / _seconds(partial(d.copy_, c))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU rank"
-    return RankRead(rank(), host_name(), name, flops, copied)
+    return RankRead(
+        rank(),
+        host_name(),
+        name,
+        flops,
+        copied,
+        _versions(),
+        card.clock_mhz if card else 0,
+        card.most_mhz if card else 0,
+        tuple(complaints(None, card)) if card else (),
+    )
+
+
+def _card(device: torch.device) -> GpuHealth | None:
+    """Return the reading of this rank's card; None of a CPU rank."""
+    if device.type != "cuda":
+        return None
+    return card_of(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def _versions() -> str:
+    """Return the versions that ranks of one run share."""
+    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    return f"Python {platform.python_version()}, torch {torch.__version__}{cuda}"
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -123,8 +160,15 @@ def _collective_us(kind: str, size: int, device: torch.device) -> float | None:
 
 
 def verdict(found: Preflight, plan: dict[str, float]) -> list[str]:
-    """Return what is slow, a line each that begins with the host; both numbers in it."""
-    said = []
+    """Return what is slow, wrong with a card or another version, a line each that begins with the
+    host; both numbers in it."""
+    said = [f"{one.host}: rank {one.rank}: {text}" for one in found.ranks for text in one.card]
+    usual_versions = statistics.mode(one.versions for one in found.ranks)
+    said += [
+        f"{one.host}: rank {one.rank} runs {one.versions}, most ranks run {usual_versions}"
+        for one in found.ranks
+        if one.versions != usual_versions
+    ]
     for name, unit in (("matmul", "flop/s"), ("copy", "B/s")):
         usual = statistics.median(getattr(one, name) for one in found.ranks)
         wanted, of = plan.get(f"{name}_per_s"), "the plan assumes"
@@ -167,7 +211,9 @@ def table(found: Preflight) -> list[str]:
         matmul = _rate(min(r.matmul for r in own), "flop/s")
         copy = _rate(min(r.copy for r in own), "B/s")
         device = f"{len(own)} x {own[0].device}"
-        lines.append(f"  {host:20s} {device}  matmul {matmul}  copy {copy}")
+        slowest = min(own, key=lambda one: one.clock_mhz)
+        clock = f"  clock {slowest.clock_mhz} of {slowest.most_mhz} MHz" if own[0].most_mhz else ""
+        lines.append(f"  {host:20s} {device}  matmul {matmul}  copy {copy}{clock}")
     for name in ("all_reduce_us", "all_gather_us"):
         value = getattr(found, name)
         if value is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.runtime.metrics.health import GpuHealth, complaints
 from meshwright.runtime.probe.preflight import Preflight, RankRead, slow_hosts, verdict
 
 RANKS = tuple(RankRead(n, f"node{n // 2}", "H200", 700e12, 4e12) for n in range(4))
@@ -35,6 +36,21 @@ def test_a_slow_node_is_named_with_both_numbers() -> None:
         "node1: rank 3 (H200) does 400.0 Tflop/s of matmul, the plan assumes 710.0 Tflop/s"
     )
     assert slow_hosts(said) == ["node1"]
+
+
+def test_a_bad_card_and_another_version_are_named_by_their_host() -> None:
+    """By policy the run goes on without the nodes that are named."""
+    ranks = [replace(one, versions="torch 2.13") for one in RANKS]
+    bad = GpuHealth(3, "H200", 88, 900, 1980, 650.0, 2, 0x40)
+    ranks[1] = replace(ranks[1], card=tuple(complaints(None, bad)))
+    ranks[2] = replace(ranks[2], versions="torch 2.12")
+    said = verdict(replace(FOUND, ranks=tuple(ranks)), PLAN)
+    assert said == [
+        "node0: rank 1: GPU 3 (H200): 2 memory errors that ECC cannot correct (0 before)",
+        "node0: rank 1: GPU 3 (H200): slowed down to 900 of 1980 MHz at 88 C (reasons 0x40)",
+        "node1: rank 2 runs torch 2.12, most ranks run torch 2.13",
+    ]
+    assert slow_hosts(said) == ["node0", "node1"]
 
 
 def test_without_a_plan_a_node_is_compared_with_the_others() -> None:
