@@ -1,3 +1,3 @@
 """First words of a program's command line that make it something else than a rank."""
 
-SUPERVISE, AGENT = "--supervise", "--agent"
+SUPERVISE, AGENT, SENTINEL = "--supervise", "--agent", "--sentinel"

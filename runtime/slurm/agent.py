@@ -12,14 +12,27 @@ import time
 from pathlib import Path
 
 from ..host import host_name
+from ..launch.interface import name_interface
 from ..launch.stops import STOPS
-from ..training.options import add_arguments, run_options
+from ..training.options import ABORTED, UNFIT, add_arguments, run_options
 from ..training.spans import program_tokens_per_step
-from .reports import NodeEnd, has_failed, read_ends, tell_end, tell_step
+from .reports import (
+    NodeEnd,
+    has_failed,
+    read_begun,
+    read_ends,
+    tell_end,
+    tell_step,
+    without_rank,
+)
 
 # Ranks whose peer is gone have so long to say what they know of it.
 _GRACE_S = 3.0
+# The first node has so long to say what another one would say, too.
+_ALIKE_S = 2.0
 REFUSED = 2
+# Codes of what all ranks refuse alike, and which no restart mends.
+FINAL = (REFUSED, ABORTED, UNFIT)
 
 
 def main(folder: Path, words: list[str]) -> int:
@@ -63,10 +76,22 @@ class _Node:
             )
         except (ValueError, OSError) as error:
             ended = Ended(REFUSED, said=f"error: {error}")
-        if ended.said:
+        if ended.said and not (ended.code in FINAL and self._is_told(ended.said)):
             print(ended.said, file=sys.stderr, flush=True)
         cause = not self._elsewhere
         return NodeEnd(self.name, ended.code, ended.said, ended.killed, cause, time.time())
+
+    def _is_told(self, said: str) -> bool:
+        """Tell whether the first node says the same, which it has _ALIKE_S to do."""
+        begun, until = read_begun(self.attempt), time.monotonic() + _ALIKE_S
+        if begun is None or self.name == begun.nodes[0] or self._elsewhere:
+            return False
+        while time.monotonic() < until:
+            first = read_ends(self.attempt).get(begun.nodes[0])
+            if first is not None:
+                return without_rank(first.said) == without_rank(said)
+            time.sleep(0.1)
+        return False
 
     def _options(self) -> dict[str, object]:
         values = {k: v for k, v in vars(self.given).items() if v is not None}
@@ -77,9 +102,11 @@ class _Node:
         from ..launch.launcher import num_ranks
         from ..launch.ranks import Place
 
-        world = num_ranks((self.folder / "layout.py").read_text())
-        nodes, number = (int(os.environ[f"SLURM_{key}"]) for key in ("NTASKS", "PROCID"))
-        here = world // nodes
+        world, begun = num_ranks((self.folder / "layout.py").read_text()), read_begun(self.attempt)
+        if begun is None or self.name not in begun.nodes:
+            raise ValueError(f"{self.attempt} does not say which ranks run on {self.name}")
+        here, number = world // len(begun.nodes), begun.nodes.index(self.name)
+        name_interface(self.given.address, self.given.port)
         return Place(number * here, here, world, self.given.address, self.given.port)
 
     def _failed_elsewhere(self) -> str:

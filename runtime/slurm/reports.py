@@ -1,6 +1,7 @@
 """What the nodes of an attempt tell each other and the supervisor: files in a folder of theirs."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from ..atomic_file import write_atomic
 from ..training.options import STOPPED
 
-_END, _STEP = ".end.json", ".step"
+_END, _STEP, _BEGUN = ".end.json", ".step", "begun.json"
 GONE = "what starts its ranks ended without a word (out of memory?)"
 LOST = "the node is lost: it told nothing of its end, and does not answer"
 
@@ -24,6 +25,31 @@ class NodeEnd:
     killed: bool
     cause: bool
     at_s: float
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How an attempt began. nodes: in the order of ranks. first: steps of the newest checkpoint.
+    at_s: since the epoch."""
+
+    nodes: tuple[str, ...]
+    first: int
+    at_s: float
+
+
+def tell_begun(folder: Path, begun: Begun) -> None:
+    """Tell how an attempt begins, before its nodes are started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / _BEGUN, json.dumps(asdict(begun)) + "\n")
+
+
+def read_begun(folder: Path) -> Begun | None:
+    """Return how an attempt began; None of a folder in which none did."""
+    try:
+        said = json.loads((folder / _BEGUN).read_text())
+        return Begun(tuple(said["nodes"]), int(said["first"]), float(said["at_s"]))
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def tell_step(folder: Path, node: str, step: str) -> None:
@@ -72,6 +98,11 @@ def at_fault(
         named = next((node for node in ends if f" on {node} is the straggler" in end.said), None)
         return {named or end.node: last_complaint(end.said)}
     return {}
+
+
+def without_rank(said: str) -> str:
+    """Return what a rank said of an error, without which one it is."""
+    return re.sub(r"^error: rank \d+: ", "error: ", said, flags=re.MULTILINE)
 
 
 def last_complaint(said: str) -> str:

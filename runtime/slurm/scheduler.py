@@ -73,6 +73,23 @@ def address_of(node: str) -> str:
     return _field(call(["scontrol", "show", "node", node, "--oneliner"]), "NodeAddr") or node
 
 
+def by_switch(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes with those of one switch side by side, in Slurm's order else: so neighbours
+    along the inner axes of a mesh are near."""
+    switches = _switches(call(["scontrol", "show", "topology"]))
+    place = {node: n for n, found in enumerate(switches) for node in found}
+    first: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        first.setdefault(place.get(node, -1), number)
+    return tuple(sorted(nodes, key=lambda node: first[place.get(node, -1)]))
+
+
+def _switches(text: str) -> list[set[str]]:
+    """Return the nodes of each switch that nodes hang on, or block of nodes, that Slurm knows."""
+    lines = [line for line in text.splitlines() if re.search(r"Level=0|^BlockName=", line)]
+    return [set(host_names(listed)) for line in lines if (listed := _field(line, "Nodes"))]
+
+
 def gone(nodes: Sequence[str]) -> set[str]:
     """Return those of the nodes on which nothing can be started, as Slurm sees them now."""
     text = call(["scontrol", "show", "node", ",".join(nodes), "--oneliner"])

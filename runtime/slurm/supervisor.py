@@ -24,17 +24,19 @@ from .attempts import Attempt, Attempts, newest_step, now_s
 from .needs import nodes_of
 from .policy import ON_FAILURE, Ending, Policy, Verdict, verdict
 from .rendezvous import rendezvous
-from .reports import LOST
+from .reports import LOST, Begun, read_begun, tell_begun
 from .scheduler import (
     TASK,
     Allocation,
     SlurmError,
+    by_switch,
     end_time,
     gone,
     job_state,
     read_allocation,
     requeue,
 )
+from .sentinel import Sentinel, Signs, lost_before, words_of
 from .step import Step, StepEnd
 
 # Between two looks at when the job's time ends, which may be changed while it runs.
@@ -120,6 +122,9 @@ class Supervisor:
         self._lost: set[str] = set()  # nodes that do not answer
         self._clock_at = 0.0
         self._ends_s: float | None = None
+        Signs(self.attempts.folder)
+        watching = [*shlex.split(given.prefix), *words_of(given.python, folder)]
+        self.sentinel = Sentinel(allocation.job, self.attempts.folder, watching)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -137,8 +142,32 @@ class Supervisor:
 
     def supervise(self) -> int:
         """Make attempts until one is the last; return the exit code."""
+        self._tell_of_loss()
+        try:
+            return self._until_the_last()
+        finally:
+            self.sentinel.end()
+
+    def _tell_of_loss(self) -> None:
+        """Keep how the attempt ended that was lost with the node of its supervisor."""
+        host = lost_before(self.attempts.folder)
+        number = self.attempts.next_number
+        begun = read_begun(self.attempts.folder / f"attempt_{number:03d}")
+        if not host or begun is None:
+            return
+        say(f"{host} failed: {LOST}; the script of the job was lost with it")
+        job, restart = self.allocation.job, max(self.allocation.restart - 1, 0)
+        then, saved = "requeue: by another node, as the script was lost", newest_step(self.out)
+        times = begun.at_s, now_s()
+        lost = Attempt(
+            job, restart, number, begun.nodes, *times, 1, begun.first, saved, {host: LOST}, then
+        )
+        self.attempts.add(lost)
+
+    def _until_the_last(self) -> int:
         while True:
             nodes = self._nodes()
+            self.sentinel.keep(nodes)
             program, nodes = self._fitted(nodes)
             end, what = self._attempt(program, nodes)
             if what.do == "restart" and not self.asked:
@@ -165,7 +194,7 @@ class Supervisor:
         by_failures = sorted(good, key=lambda node: times[node])
         most = max(len(self.allocation.nodes) - self.policy.spare, 1)
         kept = set(by_failures[:most])
-        return tuple(node for node in good if node in kept)
+        return by_switch([node for node in good if node in kept])
 
     def _fitted(self, nodes: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
         """Return a program and the nodes it runs on: that of the job, else one planned anew for as
@@ -205,7 +234,7 @@ class Supervisor:
         folder = self.attempts.folder / f"attempt_{number:03d}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self.out / "beats", ignore_errors=True)
-        folder.mkdir(parents=True)
+        tell_begun(folder, Begun(nodes, first, began))
         say(f"attempt {number} of {program.name} on {', '.join(nodes)}")
         address, port = rendezvous(nodes[0], self.allocation, number)
         words = self._agent(program, folder, address, port, fresh=first == 0)
@@ -272,6 +301,7 @@ class Supervisor:
         """Look whether the job's time comes to its end."""
         now = time.time()
         if now - self._clock_at > _CLOCK_S:
+            self.sentinel.keep(self.allocation.nodes)
             self._clock_at, self._ends_s = now, end_time(self.allocation.job)
         if self._ends_s is not None and now > self._ends_s - self.policy.stop_before_s:
             self._ask(f"the job's time ends in {self._ends_s - now:.0f} s")

@@ -123,16 +123,18 @@ def test_fewer_nodes_after_a_stop_are_planned_anew(
 def test_the_node_of_the_script_is_lost(
     program: Path, reference: dict[int, float], tmp_path: Path
 ) -> None:
-    """Slurm queues the job again by itself, on nodes that are left."""
+    """Slurm keeps the other node for a job that nothing runs: from there it is queued again."""
     with Job(program, tmp_path / "run") as job:
         job.after_step(12)
         slurm_here.kill_node("node1")
         try:
-            job.until(lambda: len(job.attempts) == 1, "the attempt after the loss")
+            job.until(lambda: len(job.attempts) == 1, "the start after the loss")
             assert job.finish() == reference
         finally:
             slurm_here.start_node("node1")
-        assert "node1" not in job.attempts[-1].nodes
+        first, second = job.attempts
+        assert list(first.failed) == ["node1"] and "script of the job was lost" in job.log
+        assert first.then.startswith("requeue") and "node1" not in second.nodes
 
 
 @pytest.mark.long
@@ -213,4 +215,4 @@ def test_a_refused_run_stops_the_job(program: Path, tmp_path: Path) -> None:
     with Job(program, tmp_path / "run", {"callbacks": ["py:own:failing"]}) as job:
         job.until(lambda: bool(job.attempts), "the end of the attempt")
         assert job.attempts[0].code == 2 and job.attempts[0].then == "stop: the run is refused"
-        assert "--callback py:own:failing failed" in job.log
+        assert job.log.count("--callback py:own:failing failed") == 1, job.log

@@ -1,0 +1,81 @@
+"""Nodes of a job: their order, the way to them, and who watches over the job's script."""
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from meshwright.runtime.launch import interface
+from meshwright.runtime.slurm import scheduler, sentinel
+from meshwright.runtime.slurm.reports import Begun, read_begun, tell_begun
+
+TREE = """SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n1,n3,n5
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n2,n4
+SwitchName=top Level=1 LinkSpeed=1 Nodes=n1,n2,n3,n4,n5 Switches=s1,s2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "order"),
+    [
+        (TREE, "n1 n2 n3 n4", "n1 n3 n2 n4"),
+        (TREE, "n2 n3 n4 n5 x1", "n2 n4 n3 n5 x1"),
+        ("BlockName=b1 Nodes=n1,n4\nBlockName=b2 Nodes=n2,n3\n", "n1 n2 n3 n4", "n1 n4 n2 n3"),
+        ("", "n3 n1", "n3 n1"),
+    ],
+)
+def test_nodes_of_a_switch_lie_side_by_side(
+    text: str, nodes: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(words: Sequence[str]) -> str:
+        return text if words[-1] == "topology" else words[-1].replace(",", "\n")
+
+    monkeypatch.setattr(scheduler, "call", call)
+    assert scheduler.by_switch(nodes.split()) == tuple(order.split())
+
+
+def test_the_interface_is_that_to_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert interface.interface_to("127.0.0.1", 9) == "lo"
+    assert interface.interface_to("no such host.invalid", 9) == ""
+    monkeypatch.setenv(interface.VARIABLE, "ib0")
+    interface.name_interface("127.0.0.1", 9)
+    assert interface.os.environ[interface.VARIABLE] == "ib0", "the user's word"
+    monkeypatch.delenv(interface.VARIABLE)
+    interface.name_interface("127.0.0.1", 9)
+    assert interface.os.environ.pop(interface.VARIABLE) == "lo"
+
+
+def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is slow is asked for, and watched on where it answers."""
+    for name, seconds in {"_SIGN_EVERY_S": 0.02, "_LOOK_EVERY_S": 0.02, "_SILENT_S": 0.2}.items():
+        monkeypatch.setattr(sentinel, name, seconds)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    asked: list[str] = []
+    signs = sentinel.Signs(tmp_path / "slurm")
+    found: list[str] = []
+
+    def is_gone(host: str) -> bool:
+        asked.append(host)
+        return len(asked) == 2
+
+    watch = lambda: found.append(sentinel.watch(tmp_path / "slurm", is_gone))  # noqa: E731
+    watching = threading.Thread(target=watch)
+    watching.start()
+    watching.join(0.6)
+    assert not asked, "it shows that it lives"
+    monkeypatch.setattr(signs, "_show", lambda number: None)
+    watching.join(10.0)
+    assert found == ["node1"] and asked == ["node1", "node1"]
+
+
+def test_what_was_lost_is_told_once(tmp_path: Path) -> None:
+    assert sentinel.lost_before(tmp_path) == "" and read_begun(tmp_path) is None
+    (tmp_path / "lost.json").write_text(json.dumps({"host": "node1", "at_s": 1.0}))
+    assert sentinel.lost_before(tmp_path) == "node1" and sentinel.lost_before(tmp_path) == ""
+    begun = Begun(("node3", "node1"), 8, 2.0)
+    tell_begun(tmp_path, begun)
+    assert read_begun(tmp_path) == begun
