@@ -216,13 +216,13 @@ def _kill(job: str, number: signal.Signals, wanted: Callable[[set[bytes], bytes]
             continue
 
 
-def _until(job: str, true: Callable[[], bool]) -> None:
+def _until(job: str, true: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     """Wait; a job that is queued again need not wait for its minute. Slurm ends one that starts
     before its nodes are free of it: its credential is revoked."""
-    deadline, pending_s = time.monotonic() + LIMIT_S, 0.0
+    deadline, pending_s = time.monotonic() + limit_s, 0.0
     while not true():
         if time.monotonic() > deadline:
-            raise SystemExit(f"job {job} is {job_state(job)} after {LIMIT_S:g} s")
+            raise SystemExit(f"job {job} is {job_state(job)} after {limit_s:g} s")
         pending_s = pending_s + 0.1 if job and job_state(job) == "PENDING" else 0.0
         if pending_s > 3.0:
             words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
