@@ -7,16 +7,19 @@ GET /status and /metrics tell, POST /command takes one command as JSON.
 import hmac
 import json
 import secrets
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from .commands import Command, CommandError, parse_command
 
 LOOPBACK = "127.0.0.1"
-# No command is longer; a silent client is left after so long; so many are heard at a time.
-MOST_BYTES, SILENT_S, AT_ONCE = 1 << 14, 5.0, 16
+# No command is longer; a client is left that is silent for so long, or drips for so long; so many
+# are heard at a time, and one more waits so long for its turn.
+MOST_BYTES, SILENT_S, LONGEST_S, AT_ONCE, TURN_S = 1 << 14, 5.0, 10.0, 16, 1.0
 
 Reply = tuple[int, str, str]  # status, content type, text
 
@@ -37,7 +40,6 @@ class Endpoint:
     ) -> None:
         self.status, self.metrics, self.take = status, metrics, take
         self.token = secrets.token_urlsafe(32)
-        self._room = threading.BoundedSemaphore(AT_ONCE)
         self._server = _Server((LOOPBACK, 0), _handler(self))
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.25,), daemon=True).start()
@@ -73,13 +75,41 @@ def _json(status: int, data: dict[str, Any]) -> Reply:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server whose threads end with the process, and which says nothing of broken requests."""
+    """A server of at most AT_ONCE threads, which end with the process, and which says nothing of
+    broken requests."""
 
     daemon_threads = True
     request_queue_size = 64
 
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(AT_ONCE)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hear a client in a thread of its own, or leave it where there is no room."""
+        if self._room.acquire(timeout=TURN_S):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Hear a client to its end, or until it took too long."""
+        cut = threading.Timer(LONGEST_S, _cut, (request,))
+        cut.daemon = True
+        cut.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            cut.cancel()
+            self._room.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leave a request that cannot be read: the run goes on, and its log is not a stranger's."""
+
+
+def _cut(stream: socket.socket) -> None:
+    with suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)
 
 
 def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
@@ -90,11 +120,7 @@ def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
         timeout = SILENT_S
 
         def handle(self) -> None:
-            if endpoint._room.acquire(timeout=SILENT_S):
-                try:
-                    self.handle_one_request()
-                finally:
-                    endpoint._room.release()
+            self.handle_one_request()
 
         def do_GET(self) -> None:
             self._answer()

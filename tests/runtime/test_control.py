@@ -7,7 +7,9 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from meshwright.cli import main
 from meshwright.runtime.control.address import Address, read_address, write_address
 from meshwright.runtime.control.client import metrics_of, send, status_of
 from meshwright.runtime.control.commands import Command, CommandError
-from meshwright.runtime.control.endpoint import MOST_BYTES, Endpoint
+from meshwright.runtime.control.endpoint import AT_ONCE, MOST_BYTES, Endpoint
 from meshwright.runtime.control.windows import RankTimes, straggler_lines
 from meshwright.runtime.training.controls import with_values
 from meshwright.runtime.training.options import ABORTED, RunOptions
@@ -192,6 +194,28 @@ def test_silent_clients_do_not_keep_others_out(listening: Listening) -> None:
     assert status_of(listening.address) == {"step": 7}
     for stream in streams:
         stream.close()
+
+
+def test_clients_that_drip_are_cut_off_and_do_not_fill_the_machine_with_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A byte now and then is no silence; of more clients than are heard none has a thread."""
+    monkeypatch.setattr("meshwright.runtime.control.endpoint.LONGEST_S", 0.5)
+    listening, before = Listening(), threading.active_count()
+    streams = [socket.create_connection(("127.0.0.1", listening.endpoint.port)) for _ in range(40)]
+    began, most = time.monotonic(), 0
+    while time.monotonic() - began < 0.4:
+        for stream in streams:
+            with suppress(OSError):
+                stream.sendall(b"x")
+        most = max(most, threading.active_count() - before)
+        time.sleep(0.05)
+    assert AT_ONCE <= most <= 2 * AT_ONCE, "a thread and a timer each"
+    assert status_of(listening.address) == {"step": 7}
+    assert time.monotonic() - began < 5.0
+    for stream in streams:
+        stream.close()
+    listening.endpoint.close()
 
 
 def test_commands_from_many_threads_are_all_taken(listening: Listening) -> None:
