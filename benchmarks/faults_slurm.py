@@ -87,14 +87,12 @@ def _signal_rank(number: signal.Signals, job: str, run: Path, rng: random.Random
     return f"node{rank + 1}"
 
 
-def _kill_agent(job: str, run: Path, rng: random.Random) -> str:
+def _kill_agent(node: str, job: str, run: Path, rng: random.Random) -> str:
     """What starts the ranks of a node; they must not run on."""
-    _kill(
-        job,
-        signal.SIGKILL,
-        lambda words, title: b"SLURMD_NODENAME=node2" in words and b"--agent" in title.split(b"\0"),
-    )
-    return "node2"
+    here = f"SLURMD_NODENAME={node}".encode()
+    agent = lambda words, title: here in words and b"--agent" in title.split(b"\0")  # noqa: E731
+    _kill(job, signal.SIGKILL, agent)
+    return node
 
 
 def _flip(job: str, run: Path, rng: random.Random) -> str:
@@ -136,7 +134,7 @@ _CASES = {
     "scontrol requeue": Case(_requeue),
     "signal before the time ends": Case(_signal_script),
     "SIGSTOP of a rank": Case(partial(_signal_rank, signal.SIGSTOP)),
-    "SIGKILL of what starts a node's ranks": Case(_kill_agent),
+    "SIGKILL of what starts a node's ranks": Case(partial(_kill_agent, "node2")),
     "flipped byte in the newest checkpoint, SIGKILL of a rank": Case(_flip),
     "lost node of the script": Case(partial(_lose, "node1")),
     "lost node daemon, one to spare": Case(_lose_daemon, spare=1),

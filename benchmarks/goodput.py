@@ -143,11 +143,14 @@ def _nodes(run: Path) -> tuple[str, ...]:
 def _strike(
     case: faults_slurm.Case, job: str, run: Path, rng: random.Random | None, nodes: tuple[str, ...]
 ) -> str:
-    """Do it; a node that is lost is the second of the attempt."""
+    """Do it, and return the node; of what strikes a node that is the second of the attempt."""
     assert rng is not None
     if case.spare:
         return faults_slurm._lose(nodes[1], job, run, rng)
-    return case.do(job, run, rng)
+    if "_kill_agent" in str(case.do):
+        return faults_slurm._kill_agent(nodes[1], job, run, rng)
+    struck = case.do(job, run, rng)
+    return nodes[int(struck.removeprefix("node")) - 1] if struck else ""
 
 
 def _table(whole: Goodput, struck: Goodput) -> str:

@@ -9,7 +9,7 @@ from ..training.options import ABORTED, STOPPED, UNFIT
 ON_FAILURE = ("restart", "requeue", "stop")
 REFUSED = 2
 # A node that failed so often is used no more.
-_TWICE = 2
+TWICE = 2
 _LONGEST_S = 300.0
 
 Do = Literal["done", "stop", "restart", "requeue"]
@@ -76,7 +76,7 @@ def verdict(ending: Ending, left: int, planned: int, policy: Policy) -> Verdict:
         return _stopped(ending)
     if ending.code in (REFUSED, ABORTED):
         return Verdict("stop", "the run is refused" if ending.code == REFUSED else "aborted")
-    bad = {node for node, count in ending.times.items() if count >= _TWICE}
+    bad = {node for node, count in ending.times.items() if count >= TWICE}
     if ending.code == UNFIT:
         if not ending.failed:
             return Verdict("stop", "the machines are slower than planned, and no node stands out")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,10 @@ _GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "
 
 class SlurmError(ValueError):
     """A command of Slurm that fails, or an environment that is not that of a job."""
+
+
+class TooFewError(SlurmError):
+    """Too few nodes of a job that can be used."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +150,17 @@ def end_time(job: str) -> float | None:
         return None
 
 
-def requeue(job: str, without: Sequence[str] = ()) -> None:
-    """Queue this very job again, which ends it here; it is not to run on the nodes `without`."""
+def requeue(job: str, without: Sequence[str] = (), nodes: str = "") -> None:
+    """Queue this very job again, which ends it here; it is not to run on the nodes `without`.
+
+    nodes: the least and the most, where some are left out, as 2-3: of as many as before there may
+    not be enough. Slurm ends what runs in the job at once, which the change must outlive.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # also of what is called from here
     call(["scontrol", "requeue", job])
     if without:
-        call(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(without))}"])
+        change = f"ExcNodeList={','.join(sorted(without))}"
+        call(["scontrol", "update", f"JobId={job}", change, f"NumNodes={nodes}"])
 
 
 def cancel_step(job: str, step: str) -> None:

@@ -22,13 +22,14 @@ from ..training.options import STOPPED, UNFIT, add_arguments
 from ..training.past_run import launch_of, live_options
 from .attempts import Attempt, Attempts, newest_step, now_s
 from .needs import nodes_of
-from .policy import ON_FAILURE, Ending, Policy, Verdict, verdict
+from .policy import ON_FAILURE, TWICE, Ending, Policy, Verdict, verdict
 from .rendezvous import rendezvous
 from .reports import LOST, Begun, read_begun, tell_begun
 from .scheduler import (
     TASK,
     Allocation,
     SlurmError,
+    TooFewError,
     by_switch,
     end_time,
     gone,
@@ -166,29 +167,53 @@ class Supervisor:
 
     def _until_the_last(self) -> int:
         while True:
-            nodes = self._nodes()
-            self.sentinel.keep(nodes)
-            program, nodes = self._fitted(nodes)
+            try:
+                nodes = self._nodes()
+                self.sentinel.keep(nodes)
+                program, nodes = self._fitted(nodes)
+            except TooFewError as error:
+                if not self._unused():
+                    raise
+                say(str(error))
+                return self._queue_again(self._unused())
             end, what = self._attempt(program, nodes)
             if what.do == "restart" and not self.asked:
                 self._pause()
                 if not self.asked:
                     continue
             if what.do == "requeue" or (what.do == "restart" and self.asked):
-                requeue(self.allocation.job, what.without)
-                say(f"job {self.allocation.job} is queued again")
-                return STOPPED
+                return self._queue_again(what.without)
             return 0 if what.do == "done" else end.code
+
+    def _unused(self) -> tuple[str, ...]:
+        """Return the nodes of the job that failed twice."""
+        times = self.attempts.times_failed({})
+        return tuple(node for node in self.allocation.nodes if times[node] >= TWICE)
+
+    def _queue_again(self, without: tuple[str, ...]) -> int:
+        job, nodes = self.allocation.job, self._nodes_again(without)
+        say(f"job {job} is queued again{' without ' if without else ''}{', '.join(without)}")
+        requeue(job, without, nodes)
+        return STOPPED
+
+    def _nodes_again(self, without: tuple[str, ...]) -> str:
+        """Return how many nodes the job asks for when it is queued again without some: as many as
+        it had, or what it needs, those to spare and those it can be planned without left out."""
+        most = len(self.allocation.nodes)
+        needed = nodes_of(self.folder) if self.folder is not None else most
+        if self.given.plan_again:
+            needed = max(needed - len(without), self.policy.least)
+        return f"{min(needed, most)}-{most}"
 
     def _nodes(self) -> tuple[str, ...]:
         """Return the nodes that may be used, the fewest failures first, in Slurm's order."""
         times = self.attempts.times_failed({})
         lost = gone(self.allocation.nodes) | self._lost
-        good = [n for n in self.allocation.nodes if n not in lost and times[n] < 2]
+        good = [n for n in self.allocation.nodes if n not in lost and times[n] < TWICE]
         if lost:
             say(f"nodes that are gone: {', '.join(sorted(lost))}")
         if not good:
-            raise SlurmError(
+            raise TooFewError(
                 f"0 of {len(self.allocation.nodes)} nodes of job {self.allocation.job} can be used"
             )
         by_failures = sorted(good, key=lambda node: times[node])
@@ -205,7 +230,7 @@ class Supervisor:
         if not self.given.plan_again:
             if 0 < planned <= len(nodes) and self.folder is not None:
                 return self.folder, nodes[:planned]
-            raise SlurmError(
+            raise TooFewError(
                 f"the program is planned for {planned} nodes, {len(nodes)} can be used; submit the "
                 "job file in place of the program, which is planned anew then"
             )
@@ -275,7 +300,7 @@ class Supervisor:
         ending = Ending(end.code, self.asked, running, end.failed, in_a_row, times)
         self._lost |= {node for node, why in end.failed.items() if why == LOST}
         lost = gone(self.allocation.nodes) | self._lost
-        left = [n for n in self.allocation.nodes if n not in lost and times[n] < 2]
+        left = [n for n in self.allocation.nodes if n not in lost and times[n] < TWICE]
         planned = self.policy.least if self.given.plan_again else nodes_of(program)
         return verdict(ending, len(left), planned, self.policy)
 

@@ -155,6 +155,24 @@ def test_a_rank_is_killed_and_the_run_goes_on_from_disks_of_the_nodes(
 
 
 @pytest.mark.long
+def test_a_node_that_failed_twice_is_left_out_when_the_job_is_queued_again(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """Without a spare node one is left of two, which is too few."""
+    with Job(program, tmp_path / "run") as job:
+        job.after_step(8)
+        job.kill_rank(1)
+        job.until(lambda: len(job.attempts) == 1, "the end of the first attempt")
+        job.after_step(job.attempts[0].saved + 8)
+        job.kill_rank(1)
+        assert job.finish() == reference
+        first, second, third = job.attempts
+        assert first.nodes == second.nodes == ("node1", "node2") and "node2" not in third.nodes
+        assert second.then == "requeue: 1 healthy nodes are left, 2 are needed"
+        assert "is queued again without node2" in job.log
+
+
+@pytest.mark.long
 def test_a_lost_node_takes_its_fast_copies_with_it(
     program: Path, reference: dict[int, float], tmp_path: Path
 ) -> None:
