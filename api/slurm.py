@@ -12,9 +12,11 @@ from typing import Any
 from .demands import Say, silent
 from .errors import MeshwrightError, one_class
 from .files import write_text
-from .job_array import folders, in_first_task, of_first_task, run_values
+from .job_array import folders, in_first_task, is_of_a_task, of_first_task, run_values
 
 SCRIPT = "job.sbatch"
+# States of a job that may yet write to its run.
+LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 _MODULE = "meshwright.runtime.slurm.supervisor"
 
 
@@ -76,8 +78,8 @@ def submit(
     """Write the script of a job into its run's folder, and submit it.
 
     target: a job file (TOML), which is planned and compiled first, or a program's folder. options:
-    of the run, by name, for a program. overrides: values of the job file as "a.b=c". dry_run: only
-    write the script. Raises MeshwrightError where Slurm, the job or the site's file does not allow
+    of the run, by name. overrides: values of the job file as "a.b=c". dry_run: only write the
+    script. Raises MeshwrightError where Slurm, the job or the site's file does not allow
     it.
     """
     from meshwright.runtime.slurm.scheduler import call
@@ -86,7 +88,8 @@ def submit(
     if path.is_dir():
         made = _of_program(path, slurm, dict(options or {}), out)
     elif path.suffix == ".toml":
-        made = _of_job(path, slurm, list(overrides), out, say)
+        given = [f"run.{k}={_toml(value, slurm)}" for k, value in (options or {}).items()]
+        made = _of_job(path, slurm, [*overrides, *given], out, say)
     else:
         raise MeshwrightError(f"{target}: neither a job's TOML file nor a program's folder")
     write_text(made.script, made.text)
@@ -96,6 +99,28 @@ def submit(
     job = call(["sbatch", "--parsable", str(made.script)]).strip().partition(";")[0]
     remember(job, made, slurm.array)
     return Submission(job, made.script, made.out, made.text)
+
+
+def _toml(value: Any, slurm: SlurmOptions) -> str:
+    """Return the value of an option as a job file writes it; what differs by task as it is."""
+    if is_of_a_task(value, slurm.array):
+        return value
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _check_alone(out: Path, slurm: SlurmOptions) -> None:
+    """Raise MeshwrightError where another job of this user writes to the run's folder, or one of an
+    array's, unless the new one waits for it."""
+    made_in = {path.resolve() for path in folders(out.resolve(), slurm.array).values()}
+    others = {job: folder for job, folder in _known() if folder in made_in}
+    states = _states() if others else {}
+    for job, folder in others.items():
+        state = states.get(job, ("",))[0]
+        if state in LIVE and job not in slurm.after:
+            raise MeshwrightError(
+                f"{folder}: job {job} is {state} and writes there, 1 job can; meshwright cancel "
+                f"{job}, or give another --out"
+            )
 
 
 def _of_program(
@@ -108,6 +133,7 @@ def _of_program(
     from meshwright.runtime.training.spans import program_tokens_per_step
 
     options = {**options, "out": str(out or options.get("out") or "run")}
+    _check_alone(Path(options["out"]), slurm)
     first = of_first_task(options, slurm.array)
     check_given(folder, first)
     checked = run_options(first, lambda: program_tokens_per_step(folder))
@@ -143,6 +169,7 @@ def _of_job(
     ]
     job = load_job(path, [*overrides, *given])
     folder = Path(job.run.get("out", "run"))
+    _check_alone(folder, slurm)
     nodes = slurm.nodes or str(parse_cluster(job.plan["cluster"]).nodes + slurm.spare)
     most = int(nodes.rpartition("-")[2]) - slurm.spare
     if most < 1:
@@ -281,7 +308,10 @@ def _states() -> dict[str, tuple[str, str, str]]:
     words = ["squeue", "--noheader", "--me", "--array", "--states=all", "--format=%i|%T|%r|%N"]
     text = call(words)
     rows = (line.split("|") for line in text.splitlines())
-    return {job: (state, reason, nodes) for job, state, reason, nodes in rows}
+    return {
+        job: (state, "" if reason == "None" else reason, nodes)
+        for job, state, reason, nodes in rows
+    }
 
 
 @one_class

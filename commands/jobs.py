@@ -54,8 +54,13 @@ def _logs(arguments: argparse.Namespace) -> None:
         text = path.read_text(errors="replace")
         print_result(arguments, {"file": str(path), "text": text}, text)
         return
-    for text in _followed(path, arguments) if arguments.follow else [path.read_text()]:
+    texts = _followed(path, arguments) if arguments.follow else [path.read_text(errors="replace")]
+    said = False
+    for text in texts:
+        said = said or bool(text)
         print(text, end="", flush=True)
+    if not said:
+        print(f"{path} is empty", file=sys.stderr)
 
 
 def _log(out: Path, rank: int | None) -> Path:

@@ -38,11 +38,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from meshwright.runtime.training.past_run import RunError, read_run
 
     out = folder_of(arguments.name)
-    job = next((state for state in _quietly(jobs) if state.out == out.absolute()), None)
+    known = [state for state in _quietly(jobs) if state.out == out.absolute()]
+    named = [state for state in known if state.job == arguments.name]
+    job = (named or known or [None])[-1]
     attempts = read_attempts(out)
     data: dict[str, Any] = {"run": str(out), "job": as_data(job) if job else None}
     data |= {"attempts": [vars(attempt) for attempt in attempts]}
-    lines = [f"job {job.job}: {job.state or 'ended'} {job.nodes} {job.reason}"] if job else []
+    lines = (
+        [f"job {job.job}: {job.state or 'ended'} {job.nodes} {job.reason}".rstrip()] if job else []
+    )
     try:
         run = read_run(out)
     except RunError:

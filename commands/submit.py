@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         made = submit(
             arguments.target,
             slurm,
-            options={k: v for k, v in options.items() if k != "out"},
+            options={k: v for k, v in options.items() if k != "out" and v is not False},
             overrides=arguments.set,
             out=options.get("out"),
             dry_run=arguments.dry_run,
@@ -111,13 +111,21 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"{made.script}:\n{made.text}", file=sys.stderr)
     data = {"job": made.job, "script": str(made.script), "run": str(made.out)}
-    print_result(arguments, data, _text(made.job, made.script, made.out))
+    print_result(arguments, data, _text(made.job, made.script, made.out, arguments.array))
     return 0
 
 
-def _text(job: str, script: Path, out: Path) -> str:
+def _text(job: str, script: Path, out: Path, array: str = "") -> str:
+    from meshwright.runtime.slurm.script import array_tasks
+
     if not job:
         return f"{script} is written; submit it with: sbatch {script}"
+    if array:
+        first, of = (
+            f"{job}_{array_tasks(array)[0]}",
+            f"job {job} of {len(array_tasks(array))} tasks",
+        )
+        return f"{of}: runs {out}; meshwright status {first}, logs {first} -f, cancel {job}"
     return f"job {job}: run {out}; meshwright status {job}, logs {job} -f, cancel {job}"
 
 

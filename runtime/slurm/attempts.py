@@ -35,10 +35,11 @@ class Attempt:
 
 
 class Attempts:
-    """The attempts of the run in a folder."""
+    """The attempts of the run in a folder, as a job makes them. Those of earlier jobs, which a user
+    submitted anew, are kept, and do not count as failures."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, job: str) -> None:
+        self.out, self.job = out, job
         self.folder = out / FOLDER
         self.known = read_attempts(out)
 
@@ -55,16 +56,16 @@ class Attempts:
         return len(self.known) + 1
 
     def times_failed(self, also: dict[str, str]) -> Counter[str]:
-        """Return how often each node failed in this run, the failures `also` among them."""
-        return Counter(
-            node for failed in (*(a.failed for a in self.known), also) for node in failed
-        )
+        """Return how often each node failed in this job, the failures `also` among them."""
+        own = (attempt.failed for attempt in self.known if attempt.job == self.job)
+        return Counter(node for failed in (*own, also) for node in failed)
 
     def failures_in_a_row(self) -> int:
         """Return how many of the last attempts failed and left no new checkpoint."""
         count = 0
         for attempt in reversed(self.known):
-            if attempt.code in (0, STOPPED) or attempt.saved > attempt.first:
+            done = attempt.code in (0, STOPPED) or attempt.saved > attempt.first
+            if done or attempt.job != self.job:
                 break
             count += 1
         return count

@@ -150,17 +150,24 @@ def end_time(job: str) -> float | None:
         return None
 
 
-def requeue(job: str, without: Sequence[str] = (), nodes: str = "") -> None:
+def nodes_in(partition: str) -> set[str]:
+    """Return the nodes of a partition, whatever their state."""
+    words = ["sinfo", "--noheader", "--Node", "--format=%N"]
+    return set(call([*words, f"--partition={partition}"] if partition else words).split())
+
+
+def requeue(job: str, without: Sequence[str] = (), nodes: int = 1) -> None:
     """Queue this very job again, which ends it here; it is not to run on the nodes `without`.
 
-    nodes: the least and the most, where some are left out, as 2-3: of as many as before there may
-    not be enough. Slurm ends what runs in the job at once, which the change must outlive.
+    nodes: how many, where some are left out: of as many as before there may not be enough. Slurm
+    ends what runs in the job at once, which the change must outlive.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # also of what is called from here
     call(["scontrol", "requeue", job])
     if without:
         change = f"ExcNodeList={','.join(sorted(without))}"
-        call(["scontrol", "update", f"JobId={job}", change, f"NumNodes={nodes}"])
+        count = [f"NumTasks={nodes}", f"NumNodes={nodes}"]  # a task a node
+        call(["scontrol", "update", f"JobId={job}", change, *count])
 
 
 def cancel_step(job: str, step: str) -> None:

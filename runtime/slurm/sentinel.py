@@ -17,7 +17,7 @@ from pathlib import Path
 from ..atomic_file import write_atomic
 from ..host import host_name
 from ..roles import SENTINEL
-from .scheduler import requeue, silent
+from .scheduler import SlurmError, job_state, requeue, silent
 
 _SIGN, _LOST = "alive", "lost.json"
 _SIGN_EVERY_S, _LOOK_EVERY_S = 2.0, 2.0
@@ -28,14 +28,27 @@ _SILENT_S = 20.0
 class Signs:
     """A thread that shows in a folder that this process lives, until it ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, job: str, folder: Path) -> None:
+        """Raises SlurmError where another job's supervisor shows that it lives there."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.host = folder / _SIGN, host_name()
+        self.job, self.path, self.host = job, folder / _SIGN, host_name()
+        self._check_alone()
         self._show(0)
         threading.Thread(target=self._go_on, daemon=True).start()
 
+    def _check_alone(self) -> None:
+        try:
+            other = self.path.read_text().split()[1]
+        except (OSError, IndexError):
+            return
+        if other != self.job and job_state(other) == "RUNNING":
+            raise SlurmError(
+                f"{self.path.parent.parent}: job {other} runs there, 1 job can; cancel it, or give "
+                "another --out"
+            )
+
     def _show(self, number: int) -> None:
-        self.path.write_text(f"{self.host} {os.getpid()} {number}")
+        self.path.write_text(f"{self.host} {self.job} {os.getpid()} {number}")
 
     def _go_on(self) -> None:
         number = 0

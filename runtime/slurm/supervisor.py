@@ -34,6 +34,7 @@ from .scheduler import (
     end_time,
     gone,
     job_state,
+    nodes_in,
     read_allocation,
     requeue,
 )
@@ -117,13 +118,13 @@ class Supervisor:
             given.stop_before,
         )
         self.out = Path(str(options.get("out", "run"))).absolute()
-        self.attempts = Attempts(self.out)
+        self.attempts = Attempts(self.out, allocation.job)
         self.asked = False
         self._step: Step | None = None
         self._lost: set[str] = set()  # nodes that do not answer
         self._clock_at = 0.0
         self._ends_s: float | None = None
-        Signs(self.attempts.folder)
+        Signs(allocation.job, self.attempts.folder)
         watching = [*shlex.split(given.prefix), *words_of(given.python, folder)]
         self.sentinel = Sentinel(allocation.job, self.attempts.folder, watching)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -196,14 +197,17 @@ class Supervisor:
         requeue(job, without, nodes)
         return STOPPED
 
-    def _nodes_again(self, without: tuple[str, ...]) -> str:
+    def _nodes_again(self, without: tuple[str, ...]) -> int:
         """Return how many nodes the job asks for when it is queued again without some: as many as
-        it had, or what it needs, those to spare and those it can be planned without left out."""
-        most = len(self.allocation.nodes)
-        needed = nodes_of(self.folder) if self.folder is not None else most
-        if self.given.plan_again:
-            needed = max(needed - len(without), self.policy.least)
-        return f"{min(needed, most)}-{most}"
+        it had, where its partition has so many others, and no fewer than it needs."""
+        others = nodes_in(os.environ.get("SLURM_JOB_PARTITION", "")) - set(without)
+        return max(min(len(self.allocation.nodes), len(others)), self._needed())
+
+    def _needed(self) -> int:
+        """Return the fewest nodes that the run can go on with."""
+        if self.given.plan_again or self.folder is None:
+            return self.policy.least
+        return nodes_of(self.folder)
 
     def _nodes(self) -> tuple[str, ...]:
         """Return the nodes that may be used, the fewest failures first, in Slurm's order."""
@@ -217,7 +221,8 @@ class Supervisor:
                 f"0 of {len(self.allocation.nodes)} nodes of job {self.allocation.job} can be used"
             )
         by_failures = sorted(good, key=lambda node: times[node])
-        most = max(len(self.allocation.nodes) - self.policy.spare, 1)
+        planned = nodes_of(self.folder) if self.folder is not None else 1
+        most = max(len(self.allocation.nodes) - self.policy.spare, planned)
         kept = set(by_failures[:most])
         return by_switch([node for node in good if node in kept])
 
@@ -271,7 +276,7 @@ class Supervisor:
         if end.code == UNFIT:
             end = StepEnd(UNFIT, self._slow())
             self._lost |= end.failed.keys()
-        what = self._verdict(end, nodes, program, first)
+        what = self._verdict(end, first)
         for node, why in end.failed.items():
             say(f"{node} failed: {why}")
         say(f"attempt {number} ended with {end.code}; {what.do}: {what.why}")
@@ -292,7 +297,7 @@ class Supervisor:
         )
         return end, what
 
-    def _verdict(self, end: StepEnd, nodes: tuple[str, ...], program: Path, first: int) -> Verdict:
+    def _verdict(self, end: StepEnd, first: int) -> Verdict:
         times = self.attempts.times_failed(end.failed)
         progress = newest_step(self.out) > first
         in_a_row = 1 + (0 if progress else self.attempts.failures_in_a_row())
@@ -301,8 +306,7 @@ class Supervisor:
         self._lost |= {node for node, why in end.failed.items() if why == LOST}
         lost = gone(self.allocation.nodes) | self._lost
         left = [n for n in self.allocation.nodes if n not in lost and times[n] < TWICE]
-        planned = self.policy.least if self.given.plan_again else nodes_of(program)
-        return verdict(ending, len(left), planned, self.policy)
+        return verdict(ending, len(left), self._needed(), self.policy)
 
     def _slow(self) -> dict[str, str]:
         """Return the nodes that the preflight found slow, with why."""

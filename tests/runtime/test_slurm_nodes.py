@@ -55,7 +55,7 @@ def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
         monkeypatch.setattr(sentinel, name, seconds)
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     asked: list[str] = []
-    signs = sentinel.Signs(tmp_path / "slurm")
+    signs = sentinel.Signs("7", tmp_path / "slurm")
     found: list[str] = []
 
     def is_gone(host: str) -> bool:
@@ -70,6 +70,19 @@ def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
     monkeypatch.setattr(signs, "_show", lambda number: None)
     watching.join(10.0)
     assert found == ["node1"] and asked == ["node1", "node1"]
+
+
+def test_a_second_job_of_a_run_is_refused_while_the_first_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {"7": "RUNNING"}
+    monkeypatch.setattr(sentinel, "job_state", states.get)
+    sentinel.Signs("7", tmp_path / "slurm")
+    sentinel.Signs("7", tmp_path / "slurm")  # queued again
+    with pytest.raises(scheduler.SlurmError, match="job 7 runs there"):
+        sentinel.Signs("8", tmp_path / "slurm")
+    states["7"] = "CANCELLED"
+    sentinel.Signs("8", tmp_path / "slurm")
 
 
 def test_what_was_lost_is_told_once(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def attempt(number: int, code: int, first: int, saved: int, *failed: str) -> Att
 
 
 def test_failures_count_over_restarts_of_the_job(tmp_path: Path) -> None:
-    """A new checkpoint, or a stop that was asked for, begins the row anew; no node is forgiven."""
-    kept = Attempts(tmp_path)
+    """A new checkpoint, or a stop that was asked for, begins the row anew; so does a new job."""
+    kept = Attempts(tmp_path, "7")
     for one in (
         attempt(1, 1, 0, 0, "node2"),
         attempt(2, 1, 0, 8, "node2"),
@@ -84,12 +84,14 @@ def test_failures_count_over_restarts_of_the_job(tmp_path: Path) -> None:
         kept.add(one)
     with open(tmp_path / "slurm" / "attempts.jsonl", "a") as file:
         file.write('{"job": "7", "cut sh')
-    again = Attempts(tmp_path)
+    again = Attempts(tmp_path, "7")
     assert again.failures_in_a_row() == 2 and again.next_number == 5
     assert again.times_failed({"node3": "why"}) == Counter(node1=1, node2=2, node3=2)
     again.known.append(attempt(5, STOPPED, 8, 8))
     assert again.failures_in_a_row() == 0
     assert read_attempts(tmp_path / "none") == []
+    anew = Attempts(tmp_path, "8")
+    assert anew.failures_in_a_row() == 0 and not anew.times_failed({}) and anew.next_number == 5
 
 
 def end(node: str, code: int, at_s: float, **more: object) -> NodeEnd:
@@ -143,6 +145,6 @@ def test_a_site_is_read_and_its_mistakes_are_named(
 
 
 def test_attempts_are_lines_of_json(tmp_path: Path) -> None:
-    Attempts(tmp_path).add(attempt(1, 0, 0, 8))
+    Attempts(tmp_path, "7").add(attempt(1, 0, 0, 8))
     (line,) = (tmp_path / "slurm" / "attempts.jsonl").read_text().splitlines()
     assert json.loads(line)["then"] == "then"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.api import slurm as api
 from meshwright.api.errors import MeshwrightError
 from meshwright.api.slurm import SlurmOptions, submit
 from meshwright.cli import main
@@ -162,6 +163,27 @@ def test_tasks_of_an_array_have_a_folder_each() -> None:
     assert log_pattern(Path("/50%/seed-%a"), array=False) == "/50%%/seed-%%a/job-%j.log"
     with pytest.raises(SlurmError, match="backslash"):
         log_pattern(Path("/a\\b/slurm"), array=False)
+
+
+def test_a_second_job_of_a_run_writes_nothing(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the script nor the program that the first one runs; one that waits for it may."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    out = tmp_path / "run"
+    first = submit(program, options={"out": str(out)}, dry_run=True)
+    api.remember("7", first)
+    before = first.script.read_text()
+    state = "RUNNING"
+    monkeypatch.setattr(api, "_states", lambda: {"7": (state, "", "node1")})
+    changed = {"out": str(out), "steps": 7}
+    with pytest.raises(MeshwrightError, match="job 7 is RUNNING and writes there, 1 job can"):
+        submit(program, options=changed, dry_run=True)
+    assert first.script.read_text() == before
+    after = SlurmOptions(after=("7",))
+    assert "--dependency=afterok:7" in submit(program, after, options=changed, dry_run=True).text
+    state = "FAILED"
+    assert "--steps 7" in submit(program, options=changed, dry_run=True).text
 
 
 def test_tasks_that_would_share_a_folder_are_refused(
