@@ -195,8 +195,8 @@ def _struck(case: Case, job: str, run: Path, rng: random.Random, step: int) -> S
 
 def _mend() -> None:
     """Start the daemons that are gone."""
-    for number in range(1, 5):
-        name = f"node{number}"
+    for path in slurm_here.FOLDER.glob("slurmd.*.pid"):
+        name = path.name.split(".")[1]
         if not any(Path(f"/proc/{pid}").exists() for pid in slurm_here._daemon(name)):
             slurm_here.start_node(name)
     _until("", slurm_here.is_up)

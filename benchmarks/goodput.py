@@ -2,8 +2,9 @@
 
     python benchmarks/goodput.py [--steps 200] [--faults 10] [--seed 0] [--workdir DIR]
 
-Needs the Slurm of `make slurm`, and is the only one to use it. Two CPU ranks, a node each of four,
-with a node to spare; a checkpoint every 10 steps. A step takes STEP_S at least, as its rows come no
+Needs a Slurm of eight nodes, `python tools/slurm_here.py start --nodes 8`, as a node that failed
+twice is used no more, and is the only one to use it. Two CPU ranks, a node each, with a node to
+spare; a checkpoint every 10 steps. A step takes STEP_S at least, as its rows come no
 faster, so that the machine's own speed counts for little. The faults strike behind random steps: a
 rank is killed or stopped, what starts a node's ranks is killed, a node is lost (its daemon starts
 again when the job goes on), the job is queued again by hand, or told of the end of its time. Losses

@@ -192,16 +192,23 @@ class Supervisor:
         return tuple(node for node in self.allocation.nodes if times[node] >= TWICE)
 
     def _queue_again(self, without: tuple[str, ...]) -> int:
-        job, nodes = self.allocation.job, self._nodes_again(without)
+        job = self.allocation.job
+        nodes = self._nodes_again(without) if without else 0
         say(f"job {job} is queued again{' without ' if without else ''}{', '.join(without)}")
         requeue(job, without, nodes)
         return STOPPED
 
     def _nodes_again(self, without: tuple[str, ...]) -> int:
         """Return how many nodes the job asks for when it is queued again without some: as many as
-        it had, where its partition has so many others, and no fewer than it needs."""
+        it had, where its partition has so many others. Raises TooFewError for fewer than it needs,
+        which it would await for ever."""
         others = nodes_in(os.environ.get("SLURM_JOB_PARTITION", "")) - set(without)
-        return max(min(len(self.allocation.nodes), len(others)), self._needed())
+        if len(others) < self._needed():
+            raise TooFewError(
+                f"{', '.join(without)} failed twice, {len(others)} other nodes are in the "
+                f"partition, {self._needed()} are needed; submit the job again once they are mended"
+            )
+        return min(len(self.allocation.nodes), len(others))
 
     def _needed(self) -> int:
         """Return the fewest nodes that the run can go on with."""

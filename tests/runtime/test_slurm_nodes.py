@@ -36,6 +36,14 @@ def test_nodes_of_a_switch_lie_side_by_side(
     assert scheduler.by_switch(nodes.split()) == tuple(order.split())
 
 
+def test_without_switches_the_order_is_slurms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(words: Sequence[str]) -> str:
+        raise scheduler.SlurmError("no topology")
+
+    monkeypatch.setattr(scheduler, "call", call)
+    assert scheduler.by_switch(["n3", "n1"]) == ("n3", "n1")
+
+
 def test_the_interface_is_that_to_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interface.interface_to("127.0.0.1", 9) == "lo"
     assert interface.interface_to("no such host.invalid", 9) == ""

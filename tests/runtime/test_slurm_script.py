@@ -17,6 +17,7 @@ from meshwright.api import slurm as api
 from meshwright.api.errors import MeshwrightError
 from meshwright.api.slurm import SlurmOptions, submit
 from meshwright.cli import main
+from meshwright.runtime.slurm.attempts import Attempt, Attempts
 from meshwright.runtime.slurm.scheduler import SlurmError
 from meshwright.runtime.slurm.script import Demands, array_tasks, log_pattern, seconds
 
@@ -34,6 +35,7 @@ with open(f"{{folder}}/{{name}}.jsonl", "a") as file:
     file.write(json.dumps(kept) + "\\n")
 """
 SCONTROL = """#!/bin/sh
+echo "$*" >> "$KEPT/scontrol.txt"
 case "$*" in
     "show hostnames"*) echo node1 ;;
     "show node"*) echo "NodeName=node1 NodeAddr=127.0.0.1 State=ALLOCATED" ;;
@@ -61,12 +63,12 @@ class Bash:
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o755)
 
-    def run(self, script: Path) -> None:
+    def run(self, script: Path) -> "subprocess.CompletedProcess[str]":
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURMD_NODENAME": "node1"}
         path = f"{self.folder}:{os.environ['PATH']}"
         environment = {**os.environ, **job, "PATH": path, "KEPT": str(self.folder)}
         words = ["bash", str(script)]
-        subprocess.run(words, env=environment, timeout=60, capture_output=True)
+        return subprocess.run(words, env=environment, timeout=60, capture_output=True, text=True)
 
     def given(self, name: str) -> dict:
         """Return what a command was given when it was called first."""
@@ -163,6 +165,32 @@ def test_tasks_of_an_array_have_a_folder_each() -> None:
     assert log_pattern(Path("/50%/seed-%a"), array=False) == "/50%%/seed-%%a/job-%j.log"
     with pytest.raises(SlurmError, match="backslash"):
         log_pattern(Path("/a\\b/slurm"), array=False)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_job_on_nodes_that_failed_twice_goes_to_others_or_ends(
+    others: int, program: Path, tmp_path: Path
+) -> None:
+    """It would wait for ever for nodes that its partition does not have."""
+    bash, out = Bash(tmp_path), tmp_path / "run"
+    made = submit(program, options={"out": str(out)}, dry_run=True)
+    for number in (1, 2):
+        times = {"began_s": 0.0, "ended_s": 1.0, "code": 1, "first": 0, "saved": 0}
+        Attempts(out, "7").add(
+            Attempt("7", 0, number, ("node1",), **times, failed={"node1": "why"}, then="restart")
+        )
+    names = "".join(f"node{n + 1}\\n" for n in range(others + 1))
+    (bash.folder / "sinfo").write_text(f"#!/bin/sh\nprintf '{names}'\n")
+    (bash.folder / "sinfo").chmod(0o755)
+    done = bash.run(made.script)
+    asked = (bash.folder / "scontrol.txt").read_text().splitlines()
+    if others:
+        assert done.returncode == 75 and "is queued again without node1" in done.stderr
+        update = "update JobId=7 ExcNodeList=node1 NumTasks=1 NumNodes=1"
+        assert asked[-2:] == ["requeue 7", update]
+    else:
+        assert done.returncode == 2 and "requeue 7" not in asked
+        assert "node1 failed twice, 0 other nodes are in the partition, 1 are needed" in done.stderr
 
 
 def test_a_second_job_of_a_run_writes_nothing(
