@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(os.environ.get("MESHWRIGHT_SLURM", "/tmp/meshwright-slurm"))
@@ -130,12 +131,13 @@ def start_node(name: str) -> None:
 
 
 def kill_node(name: str) -> None:
-    """End all that runs on a node at once, as a loss of power does: first what could tell."""
-    for pid in [*_daemon(name), *_processes(name)]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    """End all that runs on a node at once, as a loss of power does: nothing is left for a moment
+    that could tell of the end of the rest, as srun and what watches over a step do."""
+    found = [*_daemon(name), *_processes(name)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _daemon(name: str) -> list[int]:
