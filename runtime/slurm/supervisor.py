@@ -281,7 +281,7 @@ class Supervisor:
         end = self._step.wait(self._tick)
         self._step = None
         if end.code == UNFIT:
-            end = StepEnd(UNFIT, self._slow())
+            end = StepEnd(UNFIT, self._slow(nodes))
             self._lost |= end.failed.keys()
         what = self._verdict(end, first)
         for node, why in end.failed.items():
@@ -315,9 +315,12 @@ class Supervisor:
         left = [n for n in self.allocation.nodes if n not in lost and times[n] < TWICE]
         return verdict(ending, len(left), self._needed(), self.policy)
 
-    def _slow(self) -> dict[str, str]:
-        """Return the nodes that the preflight found slow, with why."""
+    def _slow(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Return the nodes that the preflight found slow, with why; none where all are, as others
+        would hardly be faster."""
         found = json.loads((self.out / "preflight.json").read_text())
+        if set(found["slow_hosts"]) >= set(nodes):
+            return {}
         lines = {line.partition(": ")[0]: line.partition(": ")[2] for line in found["slow"]}
         return {host: lines[host] for host in found["slow_hosts"]}
 

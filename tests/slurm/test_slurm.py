@@ -3,6 +3,7 @@
 The oracle is the same program run on this machine without Slurm and without a disturbance.
 """
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from meshwright.cli import main
 from meshwright.runtime.fast_mark import read_mark
 from meshwright.runtime.slurm.scheduler import call
 from meshwright.runtime.slurm.script import Demands, Script, log_pattern, script_text
+from meshwright.runtime.training.options import UNFIT
 
 pytestmark = pytest.mark.usefixtures("slurm")
 # Sums of float32 in another order, over STEPS steps.
 REPLANNED = 1e-6
 # Makes a step last, whatever the machine.
-SLOW = "import time\n\ndef wait(event):\n    time.sleep(0.4)\n"
+SLOW = "import time\n\ndef wait(event):\n    time.sleep(0.2)\n"
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +158,18 @@ def test_a_rank_is_killed_and_the_run_goes_on_from_disks_of_the_nodes(
         assert (first.code, second.code) == (1, 0) and 12 <= second.first < 50, job.log
         assert f"resumed {fast}" in job.log and "node2 failed: rank 1 on node2" in job.log
         assert list(fast.glob("*/node*")) == [], "removed at the end"
+
+
+@pytest.mark.long
+def test_a_preflight_that_finds_all_nodes_slow_ends_the_job(program: Path, tmp_path: Path) -> None:
+    """None stands out that the run could go on without."""
+    fast = shutil.copytree(program, tmp_path / "fast")
+    (fast / "rates.json").write_text('{"matmul_per_s": 1e18}')
+    with Job(fast, tmp_path / "run", preflight="stop") as job:
+        job.until(lambda: bool(job.attempts), "the end of the attempt")
+        first = job.attempts[0]
+        assert first.code == UNFIT and not first.failed
+        assert first.then.startswith("stop: the machines are slower than planned"), job.log
 
 
 @pytest.mark.long
