@@ -16,7 +16,7 @@ from meshwright.api.jobs import prepare
 from meshwright.api.runs import run
 from meshwright.cli import main
 from meshwright.runtime.fast_mark import read_mark
-from meshwright.runtime.slurm.scheduler import call
+from meshwright.runtime.slurm.scheduler import call, job_state
 from meshwright.runtime.slurm.script import Demands, Script, log_pattern, script_text
 from meshwright.runtime.training.options import UNFIT
 
@@ -120,7 +120,9 @@ def test_fewer_nodes_after_a_stop_are_planned_anew(
         job.after_step(12)
         job.signal_batch("USR1")
         job.until(lambda: len(job.attempts) == 1, "the end of the first attempt")
-        subprocess.run(["scontrol", "update", f"JobId={job.id}", "NumNodes=2"], check=True)
+        job.until(lambda: job_state(job.id) == "PENDING", "the queue")
+        fewer = ["NumTasks=2", "NumNodes=2"]  # of a job that runs this would end two nodes
+        subprocess.run(["scontrol", "update", f"JobId={job.id}", *fewer], check=True)
         assert job.finish() == pytest.approx(reference, rel=REPLANNED)
         assert [len(a.nodes) for a in job.attempts] == [4, 2]
 
