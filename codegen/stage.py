@@ -4,6 +4,7 @@ from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.graph import Graph
 from meshwright.ir.mesh import COMPUTE, TENSOR
 from meshwright.ir.ops.call import registrations
+from meshwright.ir.ops.questions import num_draws
 from meshwright.ir.phases import Joint
 from meshwright.ir.plan import InstancePlan, Piece, Plan
 
@@ -245,6 +246,8 @@ def _piece_row(writer: Writer, text: PieceText) -> None:
             f"context={_tuple([i.ref for i in operands if i.kind == 'context'])},",
             f"data={_tuple([i.ref for i in operands if i.kind == 'data'])},",
         )
+        if draws := num_draws(piece.graph):
+            writer.line(f"draws={draws},")
         if text.offloads:
             writer.line(f"offloads=({', '.join(map(str, text.offloads))},),")
     writer.line("),")
@@ -255,6 +258,8 @@ def _instance_row(writer: Writer, item: InstancePlan, reduces: list[str]) -> Non
         writer.lines(f'name="{item.name}",', f'piece="{item.piece}",')
         writer.wrapped("params=(", [f'"{p}"' for p in item.params], ",)," if item.params else "),")
         writer.lines(f"buckets={_tuple(list(item.buckets))},", f"reduces={_tuple(reduces)},")
+        if item.first_draw:
+            writer.line(f"first_draw={item.first_draw},")
     writer.line("),")
 
 

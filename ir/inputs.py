@@ -16,6 +16,8 @@ Role: TypeAlias = Literal[
     "labels",  # the id that follows each token, negative where none counts
     "positions",  # of each token in its row, from 0
     "denominator",  # labels of the global batch that count
+    "draws",  # keys of the dropouts of a segment in a step
+    "rows",  # keys of the rows of a micro-batch
 ]
 
 # Parameters of a forward, beside the first, which takes the tokens.

@@ -57,13 +57,17 @@ def _read_by_table(graph: Graph, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """One use of a piece on a stage, with its parameters and the buckets that hold them."""
+    """One use of a piece on a stage, with its parameters and the buckets that hold them.
+
+    first_draw: number of its first dropout in the whole model.
+    """
 
     name: str
     piece: str
     stage: int
     params: tuple[str, ...]
     buckets: tuple[str, ...]
+    first_draw: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 from .dtypes import FLOATS
 from .graph import Graph, Input, Op, Value, prune, text_hash, verify
 from .liveness import live_after
+from .ops.questions import draws_from, first_draw
 from .ops.registry import definition
 from .text.graph_text import format_graph
 
@@ -54,11 +55,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One use of a segment: parameters by logical name, in the order of the segment's inputs."""
+    """One use of a segment: parameters by logical name, in the order of the segment's inputs.
+
+    first_draw: number of its first dropout in the whole model; the segment counts its own from 0.
+    """
 
     segment: str
     params: tuple[str, ...]
     context: tuple[str, ...]
+    first_draw: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,15 @@ def segment(graph: Graph) -> Segmented:
     names: set[str] = set()
     for span in _cut(graph, chain_ops, dependent):
         piece, params, context = _piece_graph(graph, span, dependent)
+        first = first_draw(piece)
+        piece = draws_from(piece, first)
         key = _structure(piece), trains
         if key not in segments:
             name = _segment_name(piece, params)
             name = _free(name, names)
             names.add(name)
             segments[key] = Segment(name, _renamed(piece, name), trains)
-        instances.append(Instance(segments[key].name, params, context))
+        instances.append(Instance(segments[key].name, params, context, first))
         trains = trains or any(i.trainable for i in piece.inputs_of("param"))
     wanted = dict.fromkeys(name for i in instances for name in i.context)
     return Segmented(
@@ -197,7 +204,8 @@ def _repeated(graph: Graph, span: _Span, points: Points, dependent: set[str]) ->
         parts = _split(graph, span, wide)
         if len(parts) == 1:
             continue
-        kinds = [_structure(_piece_graph(graph, part, dependent)[0]) for part in parts]
+        pieces = [_piece_graph(graph, part, dependent)[0] for part in parts]
+        kinds = [_structure(draws_from(piece, first_draw(piece))) for piece in pieces]
         counts = Counter(kinds)
         if max(counts.values()) > 1:
             return _joined(

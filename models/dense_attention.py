@@ -1,4 +1,4 @@
-"""Attention that holds every score: under a mask that is a tensor, or with sinks."""
+"""Attention that holds every score: under a mask that is a tensor, with sinks, or with dropout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .norms import wide_dtype
 
 
 class DenseCore(nn.Module):
-    """Attention under a mask that is a tensor, or with sinks; every score is held."""
+    """Attention under a mask that is a tensor, with sinks or dropout; every score is held."""
 
     def __init__(self, scale: float, softcap: float | None = None) -> None:
         super().__init__()
@@ -24,12 +24,13 @@ class DenseCore(nn.Module):
         mask: Tensor | None,
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
+        dropout: float = 0.0,
     ) -> Tensor:
         """q [B, H, S, D], k and v [B, K, S, D] -> [B, H, S, D].
 
         mask: bool, of which False is not seen, or added to the scores; broadcast to [B, H, S, S].
         sinks [H]: a score of each head that takes a share and gives no value. bias: added to the
-        scores, broadcast to [B, H, S, S]. Softmax in float32 or wider.
+        scores, broadcast to [B, H, S, S]. dropout: of the weights. Softmax in float32 or wider.
         """
         wide, groups = wide_dtype(q.dtype), q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
@@ -43,10 +44,11 @@ class DenseCore(nn.Module):
         elif mask is not None:
             scores = scores + mask.to(wide)
         if sinks is None:
-            return scores.softmax(-1).to(q.dtype) @ values
-        column = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        shares = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
-        return shares.to(q.dtype) @ values
+            shares = scores.softmax(-1)
+        else:
+            column = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            shares = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+        return nn.functional.dropout(shares.to(q.dtype), dropout) @ values
 
 
 def window_mask(seq: int, window: int | None, device: torch.device) -> Tensor:

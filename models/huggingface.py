@@ -127,10 +127,6 @@ def _check(spec: str, config: Any) -> None:
     causal = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in causal:
         raise ModelError(f"{spec}: {config.model_type} is no causal language model of transformers")
-    for name, value in config.to_dict().items():
-        in_body = not name.startswith(("summary", "classifier"))
-        if in_body and "drop" in name and type(value) in (int, float) and value > 0:
-            raise ModelError(f"{spec}: {name} = {value}: dropout is refused; set it to 0")
 
 
 def _build(spec: str, config: Any) -> nn.Module:
@@ -234,11 +230,8 @@ def _attend(
     the keys that a query chose; a bias [B, H, S, S] is added to the scores. What else a class hands
     over in `extra` counts for nothing here: where it does in the class, the proof tells.
     """
-    if dropout > 0:
-        kind = type(module).__name__
-        raise ModelError(f"{kind}: attention dropout {dropout} is refused; set it to 0")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    plain = s_aux is None and indices is None and position_bias is None
+    plain = s_aux is None and indices is None and position_bias is None and not dropout
     if isinstance(attention_mask, Visible) and plain:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
         out = core(query, key, value)
@@ -248,7 +241,7 @@ def _attend(
             mask = window_mask(query.shape[2], mask.window, query.device)
         if indices is not None:
             mask = chosen_mask(mask, indices, key.shape[2])
-        out = core(query, key, value, mask, s_aux, position_bias)
+        out = core(query, key, value, mask, s_aux, position_bias, dropout)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -142,7 +142,7 @@ def first_mixed_rows(
     Returns "" where none is found.
     """
     whole = _shown(module, batch, epsilon)
-    own_rows = replace(batch, tokens=batch.tokens[:rows], labels=batch.labels[:rows])
+    own_rows = batch.only(slice(rows))
     part = _shown(module, own_rows, epsilon)
     for both, own in zip(whole, part, strict=False):
         if both.line != own.line or both.value.dim() != own.value.dim():

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import ProofError
 
@@ -200,7 +199,7 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
     with Widened(epsilon) if epsilon else nullcontext():
-        return batch.loss(logits_of(module, batch.tokens))
+        return batch.loss(batch.logits(module))
 
 
 def attributes(module: nn.Module) -> dict[str, object]:

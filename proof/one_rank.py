@@ -105,6 +105,7 @@ def _instances(traced: Traced, buckets: tuple[Bucket, ...]) -> tuple[InstancePla
             0,
             item.params,
             tuple(dict.fromkeys(homes[p] for p in item.params)),
+            item.first_draw,
         )
         for number, item in enumerate(traced.segmented.instances)
     )

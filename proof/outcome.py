@@ -1,24 +1,32 @@
 """What one step gives, by the program and by the module alike."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.own_loss import OwnLoss
+
+from .draws import Site, drawn
 
 IGNORED = -100  # a label that does not count
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A global batch. tokens, labels: int64 [rows, seq]. own_loss: None for the cross-entropy."""
+    """A global batch. tokens, labels: int64 [rows, seq]. own_loss: None for the cross-entropy.
+
+    rows: int64 [rows], by which each row's dropouts are drawn. sites: the model's dropouts.
+    """
 
     tokens: Tensor
     labels: Tensor
+    rows: Tensor
     own_loss: OwnLoss | None = None
+    sites: Mapping[int, Site] = field(default_factory=dict)
 
     @property
     def label_count(self) -> int:
@@ -27,7 +35,17 @@ class Batch:
     def permuted(self) -> "Batch":
         """Return the same rows in another order."""
         order = torch.arange(len(self.tokens)).roll(1).flip(0)
-        return replace(self, tokens=self.tokens[order], labels=self.labels[order])
+        return self.only(order)
+
+    def only(self, order: Tensor | slice) -> "Batch":
+        """Return some rows, in the order of `order`."""
+        parts = {name: getattr(self, name)[order] for name in ("tokens", "labels", "rows")}
+        return replace(self, **parts)
+
+    def logits(self, module: nn.Module) -> Tensor:
+        """Return what a module makes of the tokens, its dropouts being those of its program."""
+        with drawn(self.sites, self.rows, self.tokens.shape[1]):
+            return logits_of(module, self.tokens)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Return the loss of logits [rows, seq, vocabulary], as PyTorch computes it; 0-dim."""
@@ -53,6 +71,7 @@ def random_batch(
     seed: int,
     own_loss: OwnLoss | None = None,
     named: Sequence[int] = (),
+    sites: Mapping[int, Site] | None = None,
 ) -> Batch:
     """Draw a batch of which the first row and some more labels do not count.
 
@@ -70,4 +89,4 @@ def random_batch(
     tokens = torch.where(kinds < 2, special, tokens)
     tokens = torch.where(kinds == 5, tokens.roll(1, dims=1), tokens)
     labels[0, ::2] = IGNORED
-    return Batch(tokens, labels, own_loss)
+    return Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})

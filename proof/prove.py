@@ -23,6 +23,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
+from .draws import sites_of
 from .locate import first_difference, first_mixed_rows
 from .module_run import NoNumberError, built, drawn_buffers, moved_by, run_module, weights_of
 from .one_rank import Variant, one_rank_plan
@@ -182,7 +183,8 @@ class _Trial:
         rows = self.variant.rows * self.variant.microbatches
         vocab, own_loss = self.subject.vocab_size, self.subject.own_loss
         named = named_tokens(self.traced)
-        return random_batch(rows, self.variant.seq, vocab, self.seed, own_loss, named)
+        sites = sites_of(self.traced.graph)
+        return random_batch(rows, self.variant.seq, vocab, self.seed, own_loss, named, sites)
 
     def outcomes(self) -> tuple[Outcome, Outcome]:
         """The module's outcome, and the program's on the same rows in another order."""
@@ -292,7 +294,8 @@ def _prove_rounding(
     variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
     vocab, own_loss = subject.vocab_size, subject.own_loss
     named = named_tokens(traced)
-    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss, named)
+    sites = sites_of(traced.graph)
+    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss, named, sites)
     exact = run_module(module, rounded, batch, subject.name, norm_epsilon(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)
     found = run_program(one_rank_plan(traced, variant), rounded, batch)

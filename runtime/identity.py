@@ -167,7 +167,7 @@ def differences(theirs: ModelIdentity, ours: ModelIdentity) -> list[Difference]:
     """Every field of the configs in which two models differ; of other kinds or families only that.
 
     A field that one of them lacks is not compared: versions of a library add some. Nor is dropout,
-    of which there is none in training here.
+    which changes no weight.
     """
     if theirs.kind != ours.kind:
         return [Difference("kind", theirs.kind, ours.kind)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dropout_reference import falls
 from torch import Tensor
 
 from meshwright.ir.capture.joint import resolve
@@ -124,6 +125,14 @@ def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Ten
 
 
 D2, D3 = _random(2, 3), _random(2, 3) + 1
+DRAWS = torch.tensor([[1, 2, 1], [123456789, 987654321, 1]])
+
+
+def _dropped(x: Tensor, draws: Tensor) -> Tensor:
+    """Of x without rows: each element by its place."""
+    kept = [not falls((123456789, 987654321), place, 0.4) for place in range(x.numel())]
+    return x * torch.tensor(kept).view_as(x) / 0.6
+
 
 LISTED: dict[str, OpCase] = {
     "view": OpCase([X], {"size": (6, 4)}),
@@ -170,6 +179,7 @@ LISTED: dict[str, OpCase] = {
         {"num_embeddings": VOCAB},
         lambda dy, ids: _gradients(lambda w: F.embedding(ids, w), [TABLE], dy),
     ),
+    "mw.dropout": OpCase([X, DRAWS], {"p": 0.4, "number": 1}, _dropped),
     "mw.expert_linear": OpCase([XE, WEIGHTS, CHOICES], EXPERT, _experts),
     "mw.expert_linear_input_grad": OpCase(
         [DYE, WEIGHTS, CHOICES],
@@ -228,4 +238,7 @@ COMPOSITES: dict[str, OpCase] = {
     "group_norm": _composite(_random(3, 4, 5), _random(4), _random(4) + 1, num_groups=2),
     "cumprod": _composite(X, dim=1),
 }
-SEMANTIC_COMPOSITES = {"linear", "addmm", "embedding", "scaled_dot_product_attention"}
+SEMANTIC_COMPOSITES = {
+    "linear", "addmm", "embedding", "scaled_dot_product_attention", "drawn_attention",
+    "drawn_channels",
+}  # fmt: skip

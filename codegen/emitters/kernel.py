@@ -3,9 +3,11 @@
 from functools import partial
 
 from meshwright.ir.graph import Op
+from meshwright.ir.ops.dropout import rows_in
 from meshwright.ir.ops.registry import DEFINITIONS, definition
+from meshwright.ir.placement import local_outer
 
-from ..local import Locals
+from ..local import Locals, rank_name
 from .call import Emit, attr_text
 
 
@@ -25,6 +27,34 @@ def _attention(op: Op, names: list[str], local: Locals) -> str:
     named = zip(("start", "tail"), starts, strict=True)
     given = "".join(f", {name}={text}" for name, text in named if text not in ("0", ""))
     return f"{_kernel(op, names, local)[:-1]}{given})"
+
+
+def _dropout(op: Op, names: list[str], local: Locals) -> str:
+    """The kernel counts elements in the logical tensor: it is told where shards begin in it."""
+    shape, placement = op.output.shape, local.placement(op.output.name)
+    given = [*names, f"p={op.attr('p')}", f"number={op.attr('number')}"]
+    dim, inner = (rows_in(shape) if len(names) > 2 else None) or (0, 1)
+    given += [f"row_dim={dim}"] * (dim > 0) + [f"inner={local.size_text(inner)}"] * (inner != 1)
+    cut = [dim for dim, shards in enumerate(placement.dims) if shards]
+    sizes = [local.size_text(size) for size in shape]
+    parts = ", ".join(f"{dim}: ({_places(op, dim, local)}, {sizes[dim]})" for dim in cut)
+    return f"{definition(op).call}({', '.join(given)}{f', cut={{{parts}}}' * bool(cut)})"
+
+
+def _places(op: Op, dim: int, local: Locals) -> str:
+    """The first element of a dim that a rank holds; all of them where they do not follow it."""
+    name = op.output.name
+    placement = local.placement(name)
+    shards = placement.dims[dim]
+    if len(shards) == 1 and shards[0].outer == 1 and not shards[0].mirrored:
+        return local.start_text(name, dim)
+    text = f"torch.arange({local.size_text(op.output.shape[dim])}, device=DEVICE)"
+    for shard in shards:
+        outer = local.size_text(local_outer(placement, shard.axis, local.mesh))
+        order = ", mirrored=True" * shard.mirrored
+        place = f"{rank_name(shard.axis)}, {local.mesh.size(shard.axis)}{order}"
+        text = f"collectives.shard({text}, 0, {outer}, {place})"
+    return text
 
 
 def _embedding(op: Op, names: list[str], local: Locals) -> str:
@@ -67,6 +97,7 @@ def _cross_entropy(weight: int, op: Op, names: list[str], local: Locals) -> str:
 EMITTERS: dict[str, Emit] = {
     **{name: _kernel for name, made in DEFINITIONS.items() if made.call.startswith("kernels.")},
     **{name: _attention for name, made in DEFINITIONS.items() if made.queries is not None},
+    "mw.dropout": _dropout,
     "mw.embedding": _embedding,
     "mw.embedding_weight_grad": _embedding_weight_grad,
     "mw.expert_linear": _experts,

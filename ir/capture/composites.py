@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import CaptureError
 from . import semantic
+from .dropout import dropout
 
 aten = torch.ops.aten
 
@@ -119,11 +120,6 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attention of torch: the semantic op where it says the same, else in primitives."""
-    if dropout_p:
-        raise CaptureError(
-            f"scaled_dot_product_attention with dropout_p={dropout_p}: set it to 0, it is not "
-            "supported above 0"
-        )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     same_length = q.shape[-2] is k.shape[-2] or q.shape[-2] == k.shape[-2]
     grouped = enable_gqa or q.shape[-3] == k.shape[-3]
@@ -132,13 +128,51 @@ def _sdpa(
     return _dense_attention(q, k, v, attn_mask, is_causal, float(scale))
 
 
+def _drawn_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    draws: Tensor,
+    rows: Tensor | None = None,
+    *,
+    p: float,
+    number: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention of torch with dropout of the weights."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    given = q, k, v, attn_mask, is_causal, float(scale)
+    return _dense_attention(*given, lambda shares: dropout(shares, draws, rows, p, number))
+
+
+def _drawn_channels(
+    x: Tensor, draws: Tensor, rows: Tensor | None = None, *, p: float, number: int
+) -> Tensor:
+    """x [N, C, ...] of which whole channels fall: each element of a channel by one draw."""
+    ones = x.new_ones((*x.shape[:2], *(1 for _ in x.shape[2:])))
+    return x * dropout(ones, draws, rows, p, number)
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
 def _dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropped: Callable[[Tensor], Tensor] = _itself,
 ) -> Tensor:
     """softmax(q k^T scale, masked) v with every score held; softmax in float32 at least.
 
     mask: bool, of which False is not attended to, or added to the scores. A row that attends to
-    nothing gives zeros.
+    nothing gives zeros. dropped: what dropout leaves of the weights.
     """
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         groups = q.shape[-3] // k.shape[-3]
@@ -149,13 +183,13 @@ def _dense_attention(
         rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[-2], k.shape[-2]))
         mask = columns[None, :] <= rows[:, None]
     if mask is None:
-        return torch.matmul(torch.softmax(scores, -1).to(q.dtype), v)
+        return torch.matmul(dropped(torch.softmax(scores, -1).to(q.dtype)), v)
     if mask.dtype is not torch.bool:
-        return torch.matmul(torch.softmax(scores + mask, -1).to(q.dtype), v)
+        return torch.matmul(dropped(torch.softmax(scores + mask, -1).to(q.dtype)), v)
     attends = mask.any(-1, keepdim=True)
     shown = torch.where(mask | ~attends, scores, -torch.inf)
     shares = torch.where(attends, torch.softmax(shown, -1), 0.0)
-    return torch.matmul(shares.to(q.dtype), v)
+    return torch.matmul(dropped(shares.to(q.dtype)), v)
 
 
 class _CumulativeProduct(torch.autograd.Function):
@@ -205,4 +239,6 @@ EXPANSIONS: dict[str, Callable] = {
     "chunk": _chunk,
     "unbind.int": _unbind,
     "scaled_dot_product_attention": _sdpa,
+    "drawn_attention": _drawn_attention,
+    "drawn_channels": _drawn_channels,
 }

@@ -18,7 +18,10 @@ from torch.fx import Node
 from ..errors import CaptureError, MeshwrightError
 from ..graph import Attr, Constant, Graph, Input, Op, Value, prune, text_hash, verify
 from ..inputs import Role, data_input
+from ..ops.dropout import rows_in
 from ..ops.patterns import head_of
+from ..ops.questions import draws_from
+from ..ops.registry import named
 from ..segment import Segmented, segment
 from ..sizes import B, S
 from ..text.graph_text import format_graph
@@ -33,7 +36,7 @@ from .functional import (
     drop_idle_detaches,
     inline_regions,
 )
-from .fx import FxReader, torch_dtype
+from .fx import Drawn, FxReader, source_of, torch_dtype
 from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
 from .own_loss import LossTotal, OwnLoss
@@ -163,6 +166,10 @@ def capture(
         return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
 
 
+def _holds_scores(where: str) -> str:
+    return f"{where} drops weights, so every score is held, in its own dtype and in float32"
+
+
 def _left_out(place: str) -> str:
     return (
         f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
@@ -189,6 +196,7 @@ class _Reader(FxReader):
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    drawn: int = 0  # dropouts so far
 
     def read(self) -> Captured:
         state = self._state()
@@ -205,7 +213,7 @@ class _Reader(FxReader):
         made = [str(self.values[node]) for node in output.args[0]]
         loss = self._ending(made)
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), (loss,))
-        graph = verify(_without_unused_inputs(prune(graph)))
+        graph = verify(draws_from(_without_unused_inputs(prune(graph)), 0))
         used = {i.ref for i in graph.inputs_of("constant")}
         initial = named_constants([i.init for i in graph.inputs_of("param")])
         every = self.constants | self.stored
@@ -296,6 +304,22 @@ class _Reader(FxReader):
         value = self.value(tensor, self.fresh(name.removeprefix("module.")))
         self.inputs.append(Input(value, "constant", digest))
         self.values[node] = value.name
+
+    def draw(self, node: Node, value: Tensor, drawn: Drawn) -> None:
+        """An op by numbered draws: its number counts those of the forward, dead ones too."""
+        out = self.value(value, self.fresh(self.value_name(node)))
+        given = ["draws"] if rows_in(out.shape) is None else ["draws", "rows"]
+        for item in (data_input("draws", shape=(0, 3)), data_input("rows", shape=(B, 2))):
+            if item.value.name in given and item not in self.inputs:
+                self.inputs.append(item)
+        operands = ["" if n is None else str(self.values[n]) for n in drawn.operands]
+        attrs = {"p": drawn.p, "number": self.drawn} | {k: self._attr(v) for k, v in drawn.attrs}
+        self._emit(drawn.target, (*operands, *given), (out,), source_of(node), **attrs)
+        self.values[node] = out.name
+        self.drawn += 1
+        said = _holds_scores(self.where(node))
+        holds = named(drawn.target).scores or out.shape[-2:] == (S, S)
+        self.warnings += [said] * (holds and said not in self.warnings)
 
     def _head(self, logits: str) -> tuple[str, str]:
         """Emit the fused loss of a head; return its log-sum-exps and the labels' logits."""

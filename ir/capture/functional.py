@@ -401,8 +401,9 @@ def without_writing(target: Any) -> Any:
 
 
 def _taken(overload: Any) -> list[tuple[str, str]]:
-    """The arguments of an overload by name and type."""
-    return [(a.name, str(a.type)) for a in overload._schema.arguments]
+    """The arguments of an overload by name and type; the first has one of two names."""
+    first, *rest = overload._schema.arguments
+    return [("", str(first.type)), *((a.name, str(a.type)) for a in rest)]
 
 
 def _copied(graph: Graph, node: Node, x: Node, rest: list) -> Node:

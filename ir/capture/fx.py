@@ -18,7 +18,8 @@ from .calls import Attrs, CallRecord
 
 # Values that capture adds behind the model's own.
 _OF_THE_LOSS = """
-    denominator loss loss_lse loss_picked loss_logits loss_nll loss_valid loss_masked loss_sum
+    draws rows denominator
+    loss loss_lse loss_picked loss_logits loss_nll loss_valid loss_masked loss_sum
 """.split()
 
 
@@ -122,11 +123,18 @@ class FxReader:
             )
         if value is None:  # assertions about sizes and metadata
             return
+        if drawn := _drawn(node):
+            self.draw(node, value, drawn)
+            return
         alias = _alias_of(node, self.promote, self.joint)
         if alias is not None:
             self.values[node] = self.values[alias]
             return
         self._op(node, value)
+
+    def draw(self, node: Node, value: Tensor, drawn: "Drawn") -> None:
+        """Take in an op that draws at random."""
+        raise CaptureError(f"{self.where(node)} draws at random where only gradients are made")
 
     def _op(self, node: Node, value: object) -> None:
         name = self.fresh(self.value_name(node))
@@ -245,6 +253,7 @@ def _is_default(argument: Any, value: Attr) -> bool:
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
 _COUNTS = {"start", "end", "step"}  # of what counts rows, and says nothing about their values
+_RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
 _CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
 
 
@@ -286,6 +295,32 @@ def _check_dtype(node: Node, made: Tensor) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A call that draws at random: the op that stands for it, the nodes of its operands, None for
+    an absent one, the probability, and its other attributes."""
+
+    target: str
+    operands: tuple[Node | None, ...]
+    p: float
+    attrs: Attrs
+
+
+def _drawn(node: Node) -> Drawn | None:
+    """What a call draws, None where it draws nothing: at p = 0, and where it does not train."""
+    target = named(target_name(node.target)).drawn_as
+    if not target:
+        return None
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    names = [a.name for a in arguments]
+    given = {n: None for n in names} | dict(zip(names, node.args, strict=False)) | node.kwargs
+    rate = given.pop(next(name for name in _RATES if name in given))
+    if given.pop("train", True) is False or not rate:
+        return None
+    operands = tuple(given.pop(a.name) for a in arguments if "Tensor" in str(a.type))
+    return Drawn(target, operands, float(rate), [(k, v) for k, v in given.items() if v is not None])
+
+
 def _draws_by_itself(node: Node) -> bool:
     """Whether an op is given a generator."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
@@ -308,11 +343,6 @@ def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
     before, after = source.meta["val"], node.meta["val"]
     if not isinstance(before, Tensor):
         return None
-    if asked.random and node.args[1] and node.args[2]:
-        raise CaptureError(
-            f"dropout of {node.args[1]} at {source_of(node)}: set it to 0, "
-            "it is not supported above 0"
-        )
     same = {
         "never": False,
         "always": True,

@@ -86,7 +86,10 @@ class OpDef:
 
     call: what emitted text calls; "" for the torch operator itself, by its full name.
     output_names: endings of the names of several outputs. vanishes: where capture leaves it out.
-    cast, norm, random: what torch's op is, for the cuts of segments and for capture.
+    cast, norm: what torch's op is, for the cuts of segments.
+    drawn_as: the op that capture makes of it where it draws at random; "" where it does not.
+    scores: holds every score of an attention.
+    numbered: its attribute `number` says which draw of its segment it makes.
     sums_dims: a sum over named dims. reshapes: gives the elements another shape, `size`.
     backward: only gradients are made by it.
     deferred: may wait for W, the half of a backward that makes weight gradients.
@@ -114,7 +117,9 @@ class OpDef:
     vanishes: Vanishes = "never"
     cast: bool = False
     norm: bool = False
-    random: bool = False
+    drawn_as: str = ""
+    numbered: bool = False
+    scores: bool = False
     sums_dims: bool = False
     reshapes: bool = False
     backward: bool = False

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..dtypes import FLOATS
-from ..graph import Graph, Op, Value
+from ..graph import Graph, Input, Op, Value
 from ..sizes import Size, evaluate
 from .definition import Rule
 from .implementation import Implementation
@@ -43,6 +43,37 @@ def implementation_of(
     shapes = [tuple(evaluate(size, sizes) for size in v.shape) for v in values]
     offered = definition(op).implementations
     return next((way for way in offered if way.takes(op, dtype, shapes, device)), None)
+
+
+def first_draw(graph: Graph) -> int:
+    """Return the least number of a dropout in a graph, 0 where there is none."""
+    return min((op.attr("number") for op in graph.ops if definition(op).numbered), default=0)
+
+
+def draws_from(graph: Graph, first: int) -> Graph:
+    """The graph, its dropouts counted from `first` on, and as many keys as it reads."""
+    if not num_draws(graph):
+        return graph
+    ops = tuple(_renumbered(op, first) for op in graph.ops)
+    inputs = tuple(_with_keys(i, num_draws(graph) - first) for i in graph.inputs)
+    return replace(graph, inputs=inputs, ops=ops)
+
+
+def num_draws(graph: Graph) -> int:
+    """Return one more than the largest number of a dropout in a graph, 0 where there is none."""
+    return 1 + max((op.attr("number") for op in graph.ops if definition(op).numbered), default=-1)
+
+
+def _with_keys(item: Input, count: int) -> Input:
+    keys = item.kind == "data" and item.ref == "draws"
+    return replace(item, value=replace(item.value, shape=(count, 3))) if keys else item
+
+
+def _renumbered(op: Op, first: int) -> Op:
+    if not definition(op).numbered:
+        return op
+    attrs = dict(op.attrs) | {"number": op.attr("number") - first}
+    return replace(op, attrs=tuple(attrs.items()))
 
 
 def favours_late_queries(op: Op) -> bool:

@@ -7,6 +7,7 @@ from . import (
     attention,
     collective,
     composite,
+    dropout,
     experts,
     indexing,
     loss,
@@ -21,6 +22,7 @@ from .definition import OpDef
 
 _FILES = (
     pointwise,
+    dropout,
     source,
     view,
     reduction,

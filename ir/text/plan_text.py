@@ -71,7 +71,9 @@ def _format_param(param: Param) -> str:
 
 def _format_instance(item: InstancePlan) -> str:
     params, buckets = ", ".join(item.params), ", ".join(item.buckets)
-    return f"{item.name} stage={item.stage} piece={item.piece} params({params}) in({buckets})\n"
+    drawn = f" draws from {item.first_draw}" if item.first_draw else ""
+    named = f"{item.name} stage={item.stage} piece={item.piece}"
+    return f"{named} params({params}) in({buckets}){drawn}\n"
 
 
 def _format_bucket(bucket: Bucket) -> str:
@@ -217,11 +219,15 @@ def _parse_param(line: str) -> Param:
 
 
 def _parse_instance(line: str) -> InstancePlan:
-    match = re.fullmatch(r"(\S+) stage=(\d+) piece=(\S+) params\((.*)\) in\((.*)\)", line)
+    match = re.fullmatch(
+        r"(\S+) stage=(\d+) piece=(\S+) params\((.*)\) in\((.*?)\)(?: draws from (\d+))?", line
+    )
     if match is None:
-        raise ParseError(f"{line!r}: expected name stage=N piece=P params(...) in(...)")
+        raise ParseError(
+            f"{line!r}: expected name stage=N piece=P params(...) in(...) [draws from N]"
+        )
     params, buckets = (tuple(n for n in match[k].split(", ") if n) for k in (4, 5))
-    return InstancePlan(match[1], match[3], int(match[2]), params, buckets)
+    return InstancePlan(match[1], match[3], int(match[2]), params, buckets, int(match[6] or 0))
 
 
 def _parse_buckets(sections: dict[str, str]) -> tuple[Bucket, ...]:

@@ -93,7 +93,9 @@ def instances_of(
         own = [by_name[p] for p in item.params if p not in tied]
         buckets = sorted({bucket_of(name, p, traced.dtype, p.name in frozen) for p in own})
         buckets += [f"tied.{p}" for p in item.params if p in tied]
-        instances.append(InstancePlan(name, piece, stage, item.params, tuple(buckets)))
+        instances.append(
+            InstancePlan(name, piece, stage, item.params, tuple(buckets), item.first_draw)
+        )
     return tuple(instances), make_buckets(tuple(instances), pieces, params, traced.dtype, mesh)
 
 

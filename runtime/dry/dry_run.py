@@ -19,6 +19,7 @@ from torch import Tensor
 from ..engine import mesh
 from ..engine.agreement import Agreement
 from ..engine.executor import Executor
+from ..engine.inputs import batch_of
 from ..engine.layout import Layout
 from ..engine.stage import Batch
 from ..optimizers.optimizer import Optimizer
@@ -160,13 +161,8 @@ def _kept(executor: Executor[Optimizer]) -> Iterator[Tensor]:
 
 
 def _batches(layout: Layout) -> list[Batch]:
-    sizes = {"B": layout.micro_batch, "S": layout.seq}
-    batch = {
-        given.role: torch.empty(
-            [sizes[dim] for dim in given.shape], dtype=getattr(torch, given.dtype), device=META
-        )
-        for given in layout.inputs
-    }
+    tokens = torch.empty((layout.micro_batch, layout.seq), dtype=torch.int64, device=META)
+    batch = batch_of(layout.inputs, tokens, tokens)
     return [batch] * layout.num_microbatches
 
 

@@ -104,7 +104,8 @@ class Piece:
     """Functions of a unique segment, and what they read besides parameters.
 
     Backward comes whole, or in two: input_grad, and weight_grad for later. offloads: which of the
-    saved values wait for backward in the host's memory, by position.
+    saved values wait for backward in the host's memory, by position. draws: of its dropouts, how
+    many keys it reads.
     """
 
     forward: Callable[..., Any]
@@ -115,14 +116,19 @@ class Piece:
     input_grad: Callable[..., Any] | None = None
     weight_grad: Callable[..., Any] | None = None
     offloads: tuple[int, ...] = ()
+    draws: int = 0
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One use of a piece. reduces: buckets whose last gradient this instance's backward adds."""
+    """One use of a piece. reduces: buckets whose last gradient this instance's backward adds.
+
+    first_draw: number of its first dropout in the whole model.
+    """
 
     name: str
     piece: str
     params: tuple[str, ...]
     buckets: tuple[str, ...]
     reduces: tuple[str, ...]
+    first_draw: int = 0

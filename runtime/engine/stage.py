@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import mesh
 from .buckets import FlatBucket
+from .kernels.dropout import dropout_keys
 from .layout import Instance, Piece
 from .offload import IN_TRANSIT, HostStore
 
@@ -59,9 +60,22 @@ class Stage:
     def begin(self, step: Step) -> None:
         """Forget the step before, whether or not it came to its end."""
         self.step = step
+        self._draws = self._drawn_by_instance(step)
         self._saved: dict[tuple[int, int], Kept] = {}
         self.host.clear()
         self._handed: dict[tuple[int, int], Values] = {}
+
+    def _drawn_by_instance(self, step: Step) -> list[Tensor]:
+        """The keys of each instance's dropouts in a step; an evaluation drops nothing."""
+        given = step.batches[0].get("draws") if step.batches else None
+        if given is None:
+            return []
+        spans = [(item.first_draw, self.pieces[item.piece].draws) for item in self.instances]
+        numbers = [number for first, count in spans for number in range(first, first + count)]
+        acts = torch.full_like(given[:1], int(step.training))
+        own = torch.tensor(numbers, dtype=torch.int64, device=given.device)
+        keys = dropout_keys(torch.cat((given[:4], acts)), own)
+        return list(keys.split([count for _, count in spans]))
 
     # What the emitted loops call
 
@@ -100,10 +114,9 @@ class Stage:
     def operands(self, index: int, microbatch: int) -> Values:
         """Context and data of a piece, in its order."""
         piece = self.pieces[self.instances[index].piece]
-        data = self.step.batches[microbatch]
-        return tuple(data[n] for n in piece.data) + tuple(
-            self.context_values[n] for n in piece.context
-        )
+        given = self.step.batches[microbatch]
+        data = (self._draws[index] if n == "draws" else given[n] for n in piece.data)
+        return tuple(data) + tuple(self.context_values[n] for n in piece.context)
 
     def keep(self, index: int, microbatch: int, saved: Values) -> None:
         if self.step.training:

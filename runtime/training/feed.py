@@ -2,12 +2,14 @@
 
 import math
 
+import torch
+
 from ..checkpoint.manifest import State, any_rank, rank, text_of_rank_0
 from ..data import Batch as Rows
 from ..data import DataError, Prefetcher, Reader, open_reader
 from ..engine import mesh
 from ..engine.executor import Marks
-from ..engine.inputs import batch_of
+from ..engine.inputs import batch_of, step_draws
 from ..engine.layout import Layout
 from ..engine.stage import Batch
 from ..host import host_name
@@ -19,7 +21,7 @@ class Feed:
     resume with larger batches or other data is behind its steps; step s takes batch s + skipped."""
 
     def __init__(self, options: RunOptions, layout: Layout, beacon: Marks) -> None:
-        self.layout, self.skipped = layout, 0
+        self.layout, self.skipped, self.seed = layout, 0, options.seed
         self.num_rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.num_rows * mesh.count(*mesh.BATCH)
         self.first_row = mesh.index(*mesh.BATCH) * self.num_rows
@@ -49,12 +51,18 @@ class Feed:
         """Read this rank's rows of the batch of a step."""
         return self._batches.take(step + self.skipped)
 
-    def micro_batches(self, rows: Rows) -> list[Batch]:
-        """Cut rows into micro-batches on the device."""
+    def micro_batches(self, rows: Rows, step: int = 0) -> list[Batch]:
+        """Cut rows into micro-batches on the device, with the key of what the step draws."""
         size, device = self.layout.micro_batch, mesh.device()
-        pairs = zip(rows.tokens.split(size), rows.labels.split(size), strict=True)
-        inputs = self.layout.inputs
-        return [batch_of(inputs, tokens.to(device), labels.to(device)) for tokens, labels in pairs]
+        places = torch.arange(self.first_row, self.first_row + len(rows.tokens), device=device)
+        draws = step_draws(self.seed, step, device)
+        parts = zip(
+            rows.tokens.split(size), rows.labels.split(size), places.split(size), strict=True
+        )
+        return [
+            batch_of(self.layout.inputs, tokens.to(device), labels.to(device), own, draws)
+            for tokens, labels, own in parts
+        ]
 
     def samples(self, step: int) -> int:
         """Return the rows that are seen, or passed over, in all global batches before a step."""

@@ -224,7 +224,9 @@ class Trainer:
         self._cast_flags()
         rows = self.feed.take(step)
         lr = rate_of(step, self.options)
-        loss, norm = self.executor.train_step(self.feed.micro_batches(rows), rows.label_count, lr)
+        loss, norm = self.executor.train_step(
+            self.feed.micro_batches(rows, step), rows.label_count, lr
+        )
         self.guard.saw(loss)
         self._say_compiled()
         if self.device.type == "cuda":

@@ -18,6 +18,7 @@ STEPS = 3
 RATES = (0.01, 0.02, 0.01)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 ODD = "odd"  # of ops that nobody registered, tests/odd_model.py
+DROPPED = "dropped"  # of a dropout in every place, tests/dropped_model.py
 SOME = "some"  # recompute values drawn by name
 EACH = "each"  # every instance recomputes what is drawn for it
 # A pipeline's schedules in turn, with their chunks.
@@ -186,7 +187,7 @@ def draw_cases(seed: int, count: int, max_world: int, repeats: int = 2) -> list[
             resume=next(resumes),
             outer=random.Random(f"outer/{seed}/{number}").choice(OUTER),
         )
-        cases[-1] = _some_odd(_some_frozen(_split_data(cases[-1])))
+        cases[-1] = _some_dropped(_some_odd(_some_frozen(_split_data(cases[-1]))))
     return cases
 
 
@@ -210,6 +211,14 @@ def _some_odd(case: Case) -> Case:
     if not fits or rng.random() >= 0.25:
         return case
     return replace(case, model=ModelDraw(ODD, False, 0, 0))
+
+
+def _some_dropped(case: Case) -> Case:
+    """The model of some cases has dropout in a place of its own."""
+    rng = random.Random(f"dropped/{case.seed}/{case.number}")
+    if case.model.family == ODD or case.freeze or rng.random() >= 0.12:
+        return case
+    return replace(case, model=ModelDraw(DROPPED, False, rng.randrange(6), 0))
 
 
 def _split_data(case: Case) -> Case:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dropped_model
 import odd_model
 import torch
 import transformers
-from equivalence.cases import ODD, ModelDraw
+from equivalence.cases import DROPPED, ODD, ModelDraw
 from torch import nn
 
 from meshwright.models import PRESETS, DecoderConfig, load_model
@@ -44,6 +45,9 @@ def draw_model(draw: ModelDraw, folder: Path) -> DrawnModel:
     """The model of a draw; a stock one gets its config.json under `folder`."""
     if draw.family == ODD:
         return DrawnModel(ODD, odd_model.VOCAB, odd_model.Odd, odd_model.Odd)
+    if draw.family == DROPPED:
+        make = partial(dropped_model.Dropped, draw.variant)
+        return DrawnModel(draw.name, dropped_model.VOCAB, make, make)
     config = random_config(draw)
     if not draw.stock:
         build = partial(Decoder, config)
@@ -103,7 +107,8 @@ def _special(config: DecoderConfig, rng: random.Random) -> DecoderConfig:
 
 def _stock(family: str, ours: DecoderConfig) -> dict[str, Any]:
     """The library's words for a config."""
-    both = {
+    rates = _dropout(family, ours)
+    both = rates | {
         "vocab_size": ours.vocab,
         "initializer_range": ours.init_std,
         "tie_word_embeddings": ours.tied,
@@ -135,10 +140,16 @@ def _stock_gpt2(ours: DecoderConfig) -> dict[str, Any]:
         "n_head": ours.heads,
         "n_inner": ours.ffn,
         "n_positions": MAX_SEQ,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
     }
+
+
+def _dropout(family: str, ours: DecoderConfig) -> dict[str, float]:
+    """A third of the configs drop some: GPT-2 in three places, the others weights of attention."""
+    rng = random.Random(f"dropout/{ours}")
+    names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    names = names if family == "gpt2" else ("attention_dropout",)
+    some = rng.random() < 1 / 3
+    return {name: rng.choice((0.1, 0.25)) * (some and rng.random() < 0.8) for name in names}
 
 
 def _stock_gemma(family: str, ours: DecoderConfig) -> dict[str, Any]:

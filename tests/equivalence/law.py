@@ -38,6 +38,7 @@ from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.sharding.chain import ShardedModel, shard_model
 from meshwright.planner.sharding.sub_axes import inner_ranks
+from meshwright.proof.draws import sites_of
 
 TIMEOUT_S = 60.0
 COMPILED_TIMEOUT_S = 300.0
@@ -69,7 +70,13 @@ class Court:
         data = batches(case, model.vocab)
         found = self._found(case, plan, folder, data)
         plain = partial(
-            plain_run, model.plain, plan, data, case, drawn_on="cuda" if self.cuda else "cpu"
+            plain_run,
+            model.plain,
+            plan,
+            data,
+            case,
+            drawn_on="cuda" if self.cuda else "cpu",
+            sites=sites_of(self.traced(case).graph),
         )
         expected = plain()
         wide = plain(wide=True) if case.dtype == "bf16" else None

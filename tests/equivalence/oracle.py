@@ -5,7 +5,7 @@ float32 for an optimizer over float32 copies, which are cast back.
 """
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +22,9 @@ from torch.utils._pytree import tree_map_only
 from meshwright.ir.dtypes import TORCH_NAMES
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import Shape, evaluate
+from meshwright.proof.draws import Site, drawn
 from meshwright.runtime.engine.initial import initial_value
+from meshwright.runtime.engine.inputs import step_draws
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,14 @@ def plain_run(
     wide: bool = False,
     drawn_on: str = "cpu",
     shaken: bool = False,
+    sites: Mapping[int, Site] | None = None,
 ) -> Outcome:
     """Train for one step a batch from the weights that the plan's recipes and the seed give.
 
     wide: from the same weights, in float64. drawn_on: kind of device whose generator gives the
     weights; those of a GPU give others. shaken: each op's results are moved by a unit of
-    rounding.
+    rounding. sites: of its dropouts, each of which is replaced by the draw that the run's seed, the
+    step, its number, the row and the element give.
     """
     module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
@@ -107,9 +111,10 @@ def plain_run(
     update = reference(case.options, trained, _tables(module))
     losses, norms = [], []
     grads: dict[str, Tensor] = {}
-    for (tokens, labels), rate in zip(data, case.rates, strict=True):
+    for step, ((tokens, labels), rate) in enumerate(zip(data, case.rates, strict=True)):
         module.zero_grad()
-        with Shaken() if shaken else nullcontext():
+        key, places = step_draws(case.seed, step), torch.arange(len(tokens))
+        with Shaken() if shaken else nullcontext(), drawn(sites or {}, places, case.seq, key):
             loss = _loss(module, tokens, labels)
             loss.backward()
         for name, param in trained.items():

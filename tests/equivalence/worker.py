@@ -136,7 +136,7 @@ def _train(job: Job, device: torch.device) -> RankResult:
         if job.resume and done == job.resume:
             # Other weights than the run began with, so that all of them have to be loaded.
             executor = _taken_up(executor, built(job.seed + 1), job)
-        pairs = _micro_batches(layout, mesh, tokens, labels)
+        pairs = _micro_batches(layout, mesh, tokens, labels, (job.seed, done))
         loss, norm = executor.train_step(pairs, int((labels >= 0).sum()), rate)
         losses.append(loss)
         norms.append(norm)
@@ -203,13 +203,15 @@ def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
 
 
 def _micro_batches(
-    layout: Any, mesh: Any, tokens: np.ndarray, labels: np.ndarray
+    layout: Any, mesh: Any, tokens: np.ndarray, labels: np.ndarray, drawn: tuple[int, int]
 ) -> list[dict[str, torch.Tensor]]:
-    """This rank's rows of the global batch, cut into micro-batches."""
+    """This rank's rows of the global batch, cut into micro-batches. drawn: seed and step."""
     rows = layout.micro_batch * layout.num_microbatches
     first = mesh.index(*mesh.BATCH) * rows
-    cut = (torch.from_numpy(x[first : first + rows].copy()) for x in (tokens, labels))
+    given = (tokens, labels, np.arange(len(tokens)))
+    cut = (torch.from_numpy(x[first : first + rows].copy()) for x in given)
     own = [x.to(mesh.device()) for x in cut]
     pairs = zip(*(x.split(layout.micro_batch) for x in own), strict=True)
-    batch_of = importlib.import_module("runtime.engine.inputs").batch_of
-    return [batch_of(layout.inputs, *pair) for pair in pairs]
+    inputs = importlib.import_module("runtime.engine.inputs")
+    draws = inputs.step_draws(*drawn, mesh.device())
+    return [inputs.batch_of(layout.inputs, *pair, draws) for pair in pairs]

@@ -1,5 +1,6 @@
 """Capture: its cost, what it records, what it refuses."""
 
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.capture.export import capture, trace
 from meshwright.ir.errors import CaptureError
+from meshwright.ir.ops.registry import definition
 
 # Processor seconds of a layer, in a model four times as deep, over those in the shallow one: a core
 # whose twin is busy, or a slower machine, changes both. What is quadratic in layers reads 4.
@@ -114,9 +116,12 @@ class Dropped(Recipes):
         return self.head(h)
 
 
-def test_dropout_above_zero_is_refused_with_its_line() -> None:
-    with pytest.raises(CaptureError, match=r"dropout of 0\.25 at ir/test_capture\.py:\d+"):
-        capture(Dropped, "dropped", "f32")
+def test_dropout_is_an_op_by_numbered_draws() -> None:
+    graph = capture(Dropped, "dropped", "f32").graph
+    (op,) = (op for op in graph.ops if definition(op).numbered)
+    assert op.inputs[1:] == ("draws", "rows")
+    assert dict(op.attrs) == {"p": 0.25, "number": 0}
+    assert re.fullmatch(r"ir/test_capture\.py:\d+", op.source)
 
 
 class Padded(nn.Module):

@@ -29,7 +29,6 @@ REFUSED = {
     "buffer_of_a_weight": "buffer first holds what was computed from a parameter",
     "batch_norm": "writes into buffer norm.num_batches_tracked",
     "counting_buffer": "writes into buffer count",
-    "dropout": "dropout of 0.5 at .*zoo.py",
     "batch_mean": "B is how many rows a batch has",
     "batch_as_number": "B is how many rows a batch has",
     "rows_compared": "rows see each other, or their number is used",

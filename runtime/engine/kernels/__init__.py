@@ -11,6 +11,7 @@ from .cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_keeping,
 )
+from .dropout import dropout
 from .embedding import embedding, embedding_weight_grad
 from .experts import (
     expert_linear,
@@ -25,6 +26,7 @@ __all__ = [
     "add_linear_weight_grad",
     "attention",
     "attention_backward",
+    "dropout",
     "embedding",
     "embedding_weight_grad",
     "expert_linear",
