@@ -185,6 +185,7 @@ def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
             out = module(tokens)
     else:
         out = module(tokens)
+    out = out[0] if isinstance(out, tuple) else out
     logits = out if isinstance(out, Tensor) else out.logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = nn.functional.cross_entropy(
