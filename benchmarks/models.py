@@ -2,6 +2,7 @@
 
     python benchmarks/models.py [MODEL_TYPE ...] [--out FILE] [--limit S] [--again RESULT]
     python benchmarks/models.py --pairs MODEL_TYPE ... --out FILE      two axes at once, four ranks
+    python benchmarks/models.py --options SEED MODEL_TYPE ...     random options of each config
     python benchmarks/models.py --table [--out FILE]      what FILE holds, by result and by cause
 
 Each model type gets a tiny config (models_tiny.py) and is planned, compiled and run in float64 on
@@ -146,6 +147,9 @@ def main() -> None:
     parser.add_argument("--again", action="append", default=[], metavar="RESULT")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--pairs", action="store_true", help="products of two axes, on four ranks")
+    parser.add_argument(
+        "--options", type=int, metavar="SEED", help="turn on random options of each config"
+    )
     given = parser.parse_args()
     if given.table:
         print_table(given.out)
@@ -154,7 +158,9 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests"), *sys.path[2:]])
     from models_tiny import text_types
 
-    run(given.names or text_types(), given.out, given.limit, given.again, given.pairs)
+    options = "" if given.options is None else f"+{given.options}"
+    names = [f"{name}{options}" for name in given.names or text_types()]
+    run(names, given.out, given.limit, given.again, given.pairs)
 
 
 if __name__ == "__main__":

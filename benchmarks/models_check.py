@@ -9,7 +9,7 @@ import contextlib
 import copy
 import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import transformers
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job as RankJob
-from models_tiny import parameters, tiny_config
+from models_tiny import parameters, tiny_config, with_options
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -37,7 +37,9 @@ from meshwright.models import load_model
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
+from meshwright.proof.draws import Site, drawn, sites_of
 from meshwright.runtime.engine.initial import initial_value
+from meshwright.runtime.engine.inputs import step_draws
 from meshwright.runtime.optimizers.options import OptimizerOptions
 from meshwright.runtime.training.program import decode
 
@@ -82,10 +84,16 @@ def _wide(value: Any) -> Any:
 
 
 def check(name: str, pool: Pool, plans: tuple[str, ...] = tuple(PLANS)) -> dict[str, Any]:
-    """Return the result of a model type: by plan "equal" or why not, and what tp=2 cuts."""
+    """Return the result of a model type: by plan "equal" or why not, and what tp=2 cuts.
+
+    name: such as `llama`, or `llama+7` with the random options of seed 7.
+    """
     found: dict[str, Any] = {"model": name, "plans": {}}
+    kind, _, seed = name.partition("+")
     try:
-        config = tiny_config(name)
+        config = tiny_config(kind)
+        if seed:
+            config, found["options"] = with_options(kind, int(seed))
         if (size := parameters(config)) > MOST_PARAMETERS:
             raise ValueError(f"its small sizes leave {size:,} parameters")
     except Exception as error:
@@ -144,7 +152,7 @@ def _checked(
         plan = _plan(name, traced)
         if name.startswith("tp"):
             found["cut"] = cut_share(traced, plan)
-        _compare(plan, config, folder / f"program-{name}", pool)
+        _compare(plan, config, folder / f"program-{name}", pool, sites_of(traced.graph))
     except Exception as error:
         return kind_of(error), _line(error)
     return "equal", ""
@@ -194,14 +202,14 @@ def _batches(vocab: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _compare(plan: Plan, config: Any, folder: Path, pool: Pool) -> None:
+def _compare(plan: Plan, config: Any, folder: Path, pool: Pool, sites: Mapping[int, Site]) -> None:
     """Run a plan's program and the stock class; raise WrongError where they differ."""
     data = _batches(config.vocab_size)
     write_program(plan, folder)
     steps = [(tokens.numpy(), labels.numpy(), RATE) for tokens, labels in data]
     job = RankJob(folder, plan.mesh.num_devices, steps, SEED, asdict(_OPTIMIZER), False, _TIMEOUT_S)
     ranks = pool.run(job)
-    losses, grads, params = _oracle(config, plan, data)
+    losses, grads, params = _oracle(config, plan, data, sites)
     for step, (own, other) in enumerate(zip(ranks[0].losses, losses, strict=True)):
         if not abs(own - other) <= TOLERANCE * abs(other):
             raise WrongError(f"loss of step {step} is {own!r}, the class's own {other!r}")
@@ -223,9 +231,10 @@ def _same(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
 
 
 def _oracle(
-    config: Any, plan: Plan, data: list[tuple[Tensor, Tensor]]
+    config: Any, plan: Plan, data: list[tuple[Tensor, Tensor]], sites: Mapping[int, Site]
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Losses, gradients of the first step and last parameters of the stock class."""
+    """Losses, gradients of the first step and last parameters of the stock class, its dropouts
+    replaced by the draws of the run."""
     module = stock_model(config)
     params = dict(_named(module))
     stored = {
@@ -241,9 +250,10 @@ def _oracle(
         params[param.name].data.copy_(value)
     optimizer = torch.optim.SGD(params.values(), lr=RATE, momentum=0.9)
     losses, grads = [], {}
-    for tokens, labels in data:
+    for step, (tokens, labels) in enumerate(data):
         optimizer.zero_grad()
-        with default_dtype(torch.float64), Widened():
+        draws = drawn(sites, torch.arange(ROWS), SEQ, step_draws(SEED, step))
+        with default_dtype(torch.float64), Widened(), draws:
             logits = module(input_ids=tokens, use_cache=False).logits
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"

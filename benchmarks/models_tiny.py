@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import transformers
+from models_options import random_options
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -50,6 +51,7 @@ _SIZES = (
 # Fields that stay equal to another where their defaults are.
 _ALIKE = (("head_dim", "qk_rope_head_dim"), ("num_key_value_heads", "num_attention_heads"))
 
+_OF_THE_LIBRARY = ("model_type", "transformers_version")
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _MOST_LAYERS = 4
 _NO_HEADS = {"head_dim": 16}  # None by default, and read as a number
@@ -125,6 +127,21 @@ def tiny_config(name: str) -> Any:
     kind = CONFIG_MAPPING[name]
     fields = kind().to_dict()
     config = kind(**_given(fields) | OWN.get(name, {}))
+    return _as_decoder(config, fields)
+
+
+def with_options(name: str, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The tiny config of a model type with random options, and the fields that they change.
+
+    Raises whatever the library raises where it refuses them together.
+    """
+    config = tiny_config(name)
+    changed = random_options(config.to_dict(), seed, name)
+    kept = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_LIBRARY}
+    return _as_decoder(CONFIG_MAPPING[name](**kept | changed), kept), changed
+
+
+def _as_decoder(config: Any, fields: dict[str, Any]) -> Any:
     for key in ("is_decoder", "use_cache"):
         if key in fields:
             setattr(config, key, key == "is_decoder")

@@ -257,3 +257,16 @@ def test_positions_looked_up_in_tables_bound_the_length(
         return module
 
     assert capture(build, "looked-up", "f32").lengths == (1, longest)
+
+
+class Misshapen(Recipes):
+    """Fails whatever its input: 7 does not divide what it has."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.embed(tokens)
+        return self.head(h.view(tokens.shape[0], tokens.shape[1], 5, 7).flatten(2))
+
+
+def test_a_model_that_fails_by_itself_is_told_so() -> None:
+    with pytest.raises(CaptureError, match=r"its forward fails on tokens \[7, 13\]: .*shape"):
+        capture(Misshapen, "misshapen", "f32")
