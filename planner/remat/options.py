@@ -198,8 +198,8 @@ class OptionHulls:
 
     @cached_property
     def kept_bytes(self) -> tuple[tuple[float, float, float], ...]:
-        """By unit: bytes that its fastest option keeps, the least of any, and the least that its
-        backward has alive."""
+        """Return by unit the bytes that its fastest option keeps, the least of any, and the least
+        that its backward has alive."""
         return tuple(
             (
                 options[first].work.kept_bytes,

@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank did. host: whose clock its spans are of."""
+    """Spans of one rank. host: whose clock its spans are of."""
 
     rank: int
     host: str

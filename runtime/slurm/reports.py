@@ -29,7 +29,7 @@ class NodeEnd:
 
 @dataclass(frozen=True)
 class Begun:
-    """How an attempt began. nodes: in the order of ranks. first: steps of the newest checkpoint.
+    """Beginning of an attempt. nodes: in the order of ranks. first: steps of the newest checkpoint.
     at_s: since the epoch."""
 
     nodes: tuple[str, ...]
