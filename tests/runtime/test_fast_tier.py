@@ -24,9 +24,15 @@ from meshwright.runtime.training.options import OptionError, RunOptions
 
 STEPS, DIES_AFTER = 10, 8
 HOSTS = ("a", "b")
-DIE = f"""import os
+# Files are written behind the steps: a rank dies once the run was told of the one of 6.
+DIE = f"""import os, time
+from pathlib import Path
+from runtime.fast_mark import read_mark
 def at(event):
     if event.step == {DIES_AFTER} and not os.path.exists("{{0}}"):
+        until = time.monotonic() + 60
+        while read_mark(Path("{{1}}")) < 6 and time.monotonic() < until:
+            time.sleep(0.01)
         open("{{0}}", "w").close()
         os._exit(9)
 """
@@ -103,7 +109,7 @@ def broken(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A run that died after step 8, with durable checkpoints of 4 and 8 steps and fast ones of 3, 6
     and, were it not for its death, 9; the durable one of 8 is gone, as by a slow disk."""
     case = Case(program, tmp_path_factory.mktemp("broken"))
-    (case.own / "dying.py").write_text(DIE.replace("{0}", str(case.own / "died")))
+    (case.own / "dying.py").write_text(DIE.format(case.own / "died", case.out))
     codes, said = case.run("--callback", "py:dying:at")
     assert 9 in codes, said
     shutil.rmtree(case.out / "checkpoints" / "step_00000008", ignore_errors=True)
