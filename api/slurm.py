@@ -116,7 +116,8 @@ def _check_alone(out: Path, slurm: SlurmOptions) -> None:
     states = _states() if others else {}
     for job, folder in others.items():
         state = states.get(job, ("",))[0]
-        if state in LIVE and job not in slurm.after:
+        awaited = {job, job.partition("_")[0]} & set(slurm.after)  # a job, or its whole array
+        if state in LIVE and not awaited:
             raise MeshwrightError(
                 f"{folder}: job {job} is {state} and writes there, 1 job can; meshwright cancel "
                 f"{job}, or give another --out"
@@ -151,6 +152,17 @@ def _of_program(
     return _made(Path(options["out"]), slurm, str(planned), needs, [main], [], run, folder.name)
 
 
+def _check_of_tasks(overrides: list[str], array: str) -> None:
+    """Raise MeshwrightError for a value that would differ by task: all tasks share one plan."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if is_of_a_task(value, array) and not key.startswith("run."):
+            raise MeshwrightError(
+                f"--set {text}: the tasks of --array {array} share 1 plan, %a may stand in values "
+                "of [run]; submit a job for each"
+            )
+
+
 def _of_job(
     path: Path, slurm: SlurmOptions, overrides: list[str], out: str | Path | None, say: Say
 ) -> Submission:
@@ -162,6 +174,7 @@ def _of_job(
     from .jobs import prepare
 
     given = [f"run.out={json.dumps(str(out))}"] if out else []
+    _check_of_tasks(overrides, slurm.array)
     of_tasks = run_values([*overrides, *given], slurm.array)
     overrides = [
         text if text.startswith("run.out=") else in_first_task(text, slurm.array)

@@ -189,11 +189,11 @@ def _struck(case: Case, job: str, run: Path, rng: random.Random, step: int) -> S
         _until(job, lambda: job_state(job) not in _ALIVE)
     finally:
         subprocess.run(["scancel", "--quiet", job])
-    _mend()
+    repair()
     return Struck(ended - began, resumed - ended, job_state(job), victim, read_attempts(run))
 
 
-def _mend() -> None:
+def repair() -> None:
     """Start the daemons that are gone."""
     for path in slurm_here.FOLDER.glob("slurmd.*.pid"):
         name = path.name.split(".")[1]

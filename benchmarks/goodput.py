@@ -115,7 +115,7 @@ def _run(
                 f"ended after {time.monotonic() - began:.1f} s: {said.then}",
                 flush=True,
             )
-            faults_slurm._mend()
+            faults_slurm.repair()
         faults_slurm._until(job, lambda: job_state(job) not in faults_slurm._ALIVE, 1200.0)
         state = job_state(job)
     finally:

@@ -17,8 +17,8 @@ from typing import Any
 from .commands import Command, CommandError, parse_command
 
 LOOPBACK = "127.0.0.1"
-# No command is longer; a client is left that is silent for so long, or drips for so long; so many
-# are heard at a time, and one more waits so long for its turn.
+# The longest command; for how long a client may be silent, and how long it may take; how many are
+# heard at a time, and how long one more waits for its turn.
 MOST_BYTES, SILENT_S, LONGEST_S, AT_ONCE, TURN_S = 1 << 14, 5.0, 10.0, 16, 1.0
 
 Reply = tuple[int, str, str]  # status, content type, text
@@ -87,17 +87,21 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Hear a client in a thread of its own, or leave it where there is no room."""
-        if self._room.acquire(timeout=TURN_S):
+        if not self._room.acquire(timeout=TURN_S):
+            self.shutdown_request(request)
+            return
+        try:
             super().process_request(request, client_address)
-        else:
+        except RuntimeError:  # no thread can be started
+            self._room.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Hear a client to its end, or until it took too long."""
         cut = threading.Timer(LONGEST_S, _cut, (request,))
         cut.daemon = True
-        cut.start()
         try:
+            cut.start()
             super().process_request_thread(request, client_address)
         finally:
             cut.cancel()

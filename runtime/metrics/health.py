@@ -16,8 +16,9 @@ from ..atomic_file import write_atomic
 
 EVERY_S = 10.0
 FOLDER = "health"
-# Reasons for lower clocks that are no fault: nothing to do, and what the user has set.
-_USUAL = 0x1 | 0x2
+# Reasons for lower clocks that are no fault: nothing to do, what the user has set, and the power
+# that large matmuls take.
+_USUAL = 0x1 | 0x2 | 0x4
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _GRACE_S = 3.0
 # The first node has so long to say what another one would say, too.
 _ALIKE_S = 2.0
 REFUSED = 2
-# Codes of what all ranks refuse alike, and which no restart mends.
+# Codes of what all ranks refuse alike, and which no restart changes.
 FINAL = (REFUSED, ABORTED, UNFIT)
 
 

@@ -21,8 +21,9 @@ from .scheduler import SlurmError, job_state, requeue, silent
 
 _SIGN, _LOST = "alive", "lost.json"
 _SIGN_EVERY_S, _LOOK_EVERY_S = 2.0, 2.0
-# A supervisor that showed nothing for so long is asked for.
+# A supervisor that showed nothing for that long is asked for.
 _SILENT_S = 20.0
+_AGAIN_S = 10.0
 
 
 class Signs:
@@ -68,16 +69,20 @@ class Sentinel:
         """folder: of the signs. words: the command of the process, which takes job and folder."""
         self.job, self.folder, self.words = job, folder, list(words)
         self.process: subprocess.Popen | None = None
+        self.node = ""  # where it was started
 
     def keep(self, nodes: Sequence[str]) -> None:
-        """Start it on one of the nodes where it does not run, as on one that was lost."""
-        if self.process is not None and self.process.poll() is None:
+        """Start it on one of the nodes where it does not run on any of them. nodes: those that the
+        job has left."""
+        if self.node in nodes and self.process is not None and self.process.poll() is None:
             return
+        self.end()
         others = [node for node in nodes if node != host_name()]
         if not others:
             return
+        self.node = others[-1]
         srun = ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--no-kill"]
-        words = [*srun, f"--nodelist={others[-1]}", *self.words, self.job, str(self.folder)]
+        words = [*srun, f"--nodelist={self.node}", *self.words, self.job, str(self.folder)]
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet)
 
@@ -101,8 +106,12 @@ def main(words: Sequence[str]) -> int:
     job, folder = words[0], Path(words[1])
     host = watch(folder, lambda host: host in silent([host]))
     write_atomic(folder / _LOST, json.dumps({"host": host, "at_s": time.time()}))
-    requeue(job)
-    return 0
+    while True:  # the controller may be away, too
+        try:
+            requeue(job)
+            return 0
+        except SlurmError:
+            time.sleep(_AGAIN_S)
 
 
 def watch(folder: Path, is_gone: Callable[[str], bool]) -> str:

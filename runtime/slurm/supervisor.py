@@ -127,6 +127,7 @@ class Supervisor:
         Signs(allocation.job, self.attempts.folder)
         watching = [*shlex.split(given.prefix), *words_of(given.python, folder)]
         self.sentinel = Sentinel(allocation.job, self.attempts.folder, watching)
+        self._left: tuple[str, ...] = tuple(allocation.nodes)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -169,7 +170,7 @@ class Supervisor:
     def _until_the_last(self) -> int:
         while True:
             try:
-                nodes = self._nodes()
+                nodes = self._left = self._nodes()
                 self.sentinel.keep(nodes)
                 program, nodes = self._fitted(nodes)
             except TooFewError as error:
@@ -200,13 +201,13 @@ class Supervisor:
 
     def _nodes_again(self, without: tuple[str, ...]) -> int:
         """Return how many nodes the job asks for when it is queued again without some: as many as
-        it had, where its partition has so many others. Raises TooFewError for fewer than it needs,
+        it had, or as its partition has others. Raises TooFewError for fewer than it needs,
         which it would await for ever."""
         others = nodes_in(os.environ.get("SLURM_JOB_PARTITION", "")) - set(without)
         if len(others) < self._needed():
             raise TooFewError(
                 f"{', '.join(without)} failed twice, {len(others)} other nodes are in the "
-                f"partition, {self._needed()} are needed; submit the job again once they are mended"
+                f"partition, {self._needed()} are needed; submit the job again once they work"
             )
         return min(len(self.allocation.nodes), len(others))
 
@@ -340,7 +341,7 @@ class Supervisor:
         """Look whether the job's time comes to its end."""
         now = time.time()
         if now - self._clock_at > _CLOCK_S:
-            self.sentinel.keep(self.allocation.nodes)
+            self.sentinel.keep(self._left)
             self._clock_at, self._ends_s = now, end_time(self.allocation.job)
         if self._ends_s is not None and now > self._ends_s - self.policy.stop_before_s:
             self._ask(f"the job's time ends in {self._ends_s - now:.0f} s")

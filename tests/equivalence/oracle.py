@@ -54,11 +54,15 @@ def _wide(value: Any) -> Any:
     return torch.float64 if narrow else value
 
 
+_OF_MASKS = 1e6  # what is larger hides scores
+
+
 class Shaken(TorchDispatchMode):
     """Moves each element that an op makes, up or down, by the rounding of the largest one.
 
     What comes out differs by what the module makes of rounding (stochastic arithmetic). The largest
-    counts, as a small element may be the difference of large ones within an op. A 0 stays.
+    counts, as a small element may be the difference of large ones within an op; but for what fills
+    masks, such as the least number of a dtype. A 0 stays.
     """
 
     def __init__(self) -> None:
@@ -76,7 +80,8 @@ class Shaken(TorchDispatchMode):
     def _moved(self, made: Tensor) -> Tensor:
         if not made.is_floating_point() or not made.numel():
             return made
-        largest = made.abs().nan_to_num(0.0, posinf=0.0).max()
+        sizes = made.abs().nan_to_num(0.0)
+        largest = sizes.masked_fill(sizes > _OF_MASKS, 0.0).max()
         signs = torch.randint(2, made.shape, generator=self.draws) * 2 - 1
         unit = largest * torch.finfo(made.dtype).eps
         return torch.where(made == 0, made, made + signs * unit)

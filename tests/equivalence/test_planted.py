@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from equivalence.boxes import ReplicaError
 from equivalence.cases import EACH, Case, ModelDraw
-from equivalence.compare import LawError
+from equivalence.compare import LawError, Reading, _past_rounding
 from equivalence.law import Court
 from sampling import mostly_long
 
@@ -169,3 +169,11 @@ def test_catches(plant: Plant, court: Court) -> None:
     with pytest.raises((LawError, ReplicaError)) as caught:
         court.try_case(plant.case, plant)
     print(caught.value)
+
+
+@pytest.mark.parametrize(("error", "own", "passes"), [(8e-9, 3e-10, True), (0.5, 1.0, False)])
+def test_rounding_excuses_what_it_makes_and_nothing_large(
+    error: float, own: float, passes: bool
+) -> None:
+    past = [Reading("grad", "w", error, 1e-9)]
+    assert (_past_rounding(past, iter([Reading("grad", "w", own, 1e-9)])) == []) is passes

