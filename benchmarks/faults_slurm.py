@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from meshwright.api.slurm import SlurmOptions, submit
+from meshwright.api.slurm import LIVE, SlurmOptions, submit
 from meshwright.runtime.checkpoint.manifest import complete
 from meshwright.runtime.control.client import address_in, send
 from meshwright.runtime.control.commands import Command
@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import slurm_here
 
 LIMIT_S = 240.0
-_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 _REFUSED = "stop: the run is refused"
 
 
@@ -170,9 +169,9 @@ def strike(
         return replace(found, met=met)
     ended, job = time.monotonic(), begin(replace(slurm, site="/dev/null")).job
     starts = _starts(run)
-    _until(job, lambda: _starts(run) > starts or job_state(job) not in _ALIVE)
+    _until(job, lambda: _starts(run) > starts or job_state(job) not in LIVE)
     resumed_s = time.monotonic() - ended
-    _until(job, lambda: job_state(job) not in _ALIVE)
+    _until(job, lambda: job_state(job) not in LIVE)
     return replace(found, met=met, state=job_state(job), resume_s=resumed_s)
 
 
@@ -184,9 +183,9 @@ def _struck(case: Case, job: str, run: Path, rng: random.Random, step: int) -> S
         away = victim == "node1"  # an attempt that is lost with its script tells nothing
         _until(job, lambda: bool(read_attempts(run)) or away and job_state(job) != "RUNNING")
         ended = time.monotonic()
-        _until(job, lambda: _starts(run) > 1 or job_state(job) not in _ALIVE)
+        _until(job, lambda: _starts(run) > 1 or job_state(job) not in LIVE)
         resumed = time.monotonic()
-        _until(job, lambda: job_state(job) not in _ALIVE)
+        _until(job, lambda: job_state(job) not in LIVE)
     finally:
         subprocess.run(["scancel", "--quiet", job])
     repair()

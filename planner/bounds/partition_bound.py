@@ -123,7 +123,7 @@ class _Limits:
         units, m = self.units, self.m
         ahead = self.ahead[index] + self.sends_us[stage]
         total = self.total + self.sends_us[-1]
-        extra, first = self._extra(stage, index), index
+        extra = self._extra(stage, index)
         both = forward = backward = longest = reduce = 0.0
         while index < len(units.both):
             both += units.both[index]
@@ -131,9 +131,7 @@ class _Limits:
             backward += units.backward[index]
             longest += units.longest_forward[index]
             reduce += units.reduce[index]
-            if index - first == len(extra.known):
-                extra.known.append(extra.of(index))
-            more = extra.known[index - first]
+            more = extra.at(index)
             t = both + more
             steady = (m - w) * t
             late = total + more + steady + (w - 1) * max(backward, t - longest)
@@ -150,16 +148,26 @@ class _Limits:
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""
         if (stage, first) not in self.extras:
             of = self.memory(stage) if self.memory is not None else no_memory_cost
-            self.extras[stage, first] = _Extra(of)
+            self.extras[stage, first] = _Extra(of, first)
         return self.extras[stage, first]
 
 
 @dataclass(frozen=True)
 class _Extra:
-    """Times that memory adds to a stage with each further unit; known: of its first units."""
+    """Times that memory adds to a stage with each further unit, each computed once.
+
+    first: the unit that the stage begins with. known: times of its first units.
+    """
 
     of: Callable[[int], float]
+    first: int
     known: list[float] = field(default_factory=list)
+
+    def at(self, index: int) -> float:
+        """Return what memory adds with a unit; units are asked for in order."""
+        if index - self.first == len(self.known):
+            self.known.append(self.of(index))
+        return self.known[index - self.first]
 
 
 def warmup_bound(

@@ -271,3 +271,24 @@ def test_nobody_else_ever_reads_the_address(tmp_path: Path) -> None:
 def test_no_live_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["control", "save", str(tmp_path)]) == 2
     assert "holds no live run" in capsys.readouterr().err
+
+
+def test_a_thread_that_cannot_start_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listening()
+    right, refused = threading.Thread.start, 3 * AT_ONCE
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal refused
+        if "process_request_thread" in thread.name and refused:
+            refused -= 1
+            raise RuntimeError("can't start new thread")
+        right(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(3 * AT_ONCE):
+        socket.create_connection(("127.0.0.1", listening.endpoint.port)).close()
+    until = time.monotonic() + 10.0
+    while refused and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not refused
+    assert status_of(listening.address) == {"step": 7}

@@ -80,6 +80,54 @@ def test_a_supervisor_that_shows_nothing_and_does_not_answer_is_gone(
     assert found == ["node1"] and asked == ["node1", "node1"]
 
 
+class Started:
+    """A process that runs until it is ended; started: the nodes of all."""
+
+    started: list[str] = []
+
+    def __init__(self, words: Sequence[str], **_: object) -> None:
+        self.ended = False
+        self.started.append(next(w for w in words if w.startswith("--nodelist=")).partition("=")[2])
+
+    def poll(self) -> int | None:
+        return 0 if self.ended else None
+
+    def terminate(self) -> None:
+        self.ended = True
+
+
+def test_a_sentinel_moves_off_a_node_that_the_job_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the process that was to start there has not ended."""
+    monkeypatch.setattr(Started, "started", [])
+    monkeypatch.setattr(sentinel.subprocess, "Popen", Started)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    watching = sentinel.Sentinel("7", tmp_path, ["watch"])
+    for nodes in (["n1", "n2", "n3"], ["n1", "n2", "n3"], ["n1", "n2"], ["n1"]):
+        watching.keep(nodes)
+    assert Started.started == ["n3", "n2"]
+    assert watching.process is not None and watching.process.poll() == 0, "none is left to watch"
+
+
+def test_a_sentinel_asks_again_where_the_controller_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def requeue(job: str) -> None:
+        asked.append(job)
+        if len(asked) < 3:
+            raise scheduler.SlurmError("scontrol: no answer in 60 s")
+
+    monkeypatch.setattr(sentinel, "requeue", requeue)
+    monkeypatch.setattr(sentinel, "watch", lambda folder, is_gone: "n1")
+    monkeypatch.setattr(sentinel, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(sentinel.signal, "signal", lambda number, action: None)
+    assert sentinel.main(["7", str(tmp_path)]) == 0
+    assert asked == ["7"] * 3 and sentinel.lost_before(tmp_path) == "n1"
+
+
 def test_a_second_job_of_a_run_is_refused_while_the_first_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

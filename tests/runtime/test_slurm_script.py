@@ -226,3 +226,22 @@ def test_tasks_that_would_share_a_folder_are_refused(
     assert "--seed %a" in script and "--steps 3" in script
     assert main(["submit", str(program), *words, "--lr", "x%a"]) == 2
     assert "--lr x%a: 'x0' in the first task, give a number" in capsys.readouterr().err
+
+
+def test_a_job_may_wait_for_an_array_that_writes_to_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run-%a"
+    made_in = {f"7_{n}": (tmp_path / f"run-{n}").resolve() for n in (0, 1)}
+    monkeypatch.setattr(api, "_known", lambda: iter(made_in.items()))
+    monkeypatch.setattr(api, "_states", lambda: dict.fromkeys(made_in, ("RUNNING", "", "")))
+    api._check_alone(out, SlurmOptions(array="0-1", after=("7",)))
+    with pytest.raises(MeshwrightError, match="job 7_0 is RUNNING and writes there"):
+        api._check_alone(out, SlurmOptions(array="0-1", after=("8",)))
+
+
+def test_tasks_of_an_array_do_not_differ_in_their_plan() -> None:
+    api._check_of_tasks(["run.seed=%a", "plan.seq=64"], "0-3")
+    api._check_of_tasks(["plan.seq=%a"], "")
+    with pytest.raises(MeshwrightError, match="--set plan.seq=1%a: the tasks of --array 0-3"):
+        api._check_of_tasks(["plan.seq=1%a"], "0-3")

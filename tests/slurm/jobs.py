@@ -11,7 +11,7 @@ from typing import Any
 
 from launching import losses
 
-from meshwright.api.slurm import SlurmOptions, Submission, submit
+from meshwright.api.slurm import LIVE, SlurmOptions, Submission, submit
 from meshwright.runtime.slurm.attempts import Attempt, read_attempts
 from meshwright.runtime.slurm.scheduler import call, job_state
 
@@ -28,7 +28,6 @@ OPTIONS = {
     "eval_batches": 1,
     "schedule": "constant",
 }
-_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
 
 
 def job_file(folder: Path, nodes: int, **plan: object) -> Path:
@@ -68,7 +67,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         subprocess.run(["scancel", "--quiet", self.id])
-        self.until(lambda: job_state(self.id) not in _ALIVE, "its end after scancel")
+        self.until(lambda: job_state(self.id) not in LIVE, "its end after scancel")
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         """Wait for something; a job that waits to be queued again need not wait a minute. One that
@@ -89,7 +88,7 @@ class Job:
 
     def finish(self) -> dict[int, float]:
         """Wait for the end of the job; return its losses by step."""
-        self.until(lambda: job_state(self.id) not in _ALIVE, "its end")
+        self.until(lambda: job_state(self.id) not in LIVE, "its end")
         state = job_state(self.id)
         assert state == "COMPLETED", f"{state}\n{self.log}"
         return losses(self.out)
