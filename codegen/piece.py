@@ -14,6 +14,9 @@ from .local import Locals, identifier
 from .units import Unit, free, grouped
 from .writer import Writer
 
+# What is still to be added to buffers: by the value, each parameter's number and its buffer's name.
+Pending = dict[str, list[tuple[int, str]]]
+
 
 def operand_inputs(piece: Piece) -> tuple[Input, ...]:
     """Inputs between x and the parameters: data, then context."""
@@ -197,48 +200,54 @@ class PieceText:
         if self.several:
             self._unpack(writer, self.graph.inputs_of("grad"), "dy")
 
-    def _unpack_grads(self, writer: Writer) -> dict[str, str]:
-        """Gradients' names by the value that is added to each."""
+    def _unpack_grads(self, writer: Writer) -> Pending:
+        """Gradients' names by the value that is added to each: of a sum of parameters, to all."""
         names = gradient_buffers(self.graph)
         if names:
             writer.wrapped("(", list(names.values()), ",) = grads")
-        return {grad: names[p] for p, grad in self.joint.grads.items() if p in names}
+        pending: Pending = {}
+        for index, (param, grad) in enumerate(self.joint.grads.items()):
+            if grad and param in names:
+                pending.setdefault(grad, []).append((index, names[param]))
+        return pending
 
-    def _gradient_lines(self, writer: Writer, function: Graph, pending: dict[str, str]) -> None:
+    def _gradient_lines(self, writer: Writer, function: Graph, pending: Pending) -> None:
         """A phase, each parameter gradient added to its bucket as soon as it is there."""
         made = {v.name for op in function.ops for v in op.outputs}
-        for name in [n for n in pending if n and n not in made]:
-            writer.line(self._accumulate(name, pending.pop(name)))
+        for name in [n for n in pending if n not in made]:
+            self._accumulate(writer, name, pending.pop(name))
         last, lines = "", self._lines(function)
         for item in lines.items:
             results = item.results if isinstance(item, Unit) else [v.name for v in item.outputs]
             added = next((n for n in results if self._adds(n, pending)), "")
-            grad = pending.pop(added) if added else ""
+            grad = pending.pop(added)[0][1] if added else ""
             last = self._line(writer, lines, item, last, grad, added)
             for name in results:
-                if name in pending:
-                    writer.line(self._accumulate(name, pending.pop(name)))
-        assert not [n for n in pending if n], pending
+                self._accumulate(writer, name, pending.pop(name, []))
+        assert not pending, pending
 
-    def _adds(self, name: str, pending: dict[str, str]) -> bool:
+    def _adds(self, name: str, pending: Pending) -> bool:
         """Whether the op that makes this value adds it to its gradient as well."""
         fits = name in pending and name in self.phases.added(split=False)
-        return fits and self._sharers(name) == 1
+        return fits and self._sharers(name, pending[name][0][0]) == 1
 
-    def _sharers(self, name: str) -> int:
-        """Ranks that hold the whole of a gradient which its bucket sums over them."""
-        index = list(self.joint.grads.values()).index(name)
+    def _sharers(self, name: str, index: int) -> int:
+        """Ranks that hold the whole of a gradient which its bucket sums over them.
+
+        index: of the parameter that it is the gradient of.
+        """
         mesh, partial = self.plan.mesh, dict(self.local.placement(name).partial)
         summed = {*mesh.names(CONTEXT), *self._summed_with_bucket(index)}
         return math.prod(mesh.size(axis) for axis in summed if axis not in partial)
 
-    def _accumulate(self, name: str, grad: str) -> str:
-        sharers, own = self._sharers(name), identifier(name)
-        # Not by alpha=: compiled, torch makes one addmm of a matmul and an add, and drops alpha.
-        share = f"{own}.to({grad}.dtype) / {sharers}" if sharers > 1 else own
-        # Compiled for a CPU, torch 2.13 forgets what is written into an input without dims.
-        buffer = grad if self.graph.values[name].shape else f"{grad}.view(1)"
-        return f"{buffer}.add_({share})"
+    def _accumulate(self, writer: Writer, name: str, grads: list[tuple[int, str]]) -> None:
+        for index, grad in grads:
+            sharers, own = self._sharers(name, index), identifier(name)
+            # Not by alpha=: compiled, torch makes one addmm of a matmul and an add, drops alpha.
+            share = f"{own}.to({grad}.dtype) / {sharers}" if sharers > 1 else own
+            # Compiled for a CPU, torch 2.13 forgets what is written into an input without dims.
+            buffer = grad if self.graph.values[name].shape else f"{grad}.view(1)"
+            writer.line(f"{buffer}.add_({share})")
 
     def _summed_with_bucket(self, index: int) -> set[str]:
         """Axes over which the bucket sums this gradient, where some use of it is partial."""
