@@ -6,6 +6,7 @@ import os
 import random
 import re
 import time
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -176,9 +177,9 @@ def test_few_of_the_drawn_modules_are_refused(verdicts: list[Verdict]) -> None:
 
 @pytest.fixture(scope="module")
 def fresh_seed(testrun_uid: str) -> int:
-    """The same in every process of a run."""
+    """The same in every process of a run; said by a warning, which xdist hands on."""
     seed = SEED or random.Random(testrun_uid).randrange(1, 10**6)
-    print(f"MESHWRIGHT_SEED={seed}")
+    warnings.warn(f"MESHWRIGHT_SEED={seed}", stacklevel=1)
     return seed
 
 
