@@ -36,7 +36,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What a job is asked for besides its run; "" and None leave it to the site and the plan.
+    """Demands of a job besides its run; "" and None leave it to the site and the plan.
 
     nodes: a number, or the least and the most as "2-4"; a job file is planned anew for what is
     granted. plan_inside: plan it only there. preflight: as the option of a run. after: jobs that

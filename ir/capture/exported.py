@@ -73,7 +73,7 @@ def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
 
 
 class Unread:
-    """Holds places, so that a forward under export assigns no attribute of its module."""
+    """Holder of places, so that a forward under export assigns no attribute of its module."""
 
     places: tuple[str, ...] = ()
 

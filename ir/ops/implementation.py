@@ -18,7 +18,7 @@ def fits_all(op: Op, sizes: list[tuple[int, ...]]) -> bool:
 
 @dataclass(frozen=True)
 class ScoresWork:
-    """What an attention that holds its scores takes for each, of a query and a key.
+    """Work of an attention for each score that it holds, of a query and a key.
 
     Scores are of the operands' dtype, float32 at least. flops: a score and unit of the head's size.
     moved: reads and writes of a score in memory. held: scores alive at once.

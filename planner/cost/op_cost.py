@@ -35,7 +35,7 @@ SOFTCAP_SHARE = (0.81, 0.75)
 
 
 class Scores(NamedTuple):
-    """What holding the scores of an attention takes: seconds of the matrix unit, bytes read and
+    """Price of holding the scores of an attention: seconds of the matrix unit, bytes read and
     written, bytes alive at once."""
 
     busy_s: float
@@ -68,8 +68,8 @@ class Costs:
 
     @property
     def adds_apart(self) -> bool:
-        """Whether gradients are summed by a pass of their own: on CUDA a matmul of half precision
-        adds to float32."""
+        """Tell whether gradients are summed by a pass of their own: not on CUDA, where a matmul of
+        half precision adds to float32."""
         return self.wide_grads and self.cluster.device.type != "cuda"
 
     def number(self, size: Size) -> float:
@@ -222,7 +222,7 @@ class Costs:
         return sum(self.local_bytes(v, p) for k, (v, p) in pairs if v is not None and k != without)
 
     def implementation(self, op: Op, work: OpWork) -> Implementation | None:
-        """What computes an op on this device."""
+        """Implementation that computes an op on this device."""
         values = [v for v in work.operands if v is not None]
         key = op.target, op.attrs, tuple((v.shape, v.dtype) for v in values)
         if key not in self._chosen:
@@ -231,7 +231,7 @@ class Costs:
         return self._chosen[key]
 
     def scores(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Scores | None:
-        """What an attention takes that holds its scores on this device; None for other ops."""
+        """Price of an attention that holds its scores on this device; None for other ops."""
         asked = definition(op)
         chosen = None if asked.queries is None else self.implementation(op, work)
         if chosen is None or chosen.scores is None:

@@ -92,7 +92,7 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class Priced:
-    """What the values and ops of a joint graph take of a rank under their placements.
+    """Memory and time of the values and ops of a joint graph on a rank, under their placements.
 
     Each is computed once for all saved sets: an op takes the same time in any function that fuses
     the same of its values.

@@ -67,7 +67,7 @@ def diff(first: Plan, second: Plan, clusters: tuple[Cluster, Cluster]) -> str:
 
 
 def compared(first: Plan, second: Plan, clusters: tuple[Cluster, Cluster]) -> Iterator[Difference]:
-    """What differs, the clusters first: with worths where both have as many devices."""
+    """Differences, the clusters first: with worths where both have as many devices."""
     one, two = clusters
     if one.num_devices == two.num_devices:
         if one != two:

@@ -32,7 +32,7 @@ Phases = tuple[Phase, Phase]
 
 @dataclass(frozen=True)
 class Software:
-    """How a stack runs a layout.
+    """Ways of a stack to run a layout.
 
     fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
     itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled.

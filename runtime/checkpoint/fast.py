@@ -115,7 +115,7 @@ class Save:
 
 
 class FastTier:
-    """What the fast tier holds of a run. folder: of this host. out: of the run. ranks: those here.
+    """Fast tier of a run. folder: of this host. out: of the run. ranks: those here.
 
     start: id of this start of the run. starts: those before, with the step that each began with,
     the oldest first; only rank 0 need know them.

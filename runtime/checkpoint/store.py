@@ -233,7 +233,7 @@ class Checkpointer:
             self._retire()
 
     def published(self, state: State) -> None:
-        """Is called, on the rank that writes manifests, behind each checkpoint that is whole."""
+        """React to a whole checkpoint, on the rank that writes manifests; by default do nothing."""
 
     def _gather_entries(self, part: Path) -> list[dict]:
         """Every rank's entry, once written; ranks write behind their steps: files are signals."""

@@ -33,7 +33,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank hands to a communicator.
+    """Message of a rank to a communicator.
 
     place: of the communicator among those of the rank. kind: the collective's name, or send or
     recv. said: what its members must agree on. peer: a send's or receive's other end. parts:
@@ -50,7 +50,7 @@ class Message:
 
 @dataclass
 class Trace:
-    """What a rank does in the order in which it does it.
+    """Actions of a rank in the order in which it takes them.
 
     events: a message begins, or the rank waits for that of an index among the messages. actions: of
     the schedule, and the index of the first event of each.

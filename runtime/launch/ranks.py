@@ -47,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Place:
-    """Which ranks run on this machine, and where all meet.
+    """Ranks that run on this machine, and the address where all meet.
 
     first: number of the first here. here: how many. world: ranks on all machines. address, port:
     of the rendezvous; port 0 where there is one rank.
@@ -95,7 +95,7 @@ def start_rank(
 
 
 def wait_for(ranks: list[Rank], silent: Callable[[list[Rank]], str]) -> tuple[list[Rank], str]:
-    """Until all ended, or one failed and the others had their time; the failed in order.
+    """Wait until all ended, or one failed and the others had their time; return those that failed.
 
     Or until `silent` has something to say of those that run, which is returned, too.
     """
@@ -119,7 +119,7 @@ def wait_for(ranks: list[Rank], silent: Callable[[list[Rank]], str]) -> tuple[li
 
 
 def silent_rank(sightings: Sightings, since_s: float, limit_s: float, ranks: list[Rank]) -> str:
-    """What to say of a rank that gave no sign of life for so long: its own watch stands, too, or
+    """Message about a rank that gave no sign of life for so long: its own watch stands, too, or
     never began, and there may be no other rank to notice."""
     sightings.look()
     for rank in ranks:

@@ -17,7 +17,7 @@ Do = Literal["done", "stop", "restart", "requeue"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What a job is told to do.
+    """Policy of a job on preemption and failure.
 
     on_failure: restart on the nodes of the allocation, requeue, or stop. restarts: attempts that
     may fail one after another without a new checkpoint between them. backoff_s: pause before the
@@ -40,7 +40,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended.
+    """End of an attempt of a job.
 
     code: of the ranks. asked: a signal, or the end of the job's time, asked for a stop. running:
     the job still runs, as Slurm sees it. failed: nodes at fault, with why. in_a_row: failures since

@@ -16,7 +16,7 @@ LOST = "the node is lost: it told nothing of its end, and does not answer"
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """How the ranks of a node ended. killed: a signal that nobody sent on purpose ended one.
+    """End of the ranks of a node. killed: a signal that nobody sent on purpose ended one.
     cause: they failed by themselves, not because another node did. at_s: since the epoch."""
 
     node: str

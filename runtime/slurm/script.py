@@ -16,7 +16,7 @@ DEFAULT_TIME = "24:00:00"
 
 @dataclass(frozen=True)
 class Demands:
-    """What a job asks of Slurm, by sbatch's own words; "" and 0 are left out.
+    """Demands on Slurm, by sbatch's own words; "" and 0 are left out.
 
     nodes: a number, or the least and the most as 2-4. time: as Slurm writes it, 12:00:00 or
     1-00:00:00. dependency: after which jobs. output: of the job's log, in Slurm's patterns.

@@ -24,13 +24,13 @@ _REPLY_S = 0.3  # for the reply to an abort to leave
 
 
 class Marked(Protocol):
-    """What marks its actions."""
+    """Object that marks its actions."""
 
     beacon: Marks
 
 
 class Ending(Protocol):
-    """What is told how a run ended."""
+    """Object that is told how a run ended."""
 
     def end(self, state: str, why: str = "") -> None: ...
 

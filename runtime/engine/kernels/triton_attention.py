@@ -59,7 +59,7 @@ _SHARED = 224 * 2**10  # bytes that TUNED may take
 
 
 class Rule(NamedTuple):
-    """What queries see of keys, and how their scores are made."""
+    """Rule of which keys a query sees, and of how scores are made."""
 
     scale: float
     causal: bool
