@@ -241,8 +241,9 @@ class PieceText:
         return math.prod(mesh.size(axis) for axis in summed if axis not in partial)
 
     def _accumulate(self, writer: Writer, name: str, grads: list[tuple[int, str]]) -> None:
+        own = identifier(name)
         for index, grad in grads:
-            sharers, own = self._sharers(name, index), identifier(name)
+            sharers = self._sharers(name, index)
             # Not by alpha=: compiled, torch makes one addmm of a matmul and an add, drops alpha.
             share = f"{own}.to({grad}.dtype) / {sharers}" if sharers > 1 else own
             # Compiled for a CPU, torch 2.13 forgets what is written into an input without dims.

@@ -29,7 +29,7 @@ class ExpertCore(nn.Module):
 def apply_experts(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Result of a layer of experts of `transformers`, on the library's own words for it.
+    """Apply a layer of experts of `transformers`, which is asked by the library's own words.
 
     hidden_states [N, I], top_k_index and top_k_weights [N, K] -> [N, I]. The module says by its
     attributes how its weights lie; it gets an ExpertCore as `core` at its first call.

@@ -242,7 +242,7 @@ def none_reads(folder: Path, complaints: list[str]) -> str:
 
 
 def seen_by_rank_0(folder: Path) -> list[Path]:
-    """Return the checkpoints that rank 0 published, on all ranks; one alone may look too early."""
+    """Return the checkpoints that rank 0 sees, on all ranks: a later look may see more of them."""
     steps = [step_of(path) for path in complete(folder)]
     if world() > 1:
         count = torch.tensor(len(steps), device=mesh.device())

@@ -95,9 +95,10 @@ def start_rank(
 
 
 def wait_for(ranks: list[Rank], silent: Callable[[list[Rank]], str]) -> tuple[list[Rank], str]:
-    """Wait until all ended, or one failed and the others had their time; return those that failed.
+    """Wait until all ended, or one failed and the others had their time.
 
-    Or until `silent` has something to say of those that run, which is returned, too.
+    Returns those that failed, in the order in which they were seen. Ends as well when `silent` has
+    something to say of those that run, which is returned, too.
     """
     failed: list[Rank] = []
     deadline, look_at = float("inf"), 0.0
