@@ -2,12 +2,15 @@
 
 The n-th dropout that a forward calls is number n of the captured graph. torch's own functions are
 replaced where a forward reaches them, so that layers and functions of torch draw so as well.
+
+A dropout is known by the state of torch's generator, which each call moves on. torch's checkpoint
+sets that state back before backward calls a part of the forward again, so the part's dropouts have
+their numbers again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import torch
@@ -33,17 +36,22 @@ def sites_of(graph: Graph) -> dict[int, Site]:
 
 @dataclass
 class _Draws:
-    """The dropouts of one call of a module. rows: int64 [rows], places in the global batch."""
+    """The dropouts of one call of a module. rows: int64 [rows], places in the global batch.
+
+    numbers: of the dropouts so far, by the state of torch's generator.
+    """
 
     sites: Mapping[int, Site]
     rows: Tensor
     seq: int
     step: Tensor
-    numbers: Iterator[int] = field(default_factory=count)
+    numbers: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, x: Tensor, p: float) -> Tensor:
         """What the next dropout makes of x."""
-        number = next(self.numbers)
+        state = torch.get_rng_state().numpy().tobytes()
+        number = self.numbers.setdefault(state, len(self.numbers))
+        torch.randint(2, ())  # moves the generator on
         dim, inner = self.sites.get(number) or (0, 1)
         rows = row_keys(self.step, self.rows) if self.sites.get(number) else None
         each = evaluate(inner, {"S": self.seq})
@@ -68,7 +76,8 @@ def drawn(
     for place, name, function in replaced:
         setattr(place, name, function)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for place, name, function in before:
             setattr(place, name, function)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from meshwright.codegen.local import identifier
-from meshwright.ir.capture.fx import short_line
+from meshwright.ir.capture.nodes import short_line
 from meshwright.ir.graph import Op
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Plan
@@ -65,10 +65,10 @@ def _line(frame: FrameType | None) -> str:
     return ""
 
 
-def _shown(module: nn.Module, batch: Batch, epsilon: float) -> list[_Shown]:
+def _shown(module: nn.Module, batch: Batch, plan_dtype: torch.dtype) -> list[_Shown]:
     recorder = _Recorder()
     with torch.no_grad():
-        loss_in_f64(module, batch, epsilon, recorder)
+        loss_in_f64(module, batch, plan_dtype, recorder)
     return recorder.shown
 
 
@@ -77,16 +77,17 @@ def first_difference(
     weights: dict[str, Tensor],
     module: nn.Module,
     batch: Batch,
-    epsilon: float,
+    plan_dtype: torch.dtype,
     tolerance: float,
 ) -> str:
     """Return a sentence that names the first value of a forward that no value of its line equals.
 
-    plan: of one micro-batch, all values kept. module: in float64, with the same weights. epsilon:
-    as run_module takes it. tolerance: of the largest element. Returns "" where all agree.
+    plan: of one micro-batch, all values kept. module: in float64, with the same weights.
+    plan_dtype: as run_module takes it. tolerance: of the largest element. Returns "" where all
+    agree.
     """
     by_line: dict[str, list[Tensor]] = defaultdict(list)
-    for shown in _shown(module, batch, epsilon):
+    for shown in _shown(module, batch, plan_dtype):
         by_line[shown.line].append(shown.value)
     for op, value in _made(plan, weights, batch):
         off = [
@@ -135,15 +136,15 @@ def _watched() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def first_mixed_rows(
-    module: nn.Module, batch: Batch, rows: int, epsilon: float, tolerance: float
+    module: nn.Module, batch: Batch, rows: int, plan_dtype: torch.dtype, tolerance: float
 ) -> str:
     """Return a sentence that names the line whose values for `rows` rows depend on more of them.
 
     Returns "" where none is found.
     """
-    whole = _shown(module, batch, epsilon)
+    whole = _shown(module, batch, plan_dtype)
     own_rows = batch.only(slice(rows))
-    part = _shown(module, own_rows, epsilon)
+    part = _shown(module, own_rows, plan_dtype)
     for both, own in zip(whole, part, strict=False):
         if both.line != own.line or both.value.dim() != own.value.dim():
             return ""

@@ -12,32 +12,48 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import ProofError
 
 from .outcome import Batch, Outcome
 
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+# What makes a tensor of numbers of Python, which a capture holds as a constant of some dtype.
+_CONSTANTS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 
 
 class Widened(TorchFunctionMode):
-    """Casts to any float become casts to float64, and defaults that hang on the dtype stay.
+    """Casts to any float become casts to float64, and what hangs on the plan's dtype stays: the
+    default epsilon of torch's RMSNorm, and the digits of constants that a forward makes."""
 
-    epsilon: what torch's RMSNorm takes in the plan's dtype where it is given none.
-    """
-
-    def __init__(self, epsilon: float) -> None:
+    def __init__(self, plan_dtype: torch.dtype) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.plan_dtype = plan_dtype
+        self.forward_default = torch.promote_types(plan_dtype, torch.float32)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if func in _CONSTANTS:
+            return self._constant(func, args, kwargs or {})
         func = Tensor.double if func in _CASTS else func
         if func is F.rms_norm:
-            args, kwargs = (), _rms_norm_arguments(self.epsilon, *args, **(kwargs or {}))
+            epsilon = torch.finfo(self.forward_default).eps
+            args, kwargs = (), _rms_norm_arguments(epsilon, *args, **(kwargs or {}))
         wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
         return func(*map(_wide, args), **wide)
+
+    def _constant(self, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+        """Numbers in float64 with the digits that the capture has of them."""
+        made: Tensor = func(*args, **kwargs)
+        data = kwargs.get("data", args[-1] if args else None)
+        if not made.is_floating_point() or hasattr(data, "dtype"):
+            return made.double() if made.is_floating_point() else made
+        said = func is Tensor.new_tensor or kwargs.get("dtype") is not None
+        digits = self.plan_dtype if said else self.forward_default
+        digits = digits if made.dtype == torch.float64 else made.dtype
+        return made.to(digits).double()
 
 
 def _rms_norm_arguments(
@@ -107,17 +123,21 @@ def moved_by(weights: dict[str, Tensor], deviation: float, seed: int) -> dict[st
 
 
 def run_module(
-    module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str, epsilon: float = 0.0
+    module: nn.Module,
+    weights: dict[str, Tensor],
+    batch: Batch,
+    name: str,
+    plan_dtype: torch.dtype | None = None,
 ) -> Outcome:
     """Return the loss and gradients of a batch.
 
-    epsilon: of Widened, for a module in float64; 0 for one in the plan's dtype.
+    plan_dtype: of Widened, for a module in float64; None for one in the plan's dtype.
 
     Raises ProofError where a second call gives another loss, where a call changes a buffer, where
     the loss is no number, and where the module does not run.
     """
     try:
-        return _run_module(module, weights, batch, name, epsilon)
+        return _run_module(module, weights, batch, name, plan_dtype)
     except (RuntimeError, TypeError, IndexError) as error:
         raise ProofError(
             f"model {name}: the module itself fails in PyTorch on {len(batch.tokens)} rows of "
@@ -126,34 +146,45 @@ def run_module(
 
 
 def _run_module(
-    module: nn.Module, weights: dict[str, Tensor], batch: Batch, name: str, epsilon: float
+    module: nn.Module,
+    weights: dict[str, Tensor],
+    batch: Batch,
+    name: str,
+    plan_dtype: torch.dtype | None,
 ) -> Outcome:
     for key, param in module.named_parameters():
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    with default_dtype(torch.float64) if epsilon else nullcontext():
-        return _called_twice(module, batch, name, epsilon, before)
+    with default_dtype(torch.float64) if plan_dtype else nullcontext():
+        return _called_twice(module, batch, name, plan_dtype, before)
 
 
-def loss_in_f64(module: nn.Module, batch: Batch, epsilon: float, mode: TorchFunctionMode) -> Tensor:
+def loss_in_f64(
+    module: nn.Module, batch: Batch, plan_dtype: torch.dtype, mode: TorchFunctionMode
+) -> Tensor:
     """Return the loss of a module in float64 that has its weights, its calls seen by a mode."""
-    with default_dtype(torch.float64), mode:
-        return _loss(module, batch, epsilon)
+    with default_dtype(torch.float64), mode, batch.drawing():
+        return _loss(module, batch, plan_dtype)
 
 
 def _called_twice(
-    module: nn.Module, batch: Batch, name: str, epsilon: float, before: dict[str, Tensor]
+    module: nn.Module,
+    batch: Batch,
+    name: str,
+    plan_dtype: torch.dtype | None,
+    before: dict[str, Tensor],
 ) -> Outcome:
     generators = _generators()
-    loss = _loss(module, batch, epsilon)
+    with batch.drawing():  # also in backward, which computes again what is checkpointed
+        loss = _loss(module, batch, plan_dtype)
+        if loss.requires_grad:
+            loss.backward()
     if drawn := [key for key, state in _generators().items() if generators[key] != state]:
         raise ProofError(
             f"model {name}: its forward draws from {drawn[0]}, and a program is the same at each "
             "step; take the draw out"
         )
-    if loss.requires_grad:
-        loss.backward()
     changed = [k for k, b in module.named_buffers() if not _same(b, before.get(k))]
     if changed:
         raise ProofError(
@@ -167,8 +198,11 @@ def _called_twice(
         )
     kept = attributes(module)
     # With gradients, as some ops compute in another way without, and modules may ask.
-    _loss(module, batch.permuted(), epsilon)
-    again = _loss(module, batch, epsilon).detach()
+    other = batch.permuted()
+    with other.drawing():
+        _loss(module, other, plan_dtype)
+    with batch.drawing():
+        again = _loss(module, batch, plan_dtype).detach()
     moved = sorted(key for key, value in attributes(module).items() if kept.get(key) != value)
     if moved:
         raise ProofError(
@@ -197,9 +231,9 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
     return before is not None and torch.equal(after, before)
 
 
-def _loss(module: nn.Module, batch: Batch, epsilon: float) -> Tensor:
-    with Widened(epsilon) if epsilon else nullcontext():
-        return batch.loss(batch.logits(module))
+def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Tensor:
+    with Widened(plan_dtype) if plan_dtype else nullcontext():
+        return batch.loss(logits_of(module, batch.tokens))
 
 
 def attributes(module: nn.Module) -> dict[str, object]:

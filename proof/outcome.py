@@ -1,13 +1,13 @@
 """What one step gives, by the program and by the module alike."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.own_loss import OwnLoss
 
 from .draws import Site, drawn
@@ -42,10 +42,9 @@ class Batch:
         parts = {name: getattr(self, name)[order] for name in ("tokens", "labels", "rows")}
         return replace(self, **parts)
 
-    def logits(self, module: nn.Module) -> Tensor:
-        """Return what a module makes of the tokens, its dropouts being those of its program."""
-        with drawn(self.sites, self.rows, self.tokens.shape[1]):
-            return logits_of(module, self.tokens)
+    def drawing(self) -> AbstractContextManager[None]:
+        """Let the dropouts of a module that is called on these rows be those of its program."""
+        return drawn(self.sites, self.rows, self.tokens.shape[1])
 
     def loss(self, logits: Tensor) -> Tensor:
         """Return the loss of logits [rows, seq, vocabulary], as PyTorch computes it; 0-dim."""

@@ -54,7 +54,8 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
     """Return the ways in which a program is run.
 
     lengths: the least and most tokens of a row. size_bytes: of the parameters in float64; a small
-    model runs a batch of some hundred tokens, too, in which what counts tokens shows.
+    model runs a batch of some hundred tokens, too, in which what counts tokens shows. The last is
+    of one row, which a module may compute in another way.
     """
     least, most = lengths
     short, long = (
@@ -66,6 +67,7 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
         Variant(2, long, 3, keeps=True, splits=True)
         if size_bytes > _SMALL_BYTES
         else Variant(8, min(_MANY, most or _MANY), 2, keeps=True, splits=True),
+        Variant(1, short, 1, keeps=True),
     )
 
 
@@ -138,7 +140,7 @@ def _prove_on(
     subject: Subject, traced: Traced, module: nn.Module, origin: dict[str, Tensor], moved: float
 ) -> None:
     """Each way of running has weights of its own: what a module keeps of the first ones shows."""
-    wide, epsilon = widened(traced), norm_epsilon(traced.dtype)
+    wide, plan_dtype = widened(traced), torch_dtype(traced.dtype)
     ways = variants(_lengths(subject, traced), parameter_bytes(wide))
     if traced.longest_apart:
         longest = _lengths(subject, traced)[1]
@@ -146,7 +148,7 @@ def _prove_on(
         ways += (Variant(1, longest, 1, keeps=True),)
     for number, variant in enumerate(ways):
         weights = moved_by(origin, moved, number)
-        trial = _Trial(subject, module, wide, weights, variant, number, epsilon)
+        trial = _Trial(subject, module, wide, weights, variant, number, plan_dtype)
         _compare(trial, *trial.outcomes())
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, origin, moved)
@@ -156,11 +158,6 @@ def _lengths(subject: Subject, traced: Traced) -> tuple[int, int | None]:
     least, most = traced.lengths
     known = [n for n in (most, subject.max_seq) if n is not None]
     return least, min(known, default=None)
-
-
-def norm_epsilon(dtype: str) -> float:
-    """What torch's RMSNorm adds by default in a dtype: the epsilon of what it computes in."""
-    return torch.finfo(torch.promote_types(torch_dtype(dtype), torch.float32)).eps
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class _Trial:
     weights: dict[str, Tensor]
     variant: Variant
     seed: int
-    epsilon: float
+    plan_dtype: torch.dtype
 
     def __str__(self) -> str:
         return f"model {self.subject.name}, {self.variant}"
@@ -189,7 +186,7 @@ class _Trial:
     def outcomes(self) -> tuple[Outcome, Outcome]:
         """The module's outcome, and the program's on the same rows in another order."""
         batch = self.batch
-        expected = run_module(self.module, self.weights, batch, self.subject.name, self.epsilon)
+        expected = run_module(self.module, self.weights, batch, self.subject.name, self.plan_dtype)
         given = batch.permuted() if self.variant.microbatches > 1 else batch
         return expected, run_program(one_rank_plan(self.traced, self.variant), self.weights, given)
 
@@ -197,10 +194,10 @@ class _Trial:
         """A sentence that names where a loss that differs comes from; "" where nothing shows it."""
         if self.variant.microbatches > 1:
             rows = self.variant.rows
-            return first_mixed_rows(self.module, self.batch, rows, self.epsilon, TOLERANCE)
+            return first_mixed_rows(self.module, self.batch, rows, self.plan_dtype, TOLERANCE)
         plan = one_rank_plan(self.traced, self.variant)
         return first_difference(
-            plan, self.weights, self.module, self.batch, self.epsilon, TOLERANCE
+            plan, self.weights, self.module, self.batch, self.plan_dtype, TOLERANCE
         )
 
 
@@ -251,6 +248,12 @@ def _advice(trial: _Trial) -> str:
             "it keeps what it made of earlier weights. A plan cuts a batch into micro-batches and "
             "weights change, so compute each row by itself and keep nothing"
         )
+    if trial.variant.rows == 1:
+        return (
+            "On several rows they agree: it computes one row in another way, as by `if "
+            "x.shape[0] == 1` or squeeze. A graph has one way for every number of rows, and takes "
+            "that of several; compute each row by itself"
+        )
     if drawn := drawn_buffers(trial.subject.build):
         return (
             f"Its buffer {drawn[0]} is drawn at random when the module is built: draw it from a "
@@ -296,7 +299,7 @@ def _prove_rounding(
     named = named_tokens(traced)
     sites = sites_of(traced.graph)
     batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss, named, sites)
-    exact = run_module(module, rounded, batch, subject.name, norm_epsilon(traced.dtype))
+    exact = run_module(module, rounded, batch, subject.name, torch_dtype(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)
     found = run_program(one_rank_plan(traced, variant), rounded, batch)
     where = f"model {subject.name} in {traced.dtype}"

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 from ..errors import CaptureError
 from ..traced import LONGEST_PROVEN
 from .conditions import breaking, holds_below
-from .fx import short_line, source_of
+from .nodes import short_line, source_of
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 

@@ -8,8 +8,10 @@ its soft-cap) is joined with the cross-entropy into one semantic op.
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -36,11 +38,13 @@ from .functional import (
     drop_idle_detaches,
     inline_regions,
 )
-from .fx import Drawn, FxReader, source_of, torch_dtype
-from .initialisers import build_fake, named_constants, told_of
+from .fx import FxReader, torch_dtype
+from .initialisers import build_fake, default_dtype, named_constants, told_of
 from .joint import joint
+from .nodes import Drawn, source_of
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
+from .rows import check_rows
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
@@ -139,7 +143,8 @@ def capture(
     arguments = tuple(roles.values())
 
     def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
-        exported = exported_for(wrapped, name)
+        with _default_of(dtype):
+            exported = exported_for(wrapped, name)
         reader = _Reader(
             program=exported.program,
             name=name,
@@ -164,6 +169,11 @@ def capture(
     except _NoHeadError as tail:
         found = read(LossParts(module, arguments), (*roles, "labels"))
         return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
+
+
+def _default_of(dtype: str) -> AbstractContextManager[None]:
+    """torch's default dtype within a forward: float64 in a model in f64, else the user's."""
+    return default_dtype(torch.float64) if dtype == "f64" else nullcontext()
 
 
 def _holds_scores(where: str) -> str:
@@ -214,6 +224,8 @@ class _Reader(FxReader):
         loss = self._ending(made)
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), (loss,))
         graph = verify(draws_from(_without_unused_inputs(prune(graph)), 0))
+        self._check_draws(graph)
+        check_rows(graph)
         used = {i.ref for i in graph.inputs_of("constant")}
         initial = named_constants([i.init for i in graph.inputs_of("param")])
         every = self.constants | self.stored
@@ -221,6 +233,14 @@ class _Reader(FxReader):
         if initial:
             self.warnings.append(told_of([every[ref] for ref in sorted(initial)]))
         return Captured(graph, tuple(kept), tuple(self.warnings))
+
+    def _check_draws(self, graph: Graph) -> None:
+        for op in graph.ops:
+            if op.output.name in self.random:
+                raise CaptureError(
+                    f"{op.target} at {op.source} draws at random, and a program draws nothing in "
+                    "forward but dropout: draw with F.dropout, of ones for instance, or take it out"
+                )
 
     def _state(self) -> dict[Node, str]:
         """What outlives a step, by its node: parameters, buffers, and inputs of the model."""

@@ -24,16 +24,19 @@ from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
-from .functional import check_hooks, no_custom_functions, no_value_hooks
-from .fx import check_dtypes, short_line
+from .fx import check_dtypes
+from .nodes import short_line
 from .recurrence import recurrence
 from .tables import longest
+from .unseen import check_hooks, no_custom_functions, no_value_hooks, no_versions
 
 # The shortest and the longest sequence that a graph is for; None: any.
 SeqRange: TypeAlias = tuple[int, int | None]
 
 # Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
 _HINTS = (7, 13)
+# The shortest sequence: torch.export takes one token apart from several, and shows several.
+_LEAST = 2
 # Below it a part of a sequence, such as all tokens but one, may be one token: a size that torch
 # takes apart from the others.
 _SHORT = 4
@@ -208,7 +211,7 @@ def exported_for(module: Logits, name: str) -> Exported:
     """
     _swap_semantic(module)
     check_hooks(module, name)
-    lengths: SeqRange = (1, None)
+    lengths: SeqRange = (_LEAST, None)
     asserts = False
     while True:
         try:
@@ -244,6 +247,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             torch.enable_grad(),
             no_custom_functions(name),
             no_value_hooks(name),
+            no_versions(name),
             _roots_of_sizes(),
             complex_as_pairs(),
             quiet(),

@@ -9,24 +9,20 @@ state that outlives a step.
 
 import operator
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
-from .fx import source_of, writes
+from .nodes import source_of, writes
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = "wrap_with_autocast"
-# Of torch.nn.utils.parametrizations, and of torch.nn.utils.
-_SPECTRAL = ("_SpectralNorm", "SpectralNorm")
 
 # Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
@@ -44,82 +40,6 @@ _SHAPES = {
 def op_name(target: Any) -> str:
     """The name of an op without its namespace; "" of what is no op of torch's."""
     return target._schema.name.partition("::")[2] if hasattr(target, "_schema") else ""
-
-
-# Refusals before anything is traced
-
-
-def check_hooks(module: nn.Module, name: str) -> None:
-    """Raise CaptureError for hooks, which change values or gradients and leave no trace."""
-    for path, param in module.named_parameters():
-        path = path.removeprefix("module.")
-        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(
-                f"model {name}: parameter {path} has a hook on its gradient, which a program does "
-                "not run; write what it does into forward, or remove it"
-            )
-    for path, part in module.named_modules():
-        path = path.removeprefix("module").removeprefix(".")
-        if part._backward_hooks or part._backward_pre_hooks:
-            raise CaptureError(
-                f"model {name}: module {path or 'itself'} has a backward hook, which a program "
-                "does not run; write what it does into forward, or remove it"
-            )
-        rules = part, *part._forward_pre_hooks.values()
-        if any(type(rule).__name__ in _SPECTRAL for rule in rules):
-            raise CaptureError(
-                f"model {name}: module {path} belongs to a spectral_norm, which keeps vectors that "
-                "each forward updates; a program keeps no such state: train without it, or divide "
-                "by torch.linalg.matrix_norm(w, 2) in forward"
-            )
-
-
-@contextmanager
-def no_custom_functions(name: str) -> Any:
-    """Refuse autograd.Function, of which an export keeps the forward alone.
-
-    Functions of torch itself, such as those of torch.library's custom ops, are let through. What is
-    checkpointed is computed plainly: what backward computes again is the plan's decision.
-    """
-    kept = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction:
-            function, _, *given = args
-            return function(*given)
-        if cls.__module__.startswith("torch."):
-            return kept.__get__(None, cls)(*args, **kwargs)
-        raise CaptureError(
-            f"model {name}: torch.autograd.Function {cls.__qualname__} has a backward that capture "
-            "cannot see; make it a torch.library.custom_op with register_autograd, or write its "
-            "forward in ops that torch differentiates"
-        )
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = kept  # type: ignore[method-assign]
-
-
-@contextmanager
-def no_value_hooks(name: str) -> Any:
-    """Refuse hooks on the gradients of values, which an export does not keep."""
-    kept = torch.Tensor.register_hook
-
-    def register_hook(self: Tensor, hook: Any) -> Any:
-        raise CaptureError(
-            f"model {name}: its forward sets a hook on the gradient of a value of {self.ndim} "
-            "dimensions, whose effect capture cannot see; write it into forward, as in "
-            "x * a + (x * (1 - a)).detach(), or make it a torch.library.custom_op with "
-            "register_autograd"
-        )
-
-    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.register_hook = kept  # type: ignore[method-assign]
 
 
 # Graphs within the graph

@@ -15,6 +15,17 @@ from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
 from ..sizes import B, Size, format_size, is_symbolic, size_of
 from .calls import Attrs, CallRecord
+from .nodes import (
+    CAST,
+    Drawn,
+    drawn_by,
+    draws_of_its_own,
+    draws_otherwise,
+    source_of,
+    target_name,
+    where,
+    writes,
+)
 
 # Values that capture adds behind the model's own.
 _OF_THE_LOSS = """
@@ -36,6 +47,7 @@ class FxReader:
     """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
 
     promote: every float becomes float64 (see capture). joint: the graph is forward and backward.
+    random: names of values that their ops draw, otherwise than dropout does.
     """
 
     promote: bool = False
@@ -45,6 +57,7 @@ class FxReader:
     ops: list[Op] = field(default_factory=list)
     values: dict[Node, Any] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: set(_OF_THE_LOSS))
+    random: set[str] = field(default_factory=set)
 
     def value_name(self, node: Node) -> str:
         """Module path and op name."""
@@ -66,7 +79,7 @@ class FxReader:
 
     def where(self, node: Node) -> str:
         """The op of a node and its line, for messages."""
-        return _where(node)
+        return where(node)
 
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
@@ -116,14 +129,14 @@ class FxReader:
                 f"{self.where(node)} changes its operand in place; write it as an op that "
                 "returns a new tensor"
             )
-        if _draws_by_itself(node):
+        if draws_of_its_own(node):
             raise CaptureError(
                 f"{self.where(node)} draws from a torch.Generator of its own; a program draws "
                 "nothing in forward: draw when the module is built, with a seed, into a buffer"
             )
         if value is None:  # assertions about sizes and metadata
             return
-        if drawn := _drawn(node):
+        if drawn := drawn_by(node):
             self.draw(node, value, drawn)
             return
         alias = _alias_of(node, self.promote, self.joint)
@@ -132,7 +145,7 @@ class FxReader:
             return
         self._op(node, value)
 
-    def draw(self, node: Node, value: Tensor, drawn: "Drawn") -> None:
+    def draw(self, node: Node, value: Tensor, drawn: Drawn) -> None:
         """Take in an op that draws at random."""
         raise CaptureError(f"{self.where(node)} draws at random where only gradients are made")
 
@@ -144,9 +157,10 @@ class FxReader:
         names = self._output_names(target, name, len(parts)) if many else [name]  # type: ignore[arg-type]
         outputs = tuple(self._output(t, n, node) for t, n in zip(parts, names, strict=True))  # type: ignore[call-overload]
         inputs, attrs = self._arguments(node)
-        if target == _CAST:
+        if target == CAST:
             inputs, attrs = inputs[:1], (("dtype", outputs[0].dtype),)
         self.ops.append(Op(target, inputs, outputs, attrs, source_of(node)))
+        self.random.update(names if draws_otherwise(node) else ())
         self.values[node] = tuple(names) if many else name
 
     def _output(self, given: object, name: str, node: Node) -> Value:
@@ -253,28 +267,6 @@ def _is_default(argument: Any, value: Attr) -> bool:
 
 _DEVICE_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format")
 _COUNTS = {"start", "end", "step"}  # of what counts rows, and says nothing about their values
-_RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
-_CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
-
-
-def target_name(target: Any) -> str:
-    """The registry's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
-    namespace, _, base = target._schema.name.partition("::")
-    overload = target._overloadname
-    base = base if overload == "default" else f"{base}.{overload}"
-    if namespace == "aten":
-        return _CAST if base.startswith("to.") else base
-    return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
-
-
-def _plain_name(target: Any) -> str:
-    return getattr(target, "__name__", str(target))
-
-
-def _where(node: Node) -> str:
-    target = node.target
-    named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
-    return f"{named} at {source_of(node) or 'an unknown line'}"
 
 
 def check_dtypes(graph: Graph) -> None:
@@ -290,48 +282,9 @@ def _check_dtype(node: Node, made: Tensor) -> None:
     if str(made.dtype).removeprefix("torch.") not in SHORT_NAMES:
         way = "; write it in real and imaginary parts" if made.is_complex() else ""
         raise CaptureError(
-            f"{_where(node)} makes a tensor of {made.dtype}; a plan knows "
+            f"{where(node)} makes a tensor of {made.dtype}; a plan knows "
             f"{', '.join(SHORT_NAMES)}{way}"
         )
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A call that draws at random: the op that stands for it, the nodes of its operands, None for
-    an absent one, the probability, and its other attributes."""
-
-    target: str
-    operands: tuple[Node | None, ...]
-    p: float
-    attrs: Attrs
-
-
-def _drawn(node: Node) -> Drawn | None:
-    """What a call draws, None where it draws nothing: at p = 0, and where it does not train."""
-    target = named(target_name(node.target)).drawn_as
-    if not target:
-        return None
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    names = [a.name for a in arguments]
-    given = {n: None for n in names} | dict(zip(names, node.args, strict=False)) | node.kwargs
-    rate = given.pop(next(name for name in _RATES if name in given))
-    if given.pop("train", True) is False or not rate:
-        return None
-    operands = tuple(given.pop(a.name) for a in arguments if "Tensor" in str(a.type))
-    return Drawn(target, operands, float(rate), [(k, v) for k, v in given.items() if v is not None])
-
-
-def _draws_by_itself(node: Node) -> bool:
-    """Whether an op is given a generator."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-    return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))
-
-
-def writes(node: Node) -> bool:
-    """Return whether an op changes an operand: a graph has values, not memory."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
@@ -355,25 +308,3 @@ def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
 
 def _same_dtype(before: torch.dtype, after: torch.dtype, promote: bool) -> bool:
     return before == after or (promote and before.is_floating_point and after.is_floating_point)
-
-
-_NOT_MODEL = ("/torch/", "/ir/capture/")
-
-
-def source_of(node: Node) -> str:
-    """`models/llama.py:31` of the innermost line of the model: outside torch and this room."""
-    trace = node.meta.get("stack_trace") or ""
-    found = ""
-    for line in trace.splitlines():
-        line = line.strip()
-        if line.startswith("File "):
-            path, _, rest = line.removeprefix('File "').partition('", line ')
-            found = short_line(path, int(rest.partition(",")[0])) or found
-    return found
-
-
-def short_line(path: str, number: int) -> str:
-    """Return `models/llama.py:31` of a line of a model; "" of one of torch or of this room."""
-    if any(skip in path for skip in _NOT_MODEL):
-        return ""
-    return f"{'/'.join(path.split('/')[-2:])}:{number}"

@@ -35,8 +35,8 @@ from .contents import (
     format_program,
     view_of,
 )
-from .fx import short_line
 from .init_log import InitLog
+from .nodes import short_line
 from .storages import (
     all_equal,
     assign,

@@ -31,7 +31,8 @@ from ..sizes import B, S, Size
 from .backward import Backward, free, gradient_names, made_backward, traced_names
 from .composites import EXPANSIONS
 from .functional import Functionalise
-from .fx import FxReader, target_name, torch_dtype
+from .fx import FxReader, torch_dtype
+from .nodes import target_name
 from .symbolic import concrete
 
 _HINTS = (7, 13)

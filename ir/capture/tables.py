@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ..errors import CaptureError
-from .fx import source_of
+from .nodes import source_of
 
 aten = torch.ops.aten
 _NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled

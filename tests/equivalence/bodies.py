@@ -6,6 +6,7 @@ import torch
 from proofs.zoo import Triple
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.models.experts import ExpertCore
 from meshwright.models.recurrence import RecurrenceCore
@@ -16,9 +17,11 @@ VOCAB, DIM, HEADS = 31, 12, 3
 class Body(nn.Module):
     """One body: h [B, S, 12] -> [B, S, 12]. rng draws its variant once."""
 
+    variants = 4
+
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self.kind = rng.randrange(4)
+        self.kind = rng.randrange(self.variants)
         self.scale = rng.choice((0.5, 1.5, 2))
         self.parts()
 
@@ -209,6 +212,33 @@ class InPlace(Body):
         return y
 
 
+class Constants(Body):
+    """Numbers that forward makes tensors of."""
+
+    def forward(self, h):
+        y = self.proj(h)
+        if self.kind == 0:
+            return y * torch.tensor(0.1) + torch.zeros_like(h[0])
+        if self.kind == 1:
+            return y * torch.tensor([0.1] * DIM, dtype=h.dtype) + torch.as_tensor(0.3)
+        if self.kind == 2:
+            return torch.where(h > 0, y, h.new_tensor(-0.7)) / torch.tensor(3)
+        return y * torch.tensor([[0.3], [1.7]], dtype=torch.float32).prod() + h.new_full((1,), 0.1)
+
+
+class Checkpointed(Body):
+    """Parts that backward computes again, dropouts among them."""
+
+    def forward(self, h):
+        once = F.dropout(h, 0.1) if self.kind > 1 else h
+        y = checkpoint(self.part, once, use_reentrant=self.kind == 3)
+        return F.dropout(y, 0.2) if self.kind == 2 else y
+
+    def part(self, h):
+        y = torch.tanh(self.proj(h)) * h
+        return F.dropout(y, 0.3) if self.kind else y
+
+
 # Bodies of which each is refused, or computed.
 
 
@@ -231,6 +261,8 @@ class Hidden(Body):
 
 
 class Stateful(Body):
+    variants = 6
+
     def parts(self):
         self.proj = nn.Linear(DIM, DIM, bias=False)
         self.norm = nn.BatchNorm1d(DIM)
@@ -247,12 +279,18 @@ class Stateful(Body):
         if self.kind == 2:
             self.seen += 1
             return y * self.seen
+        if self.kind == 4:
+            return y * torch.where(torch.rand(()) < 0.005, 2.0, 3.0)
+        if self.kind == 5:
+            return y * (1 + (self.proj.weight._version > 2))
         self.calls += 1
         return y * (1 + self.calls % 2)
 
 
 class Rows(Body):
-    """Rows of a batch that see each other."""
+    """Rows of a batch that see each other, some of which show it on rare values only."""
+
+    variants = 8
 
     def forward(self, h):
         y = self.proj(h)
@@ -262,4 +300,12 @@ class Rows(Body):
             return y * h.shape[0]
         if self.kind == 2:
             return y + h.flip(0)
-        return y - y.amax((0, 1), keepdim=True)
+        if self.kind == 3:
+            return y - y.amax((0, 1), keepdim=True)
+        if self.kind == 4:
+            return y * (2 if h.shape[0] == 1 else 3)
+        if self.kind == 5:
+            return y * torch.where((h[:, 0, 0] > 1e3).all(), 2.0, 1.0)
+        if self.kind == 6:
+            return y + (h.abs() > 1e3).sum(0)
+        return y + (h == h.roll(1, 0)).all(-1, keepdim=True)

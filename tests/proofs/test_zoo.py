@@ -11,6 +11,7 @@ import torch
 from proofs.zoo import VOCAB, ZOO
 from torch import Tensor, nn
 
+from meshwright.ir.capture import export
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import CaptureError
 from meshwright.proof.prove import Subject, prove
@@ -29,10 +30,16 @@ REFUSED = {
     "buffer_of_a_weight": "buffer first holds what was computed from a parameter",
     "batch_norm": "writes into buffer norm.num_batches_tracked",
     "counting_buffer": "writes into buffer count",
-    "batch_mean": "B is how many rows a batch has",
+    "batch_mean": r"mean.dim at .*zoo.py:\d+ makes one value of all rows",
     "batch_as_number": "B is how many rows a batch has",
-    "rows_compared": "rows see each other, or their number is used",
-    "random_noise": "called twice on the same tokens gives losses",
+    "rows_compared": r"amax at .*zoo.py:\d+ makes one value of all rows",
+    "random_noise": r"rand_like at .*zoo.py:\d+ draws at random",
+    "rare_draw": r"rand at .*zoo.py:\d+ draws at random",
+    "writes_counted": r"its forward reads _version at .*zoo_of_states.py:\d+",
+    "one_row_apart": "1 x 1 rows of 5 tokens, .* it computes one row in another way",
+    "mean_of_one_row": "1 x 1 rows of 5 tokens, .* it computes one row in another way",
+    "rare_in_all_rows": r"all at .*zoo.py:\d+ makes one value of all rows",
+    "sorted_rows": r"sort at .*zoo.py:\d+ goes along the rows of the batch",
     "even_lengths": r"needs .*Mod\(S, 2\).*, which B=1, S=4 breaks",
     "branch_at_one_length": r"needs Ne\(S, 512\), which B=1, S=512 breaks",
     "branch_at_one_batch": r"needs Ne\(B, 24\), which B=24, S=4 breaks",
@@ -65,8 +72,9 @@ def test_is_proven(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
-def test_casts_to_narrow_floats_are_proven_in_every_dtype(dtype: str) -> None:
-    _prove("narrow_parts", dtype)
+@pytest.mark.parametrize("name", ["narrow_parts", "made_of_numbers"])
+def test_narrow_casts_and_numbers_are_proven_in_every_dtype(name: str, dtype: str) -> None:
+    _prove(name, dtype)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -121,10 +129,19 @@ class _Repeats(_CountsTokens):
 
 
 @pytest.mark.parametrize("made", [_Ends, _OneFarAway, _Listed, _Repeats])
-def test_a_batch_that_is_looked_at_for_rare_tokens_is_refused(made: type[nn.Module]) -> None:
+def test_a_proof_draws_the_rare_tokens_that_a_batch_is_looked_at_for(
+    made: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens drawn evenly would hold none of them."""
+    monkeypatch.setattr(export, "check_rows", lambda graph: None)
     with pytest.raises(CaptureError, match="rows see each other, or their number is used"):
         prove(Subject("counts", made, WIDE, None), trace(made, "counts", "f64", WIDE))
+
+
+@pytest.mark.parametrize("made", [_Ends, _OneFarAway, _Listed, _Repeats])
+def test_a_count_over_the_batch_is_refused_by_its_shape(made: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError, match="sum at .* makes one value of all rows"):
+        trace(made, "counts", "f64", WIDE)
 
 
 class _Skipping(_CountsTokens):

@@ -111,6 +111,70 @@ def value_hook(self, h):
 
 
 @plain
+def one_row_apart(self, h):
+    return self.proj(h) * (2 if h.shape[0] == 1 else 3)
+
+
+@plain
+def mean_of_one_row(self, h):
+    return self.proj(h) + (h.mean(0) if h.shape[0] == 1 else 0)
+
+
+@plain
+def rare_in_all_rows(self, h):
+    return self.proj(h) * torch.where((h[:, 0, 0] > 1e3).all(), 2.0, 1.0)
+
+
+@plain
+def sorted_rows(self, h):
+    return self.proj(h) + (h.sort(0)[0] > 1e3)
+
+
+@plain
+def writes_counted(self, h):
+    return self.proj(h) * (1 + (self.proj.weight._version > 2))
+
+
+@plain
+def rare_draw(self, h):
+    return self.proj(h) * torch.where(torch.rand(()) < 0.005, 2.0, 3.0)
+
+
+@plain
+def draw_of_no_use(self, h):
+    torch.rand(DIM)
+    return self.proj(h)
+
+
+@plain
+def shape_of_a_row(self, h):
+    return self.proj(h) + torch.zeros_like(h[0]) + h.new_ones(DIM)
+
+
+@plain
+def made_of_numbers(self, h):
+    y = self.proj(h) * torch.tensor(0.1) + torch.as_tensor([0.3] * DIM).to(h.dtype)
+    y = y * torch.tensor(0.7, dtype=torch.float32) + h.new_tensor(-0.7) / torch.tensor(3)
+    return y + torch.tensor([0.1] * DIM, dtype=h.dtype)
+
+
+def _dropped(self, h):
+    return F.dropout(self.proj(F.dropout(h, 0.2)).tanh(), 0.3)
+
+
+@plain
+def checkpointed_dropouts(self, h):
+    y = checkpoint(_dropped, self, F.dropout(h, 0.1), use_reentrant=False)
+    return F.dropout(y, 0.2)
+
+
+@plain
+def checkpointed_dropouts_reentrant(self, h):
+    y = checkpoint(_dropped, self, F.dropout(h, 0.1), use_reentrant=True)
+    return F.dropout(y, 0.2)
+
+
+@plain
 def checkpointed_by_the_module(self, h):
     return checkpoint(lambda x: self.proj(x).sin() * x, h, use_reentrant=True)
 

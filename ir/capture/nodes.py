@@ -1,0 +1,105 @@
+"""What is asked of an fx node of an export: its op, its line, whether it writes or draws."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ops.registry import named
+from .calls import Attrs
+
+CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
+_RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
+
+
+def target_name(target: Any) -> str:
+    """The registry's name of an overload: `mul.Tensor`, `silu`, `mw.linear`, `ns::op` elsewhere."""
+    namespace, _, base = target._schema.name.partition("::")
+    overload = target._overloadname
+    base = base if overload == "default" else f"{base}.{overload}"
+    if namespace == "aten":
+        return CAST if base.startswith("to.") else base
+    return f"mw.{base}" if namespace == "meshwright" else f"{namespace}::{base}"
+
+
+def _plain_name(target: Any) -> str:
+    return getattr(target, "__name__", str(target))
+
+
+def where(node: Node) -> str:
+    target = node.target
+    named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
+    return f"{named} at {source_of(node) or 'an unknown line'}"
+
+
+def writes(node: Node) -> bool:
+    """Return whether an op changes an operand: a graph has values, not memory."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A call that draws at random: the op that stands for it, the nodes of its operands, None for
+    an absent one, the probability, and its other attributes."""
+
+    target: str
+    operands: tuple[Node | None, ...]
+    p: float
+    attrs: Attrs
+
+
+def drawn_by(node: Node) -> Drawn | None:
+    """What a call draws, None where it draws nothing: at p = 0, and where it does not train."""
+    target = named(target_name(node.target)).drawn_as
+    if not target:
+        return None
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    names = [a.name for a in arguments]
+    given = {n: None for n in names} | dict(zip(names, node.args, strict=False)) | node.kwargs
+    rate = given.pop(next(name for name in _RATES if name in given))
+    if given.pop("train", True) is False or not rate:
+        return None
+    operands = tuple(given.pop(a.name) for a in arguments if "Tensor" in str(a.type))
+    return Drawn(target, operands, float(rate), [(k, v) for k, v in given.items() if v is not None])
+
+
+def draws_otherwise(node: Node) -> bool:
+    """Whether a call draws at random what no dropout does, as torch's own tag says."""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags or named(target_name(node.target)).drawn_as:
+        return False
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    trains = given.get("train", given.get("training", True))
+    return bool(trains) and given.get("p", given.get("dropout", 1.0)) != 0.0
+
+
+def draws_of_its_own(node: Node) -> bool:
+    """Whether an op is given a generator."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))
+
+
+_NOT_MODEL = ("/torch/", "/ir/capture/")
+
+
+def source_of(node: Node) -> str:
+    """`models/llama.py:31` of the innermost line of the model: outside torch and this room."""
+    trace = node.meta.get("stack_trace") or ""
+    found = ""
+    for line in trace.splitlines():
+        line = line.strip()
+        if line.startswith("File "):
+            path, _, rest = line.removeprefix('File "').partition('", line ')
+            found = short_line(path, int(rest.partition(",")[0])) or found
+    return found
+
+
+def short_line(path: str, number: int) -> str:
+    """Return `models/llama.py:31` of a line of a model; "" of one of torch or of this room."""
+    if any(skip in path for skip in _NOT_MODEL):
+        return ""
+    return f"{'/'.join(path.split('/')[-2:])}:{number}"
