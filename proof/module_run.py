@@ -14,13 +14,12 @@ from torch.utils._pytree import tree_map_only
 
 from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
+from meshwright.ir.capture.widening import CONSTANT_MAKERS
 from meshwright.ir.errors import ProofError
 
 from .outcome import Batch, Outcome
 
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
-# What makes a tensor of numbers of Python, which a capture holds as a constant of some dtype.
-_CONSTANTS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 
 
 class Widened(TorchFunctionMode):
@@ -35,7 +34,7 @@ class Widened(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if func in _CONSTANTS:
+        if func in CONSTANT_MAKERS and self.plan_dtype != torch.float64:
             return self._constant(func, args, kwargs or {})
         func = Tensor.double if func in _CASTS else func
         if func is F.rms_norm:

@@ -8,10 +8,8 @@ its soft-cap) is joined with the cross-entropy into one semantic op.
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -39,12 +37,13 @@ from .functional import (
     inline_regions,
 )
 from .fx import FxReader, torch_dtype
-from .initialisers import build_fake, default_dtype, named_constants, told_of
+from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
 from .nodes import Drawn, source_of
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
 from .rows import check_rows
+from .widening import floats_as_in
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
@@ -143,7 +142,7 @@ def capture(
     arguments = tuple(roles.values())
 
     def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
-        with _default_of(dtype):
+        with floats_as_in(dtype):
             exported = exported_for(wrapped, name)
         reader = _Reader(
             program=exported.program,
@@ -169,11 +168,6 @@ def capture(
     except _NoHeadError as tail:
         found = read(LossParts(module, arguments), (*roles, "labels"))
         return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
-
-
-def _default_of(dtype: str) -> AbstractContextManager[None]:
-    """torch's default dtype within a forward: float64 in a model in f64, else the user's."""
-    return default_dtype(torch.float64) if dtype == "f64" else nullcontext()
 
 
 def _holds_scores(where: str) -> str:
