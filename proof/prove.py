@@ -115,13 +115,27 @@ def prove(subject: Subject, traced: Traced) -> None:
     traced: the capture in the plan's dtype.
     """
     # Its buffers have the digits that the capture has.
-    module = built(subject.build, torch_dtype(traced.dtype)).double()
+    module = built(subject.build, torch_dtype(traced.dtype))
+    _check_shared(module, subject.name)
+    module = module.double()
     origin = {name: weight.clone() for name, weight in weights_of(module).items()}
     with _threads_for(sum(weight.nbytes for weight in origin.values())):
         try:
             _prove_on(subject, traced, module, origin, _MOVED)
         except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
             _prove_on(subject, traced, module, origin, 0.0)
+
+
+def _check_shared(module: nn.Module, name: str) -> None:
+    """Refuse two parameters on one memory: a program has one there, with one gradient."""
+    first: dict[int, str] = {}
+    for path, param in module.named_parameters():
+        known = first.setdefault(param.untyped_storage().data_ptr(), path)
+        if known != path and param.numel():
+            raise ProofError(
+                f"model {name}: {known} and {path} are two parameters on one memory, each with a "
+                "gradient and an update of its own; use one parameter twice, or copy it"
+            )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import math
 import os
 import re
 import traceback
@@ -27,8 +26,16 @@ from .experts import expert_linear
 from .fx import check_dtypes
 from .nodes import short_line
 from .recurrence import recurrence
+from .size_functions import sizes_as_numbers
 from .tables import longest
-from .unseen import check_hooks, no_custom_functions, no_value_hooks, no_versions
+from .unseen import (
+    check_hooks,
+    check_unregistered,
+    no_custom_functions,
+    no_value_hooks,
+    no_versions,
+    no_writes_behind,
+)
 
 # The shortest and the longest sequence that a graph is for; None: any.
 SeqRange: TypeAlias = tuple[int, int | None]
@@ -211,6 +218,7 @@ def exported_for(module: Logits, name: str) -> Exported:
     """
     _swap_semantic(module)
     check_hooks(module, name)
+    check_unregistered(module, name)
     lengths: SeqRange = (_LEAST, None)
     asserts = False
     while True:
@@ -248,7 +256,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_custom_functions(name),
             no_value_hooks(name),
             no_versions(name),
-            _roots_of_sizes(),
+            no_writes_behind(),
+            sizes_as_numbers(),
             complex_as_pairs(),
             quiet(),
         ):
@@ -277,21 +286,6 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
         ) from error
     check_dtypes(program.graph)
     return Exported(program, *drop_true_asserts(program.graph, lengths, name))
-
-
-@contextmanager
-def _roots_of_sizes() -> Iterator[None]:
-    """math.sqrt of a size stays a function of that size, where Python would make it a number."""
-    plain = math.sqrt
-
-    def root(x: Any) -> Any:
-        return torch.sym_sqrt(x) if isinstance(x, torch.SymInt | torch.SymFloat) else plain(x)
-
-    math.sqrt = root
-    try:
-        yield
-    finally:
-        math.sqrt = plain
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:
@@ -369,7 +363,7 @@ def reason_of(error: Exception) -> str:
     ):
         return (
             f"{fixed[1]} is bound to a number {fixed[2]}, as by a loop over tokens, a recurrent "
-            "layer of torch, or a function of a size that wants a number, such as math.log"
+            "layer of torch, or a function of a size that wants a number, such as len or int"
         )
     if fixed := re.search(rf"{_SPECIALIZED} (\d+)", reason):
         size = "S" if _SIZE.format(1) in reason else "B"

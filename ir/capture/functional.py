@@ -46,9 +46,9 @@ def op_name(target: Any) -> str:
 
 
 def inline_regions(module: GraphModule, state: dict[Node, str]) -> None:
-    """Write out no_grad regions; what they return is detached. Other regions are refused.
+    """Write out no_grad regions, what they return detached, and regions that turn autocast off.
 
-    state: names of what outlives a step, by node.
+    Others are refused. state: names of what outlives a step, by node.
     """
     graph = module.graph
     for node in list(graph.nodes):
@@ -56,10 +56,8 @@ def inline_regions(module: GraphModule, state: dict[Node, str]) -> None:
             node.target, torch._ops.HigherOrderOperator
         ):
             continue
-        if node.target is not _SET_GRAD:
-            _refuse_region(module, node)
-        enabled, called, *given = node.args
-        inner = getattr(module, called.target)
+        enabled, called, given = _region(module, node)
+        inner = getattr(module, str(called.target))
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         known = {p: state[g] for p, g in zip(places, given, strict=True) if g in state}
         inline_regions(inner, known)
@@ -78,18 +76,34 @@ def inline_regions(module: GraphModule, state: dict[Node, str]) -> None:
         graph.erase_node(node)
 
 
-def _refuse_region(module: GraphModule, node: Node) -> None:
-    """Refuse a graph within the graph, with the first line in it."""
+def _region(module: GraphModule, node: Node) -> tuple[bool, Node, list]:
+    """Whether a graph within the graph has gradients, its node, and what it is given.
+
+    Raises CaptureError, with the first line in it, for one of another kind.
+    """
+    if node.target is _SET_GRAD:
+        enabled, called, *given = node.args
+        return bool(enabled), called, given  # type: ignore[return-value]
+    if _is_autocast(node) and not node.args[2]:
+        return True, node.args[4], list(node.args[5:])  # type: ignore[return-value]
+    raise _refusal_of(module, node)
+
+
+def _is_autocast(node: Node) -> bool:
+    return node.target.name() == _AUTOCAST  # type: ignore[union-attr]
+
+
+def _refusal_of(module: GraphModule, node: Node) -> CaptureError:
     parts = [getattr(module, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
     inner = (n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes)
     line = next(filter(None, map(source_of, (node, *inner))), "a line of torch's own")
-    name = node.target.name()  # type: ignore[union-attr]
-    if name == _AUTOCAST:
-        raise CaptureError(
+    if _is_autocast(node):
+        return CaptureError(
             f"torch.autocast around {line}: the dtype of each op is the plan's decision (--dtype); "
             "leave autocast out, or cast where it is needed, as in x.bfloat16()"
         )
-    raise CaptureError(
+    name = node.target.name()  # type: ignore[union-attr]
+    return CaptureError(
         f"{name} at {line}: a region of its own; only no_grad and enable_grad regions are "
         "captured, so write what it computes in tensor ops"
     )

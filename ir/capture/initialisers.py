@@ -91,6 +91,11 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
     def register_fake(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(module, name, param)
+        if isinstance(param, nn.UninitializedParameter):
+            raise CaptureError(
+                f"param {name} of {type(module).__name__} has no shape before the first call; give "
+                "its sizes, as nn.Linear takes them where nn.LazyLinear does not"
+            )
         if param is not None and not isinstance(param, FakeTensor):
             module._parameters[name] = _fake_of(param, mode)
 

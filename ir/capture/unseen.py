@@ -14,6 +14,7 @@ from .nodes import short_line
 
 # Of torch.nn.utils.parametrizations, and of torch.nn.utils.
 _SPECTRAL = ("_SpectralNorm", "SpectralNorm")
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def check_hooks(module: nn.Module, name: str) -> None:
@@ -39,6 +40,24 @@ def check_hooks(module: nn.Module, name: str) -> None:
                 "each forward updates; a program keeps no such state: train without it, or divide "
                 "by torch.linalg.matrix_norm(w, 2) in forward"
             )
+
+
+def check_unregistered(module: nn.Module, name: str) -> None:
+    """Raise CaptureError for a trainable tensor that a list or dictionary of a module holds."""
+    known = {id(param) for param in module.parameters()}
+    for path, part in module.named_modules():
+        for attribute, held in vars(part).items():
+            if attribute in _OF_MODULES or not isinstance(held, list | tuple | dict):
+                continue
+            tensors = held.values() if isinstance(held, dict) else held
+            for tensor in tensors:
+                if isinstance(tensor, Tensor) and tensor.requires_grad and id(tensor) not in known:
+                    place = f"{path}.{attribute}".removeprefix("module").removeprefix(".")
+                    raise CaptureError(
+                        f"model {name}: {place} holds a trainable tensor of shape "
+                        f"{list(tensor.shape)} that is no parameter of the module; hold it in "
+                        "nn.ParameterList or nn.ParameterDict, or read it as an attribute"
+                    )
 
 
 @contextmanager
@@ -108,3 +127,21 @@ def no_versions(name: str) -> Iterator[None]:
         yield
     finally:
         del torch.Tensor._version
+
+
+@contextmanager
+def no_writes_behind() -> Iterator[None]:
+    """Let a forward's `x.data` be `x.detach()`, of which an export shows reads and writes."""
+    kept = torch.Tensor.data
+
+    def data(self: Tensor) -> Tensor:
+        caller = sys._getframe(1)
+        if short_line(caller.f_code.co_filename, caller.f_lineno):
+            return self.detach()
+        return kept.__get__(self)  # type: ignore[attr-defined]
+
+    torch.Tensor.data = property(data, kept.__set__)  # type: ignore[assignment, attr-defined]
+    try:
+        yield
+    finally:
+        torch.Tensor.data = kept

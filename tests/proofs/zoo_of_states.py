@@ -1,5 +1,8 @@
 """More of the zoo: state, parts of a sequence, and what is made outside of forward."""
 
+import functools
+import math
+
 import torch
 from proofs.zoo import DIM, plain, with_parts
 from torch import nn
@@ -172,6 +175,77 @@ def checkpointed_dropouts(self, h):
 def checkpointed_dropouts_reentrant(self, h):
     y = checkpoint(_dropped, self, F.dropout(h, 0.1), use_reentrant=True)
     return F.dropout(y, 0.2)
+
+
+@plain
+def autocast_off(self, h):
+    with torch.autocast("cpu", enabled=False):
+        y = self.proj(h.float()) * 2
+    return y.to(h.dtype).sin()
+
+
+@functools.lru_cache
+def _causal(length):
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _kept_by_length(self):
+    self.places = {}
+
+
+@with_parts(_kept_by_length)
+def caches_by_length(self, h):
+    s = h.shape[1]
+    if s not in self.places:
+        self.places[s] = torch.arange(s)
+    scores = (self.proj(h) @ h.mT).masked_fill(~_causal(s), -1e9) * (1 + self.places[s])
+    return scores.softmax(-1) @ h
+
+
+@plain
+def logarithms_of_sizes(self, h):
+    s = h.shape[1]
+    y = self.proj(h) * math.log(s) / math.log(512) + 0.1 * math.log(s + 1, 2)
+    return y / math.log(2 * s)
+
+
+@plain
+def reads_data(self, h):
+    return self.proj(h) * self.proj.weight.data.abs().mean() + h.data
+
+
+@plain
+def writes_data(self, h):
+    y = self.proj(h)
+    y.data.mul_(2.0)
+    return y
+
+
+def _in_a_list(self):
+    self.weights = [nn.Parameter(torch.randn(DIM, DIM))]
+
+
+@with_parts(_in_a_list)
+def parameter_in_a_list(self, h):
+    return self.proj(h) @ self.weights[0]
+
+
+def _twice(self):
+    self.again = nn.Parameter(self.proj.weight.data)
+
+
+@with_parts(_twice)
+def two_on_one_memory(self, h):
+    return self.proj(h) @ self.again
+
+
+def _without_shape(self):
+    self.late = nn.LazyLinear(DIM)
+
+
+@with_parts(_without_shape)
+def lazy_layer(self, h):
+    return self.late(h)
 
 
 @plain
