@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -320,10 +319,9 @@ def _place_of(error: Exception) -> str:
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Outside of torch and of this room."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [
-        f for f in frames if f"{os.sep}torch{os.sep}" not in f.filename and f.filename[0] != "<"
-    ]
+    return [f for f in frames if f.filename[0] != "<" and short_line(f.filename, f.lineno or 0)]
 
 
 def _range_of(message: str, lengths: SeqRange) -> SeqRange:
