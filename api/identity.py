@@ -92,10 +92,7 @@ def _source(manifest: "Manifest", model: str | None) -> "ModelSource":
     if model is not None:
         return load_model(model)
     if known is None:
-        raise ValueError(
-            f"{manifest.path} was written before checkpoints held their model; it was called "
-            f"{manifest.state.model!r}: say which with --model"
-        )
+        raise _unknown_model(manifest)
     try:
         rebuilt = rebuild_model(known.kind, known.name, known.config)
     except ModelError as error:
@@ -103,6 +100,13 @@ def _source(manifest: "Manifest", model: str | None) -> "ModelSource":
             f"{manifest.path}: {error}; give its --model, or put its code on PYTHONPATH"
         ) from None
     return _in_its_folder(rebuilt)
+
+
+def _unknown_model(manifest: "Manifest") -> ValueError:
+    return ValueError(
+        f"{manifest.path} was written before checkpoints held their model; it was called "
+        f"{manifest.state.model!r}: say which with --model"
+    )
 
 
 def _in_its_folder(rebuilt: "ModelSource") -> "ModelSource":

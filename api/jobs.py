@@ -126,11 +126,15 @@ def _write_job(
     made, key = _planned(file, out, nodes, say)
     why = "" if fresh else unsaved(out)
     aside = begin_job(out, made.text, fresh)
+    _write_planned(made, key, out)
+    write_text(out / "job.toml", file.text)
+    return made, aside, why
+
+
+def _write_planned(made: Plan, key: str, out: Path) -> None:
     made.save(out / "plan.txt")
     keep_key(out, key, made)
     compile(made, out / "program")
-    write_text(out / "job.toml", file.text)
-    return made, aside, why
 
 
 def _planned(file: "JobFile", out: Path, nodes: int | None, say: Say) -> tuple[Plan, str]:

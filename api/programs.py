@@ -44,16 +44,14 @@ def write_program(plan: "Decisions", folder: Path) -> list[str]:
     """
     from meshwright.codegen.program import emit
 
-    files = emit(plan)
+    files = {**emit(plan), "job.sbatch": _slurm_script(plan), "rates.json": _rates(plan)}
     _clear(folder)
     for name, text in files.items():
         write_text(folder / name, text)
-    write_text(folder / "job.sbatch", _slurm_script(plan))
-    write_text(folder / "rates.json", _rates(plan))
     for script in ("launch.sh", "job.sbatch"):
         (folder / script).chmod(0o755)
     _copy_runtime(folder / "runtime")
-    return sorted([*files, "job.sbatch", "rates.json"])
+    return sorted(files)
 
 
 def _rates(plan: "Decisions") -> str:

@@ -92,12 +92,16 @@ def _weights(arguments: argparse.Namespace, exported: Path) -> tuple[Path, "Iden
     manifest = read_manifest(folder)
     source = model_of(manifest, arguments.model)
     if source.kind == "py":
-        raise ValueError(
-            f"{folder} is of {source.name}, which is no class of transformers to sample from; "
-            "meshwright export writes its weights for code of your own"
-        )
+        raise _not_sampled(folder, source.name)
     export_checkpoint(manifest, source, exported)
     return exported, manifest.identity
+
+
+def _not_sampled(folder: Path, model: str) -> ValueError:
+    return ValueError(
+        f"{folder} is of {model}, which is no class of transformers to sample from; "
+        "meshwright export writes its weights for code of your own"
+    )
 
 
 def _tokenizer(arguments: argparse.Namespace, folder: Path, identity: "Identity") -> str | None:
@@ -107,17 +111,20 @@ def _tokenizer(arguments: argparse.Namespace, folder: Path, identity: "Identity"
     Raises ValueError where tokens of the given one are not those of the training data, unless
     --accept-tokenizer takes it, and where that of the data is no longer there.
     """
-    from meshwright.runtime.data.tokenizer import tokenizer_identity
-    from meshwright.runtime.identity import check_tokenizer
-
     where, known, given = arguments.weights, identity.tokenizer, arguments.tokenizer
     if known is None or (given and arguments.accept_tokenizer):
         return given or _in_folder(folder)
     spec = given or _of_data(where, known)
-    own = replace(identity, tokenizer=tokenizer_identity(spec))
-    way_out = "give that one, or take this one by --accept-tokenizer"
-    check_tokenizer(where, identity, own, way_out)
+    _check_tokenizer(where, identity, spec)
     return spec
+
+
+def _check_tokenizer(where: str, identity: "Identity", spec: str) -> None:
+    from meshwright.runtime.data.tokenizer import tokenizer_identity
+    from meshwright.runtime.identity import check_tokenizer
+
+    own = replace(identity, tokenizer=tokenizer_identity(spec))
+    check_tokenizer(where, identity, own, "give that one, or take this one by --accept-tokenizer")
 
 
 def _in_folder(folder: Path) -> str | None:

@@ -79,8 +79,6 @@ def _log(out: Path, rank: int | None) -> Path:
 
 def _followed(path: Path, arguments: argparse.Namespace) -> Iterator[str]:
     """Yield what is written to a file until its job has ended."""
-    from meshwright.api.slurm import jobs
-
     with open(path, encoding="utf-8", errors="replace") as file:
         looked_s = 0.0
         while True:
@@ -90,8 +88,14 @@ def _followed(path: Path, arguments: argparse.Namespace) -> Iterator[str]:
                 continue
             if time.monotonic() - looked_s > 5.0:
                 looked_s = time.monotonic()
-                live = [s for s in jobs() if arguments.name in (s.job, str(s.out))]
-                if not any(s.state in ("RUNNING", "PENDING", "COMPLETING") for s in live):
+                if not _is_live(arguments.name):
                     print(f"{arguments.name} has ended", file=sys.stderr)
                     return
             time.sleep(_EVERY_S)
+
+
+def _is_live(name: str) -> bool:
+    from meshwright.api.slurm import jobs
+
+    found = [s for s in jobs() if name in (s.job, str(s.out))]
+    return any(s.state in ("RUNNING", "PENDING", "COMPLETING") for s in found)

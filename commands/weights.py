@@ -108,12 +108,16 @@ def _run_export(arguments: argparse.Namespace) -> None:
         say(f"writing the weights of {source.name} to {out}")
         files = export_checkpoint(manifest, source, out)
     if left_out := unread(manifest, source):
-        print(
-            f"{out} is without {len(left_out)} parameters that the forward does not read, such as "
-            f"{left_out[0]}: load it with strict=False",
-            file=sys.stderr,
-        )
+        _say_left_out(out, left_out)
     _print_written(out, files, arguments)
+
+
+def _say_left_out(out: Path, left_out: list[str]) -> None:
+    print(
+        f"{out} is without {len(left_out)} parameters that the forward does not read, such as "
+        f"{left_out[0]}: load it with strict=False",
+        file=sys.stderr,
+    )
 
 
 def _run_import(arguments: argparse.Namespace) -> None:

@@ -120,19 +120,22 @@ class Table:
         best = self.best
         if best is None or self.objective in ("memory", "hardware"):
             return []
-        least = best.rank(self.objective)[0]
         near = [
             str(number)
             for number, answer in enumerate(self.answers, start=1)
-            if answer is not best
-            and answer.step
-            and answer.rank(self.objective)[0] / (1 + answer.step.gap) < least
+            if self._may_beat(answer, best)
         ]
         if not near:
             return []
         rows = "row" if len(near) == 1 else "rows"
         listed = ", ".join(near)
         return [f"{rows} {listed} may be the best: within the gap; --effort best narrows it"]
+
+    def _may_beat(self, answer: "Answer", best: "Answer") -> bool:
+        if answer is best or not answer.step:
+            return False
+        bound = answer.rank(self.objective)[0] / (1 + answer.step.gap)
+        return bound < best.rank(self.objective)[0]
 
     def _other(self, answer: "Answer") -> "Answer | None":
         """Return the answer of the same point under other pins."""

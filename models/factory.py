@@ -25,15 +25,20 @@ def factory_source(spec: str) -> ModelSource:
 
     Raises ModelError where the import, the name or the returned value is wrong.
     """
-    parts = spec.split(":")
-    if len(parts) != 3 or not all(parts):
-        raise ModelError(f"bad model {spec!r}; write py:module:factory")
+    module_name, name = _names(spec)
     with reading() as opened:
-        build = _checked(spec, _factory(spec, parts[1], parts[2]))
+        build = _checked(spec, _factory(spec, module_name, name))
         sample = _sample(build)
     return ModelSource(
         spec, _vocab_size(spec, sample), _max_seq(sample), build, opened=frozenset(opened)
     )
+
+
+def _names(spec: str) -> tuple[str, str]:
+    parts = spec.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise ModelError(f"bad model {spec!r}; write py:module:factory")
+    return parts[1], parts[2]
 
 
 def _factory(spec: str, module_name: str, name: str) -> Callable[[], object]:

@@ -69,9 +69,7 @@ def visible_of(rule: Callable[..., Any], reach: int | None) -> Visible:
 
     Both are compared at places around multiples of the reach. Raises OtherMaskError.
     """
-    near = [0, 1, 2, 3, 5, 8, 13, 21]
-    far = [n * reach + d for n in (1, 2, 3) for d in (-2, -1, 0, 1, 2)] if reach else []
-    places = sorted({p for p in near + far if p >= 0})
+    places = _places_around(reach)
     pairs = [(query, key) for query in places for key in places]
     try:
         shown = [bool(rule(0, 0, _Place(query), _Place(key))) for query, key in pairs]
@@ -82,6 +80,12 @@ def visible_of(rule: Callable[..., Any], reach: int | None) -> Visible:
         if shown == [key <= query < key + wide for query, key in pairs]:
             return Visible(window)
     raise OtherMaskError
+
+
+def _places_around(reach: int | None) -> list[int]:
+    near = [0, 1, 2, 3, 5, 8, 13, 21]
+    far = [n * reach + d for n in (1, 2, 3) for d in (-2, -1, 0, 1, 2)] if reach else []
+    return sorted({p for p in near + far if p >= 0})
 
 
 def rule_mask(

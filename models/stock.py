@@ -58,15 +58,19 @@ def stock_family(config: DecoderConfig) -> str:
     if config.norm == "rms_plus_one":
         return "gemma3_text" if config.qk_norm else "gemma2"
     if config.norm != "rms" or not config.gated or config.activation != "silu":
-        raise ModelError(
-            f"no stock class has norm={config.norm}, activation={config.activation}, "
-            f"gated={config.gated} with rotary positions; its weights stay in our own names"
-        )
+        raise _no_stock_class(config)
     if config.qk_norm:
         return "qwen3"
     if config.bias == "qkv":
         return "qwen2"
     return "mistral" if config.window is not None else "llama"
+
+
+def _no_stock_class(config: DecoderConfig) -> ModelError:
+    return ModelError(
+        f"no stock class has norm={config.norm}, activation={config.activation}, "
+        f"gated={config.gated} with rotary positions; its weights stay in our own names"
+    )
 
 
 def stock_config(config: DecoderConfig) -> Any:

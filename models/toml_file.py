@@ -26,13 +26,17 @@ def read_config(path: Path) -> DecoderConfig:
     values = _preset(path, table.pop("preset", None))
     for key, value in table.items():
         values[key] = _checked(path, key, value)
-    missing = [name for name in _REQUIRED if name not in values]
-    if missing:
-        raise ModelError(f'{path}: missing {", ".join(missing)}; give them or preset = "..."')
+    _check_complete(path, values)
     try:
         return DecoderConfig(**values)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def _check_complete(path: Path, values: dict[str, Any]) -> None:
+    missing = [name for name in _REQUIRED if name not in values]
+    if missing:
+        raise ModelError(f'{path}: missing {", ".join(missing)}; give them or preset = "..."')
 
 
 def _parse(path: Path) -> dict[str, Any]:

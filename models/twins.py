@@ -140,10 +140,14 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
             setattr(small, key, min(value, _experts(config)))
         elif type(value) is int and value >= _SMALLEST and key not in _KEPT:
             setattr(small, key, value // factor if value % factor == 0 else value)
+    _cut_by_layer(small, config, depth)
+    return small
+
+
+def _cut_by_layer(small: Any, config: Any, depth: int) -> None:
     for key, value in _by_layer(config).items():
         with suppress(AttributeError):  # what the config derives from other fields
             setattr(small, key, value[:depth])
-    return small
 
 
 def _by_layer(config: Any) -> dict[str, list[Any]]:
