@@ -112,7 +112,4 @@ class Locals:
     def cut(self, name: str, dim: int) -> int:
         """Return over how many ranks a dim is cut."""
         placement = self.placement(name)
-        total = 1
-        for shard in placement.dims[dim]:
-            total *= self.mesh.size(shard.axis)
-        return total
+        return math.prod(self.mesh.size(shard.axis) for shard in placement.dims[dim])

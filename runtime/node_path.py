@@ -24,9 +24,7 @@ def expanded(option: str, text: str) -> Path:
     that is not set here, and for variables that give no absolute path."""
     if not is_of_a_node(text):
         return Path(text)
-    found = text
-    for _ in range(_DEPTH):
-        found = os.path.expandvars(os.path.expanduser(found))
+    found = _substituted(text)
     unset = re.search(r"\$\{?(\w*)", found)
     if unset is not None:
         raise NodePathError(
@@ -38,3 +36,9 @@ def expanded(option: str, text: str) -> Path:
             f"{option} {text} is {found!r} on {host_name()}, not a path from / on; give one"
         )
     return Path(found)
+
+
+def _substituted(text: str) -> str:
+    for _ in range(_DEPTH):
+        text = os.path.expandvars(os.path.expanduser(text))
+    return text

@@ -40,16 +40,20 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds 0 safetensors files; give a Hugging Face folder")
-    found = {}
+    found: dict[str, Stored] = {}
     for path in files:
         try:
-            with safe_open(path, framework="pt") as handle:
-                for key in handle.keys():
-                    shape = tuple(handle.get_slice(key).get_shape())
-                    found[key] = Stored(Box((0,) * len(shape), shape), path.name, key)
+            found |= {item.key: item for item in _tensors_of(path)}
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
     return found
+
+
+def _tensors_of(path: Path) -> Iterator[Stored]:
+    with safe_open(path, framework="pt") as handle:
+        for key in handle.keys():
+            shape = tuple(handle.get_slice(key).get_shape())
+            yield Stored(Box((0,) * len(shape), shape), path.name, key)
 
 
 def weights_identity(folder: Path, ours: Identity) -> Identity:

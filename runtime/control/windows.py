@@ -104,13 +104,16 @@ def straggler_lines(found: list[RankTimes]) -> list[str]:
     over = slowest.work_ms / usual - 1 if usual else 0.0
     head = f"no straggler: rank {slowest.rank} works most, {over:.1%} above the median"
     if over > 0.05 and len(found) > 1:
-        head = (
-            f"rank {slowest.rank} on {slowest.host} is the straggler: {slowest.work_ms:.1f} ms of "
-            f"work a step where the median is {usual:.1f}; the others wait "
-            f"{statistics.mean(waits):.1f} ms a step"
-        )
+        head = _straggler(slowest, usual, statistics.mean(waits))
     rows = [
         f"  rank {t.rank:5d}  {t.host:20s}  work {t.work_ms:9.1f} ms  waits {t.wait_ms:9.1f} ms"
         for t in sorted(found, key=lambda times: -times.work_ms)
     ]
     return [head, *rows]
+
+
+def _straggler(slowest: RankTimes, usual_ms: float, wait_ms: float) -> str:
+    return (
+        f"rank {slowest.rank} on {slowest.host} is the straggler: {slowest.work_ms:.1f} ms of "
+        f"work a step where the median is {usual_ms:.1f}; the others wait {wait_ms:.1f} ms a step"
+    )

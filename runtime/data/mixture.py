@@ -15,6 +15,7 @@ import tomllib
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -125,11 +126,15 @@ def read_mixture(path: Path) -> list[Source]:
         raise DataError(f"{path} is not TOML: {error}") from None
     rows = tables.get("source")
     if set(tables) != {"source"} or not isinstance(rows, list) or not rows:
-        raise DataError(
-            f"{path} holds {', '.join(tables) or 'nothing'}; write [[source]] tables, each with "
-            'data = "shards:DIR" and weight = 1.0'
-        )
+        raise _no_sources(path, tables)
     return [_source(path, number, row) for number, row in enumerate(rows, 1)]
+
+
+def _no_sources(path: Path, tables: dict[str, Any]) -> DataError:
+    return DataError(
+        f"{path} holds {', '.join(tables) or 'nothing'}; write [[source]] tables, each with "
+        'data = "shards:DIR" and weight = 1.0'
+    )
 
 
 def _source(path: Path, number: int, row: object) -> Source:

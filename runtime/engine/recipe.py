@@ -99,13 +99,17 @@ def parse_recipe(recipe: str) -> tuple[tuple[Step, ...], str]:
         if match and match[1] == "of":
             owner = match[2]
         elif match and match[1] == "row":
-            row, number = match[2].split(",")
-            steps.append(Step("constant", (float(number),), ((int(row), int(row) + 1),)))
+            steps.append(_row_step(match[2]))
         elif match and match[1] in KINDS:
             steps.append(_step(*match.groups()))
         else:
             raise ValueError(f"parameter initialiser {text!r} is not known; plan the model again")
     return tuple(steps), owner
+
+
+def _row_step(arguments: str) -> Step:
+    row, number = arguments.split(",")
+    return Step("constant", (float(number),), ((int(row), int(row) + 1),))
 
 
 def _step(kind: str, arguments: str, box: str | None) -> Step:

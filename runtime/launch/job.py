@@ -99,9 +99,7 @@ def load_job(path: Path, overrides: list[str]) -> Job:
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict:
     """A file's tables over those of the file that it extends."""
-    if path.resolve() in above:
-        chain = " -> ".join(p.name for p in (*above, path))
-        raise JobError(f"{path}: extends itself: {chain}")
+    _check_chain(path, above)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -115,6 +113,12 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict:
     if not isinstance(below, str):
         raise JobError(f"{path}: extends is {below!r}, expected the path of a job file")
     return _merged(_read(path.parent / below, (*above, path.resolve())), data)
+
+
+def _check_chain(path: Path, above: tuple[Path, ...]) -> None:
+    if path.resolve() in above:
+        chain = " -> ".join(p.name for p in (*above, path))
+        raise JobError(f"{path}: extends itself: {chain}")
 
 
 def _merged(below: dict, over: dict) -> dict:

@@ -131,11 +131,15 @@ def _seconds(work: Callable[[], object]) -> float:
     mesh.synchronize()
     found, until = list[float](), time.perf_counter() + _BUDGET_S / 2
     while len(found) < _TIMES or (time.perf_counter() < until and len(found) < 100):
-        began = time.perf_counter()
-        work()
-        mesh.synchronize()
-        found.append(time.perf_counter() - began)
+        found.append(_seconds_once(work))
     return statistics.median(found)
+
+
+def _seconds_once(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    mesh.synchronize()
+    return time.perf_counter() - began
 
 
 def _collective_us(kind: str, size: int, device: torch.device) -> float | None:
@@ -151,10 +155,7 @@ def _collective_us(kind: str, size: int, device: torch.device) -> float | None:
     work()
     for n in range(_TIMES):
         dist.barrier()
-        began = time.perf_counter()
-        work()
-        mesh.synchronize()
-        taken[n] = 1e6 * (time.perf_counter() - began)
+        taken[n] = 1e6 * _seconds_once(work)
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return taken.median().item()
 
@@ -203,22 +204,32 @@ def slow_hosts(said: Sequence[str]) -> list[str]:
 
 def table(found: Preflight) -> list[str]:
     """Return the readings in words, a line a host."""
-    hosts: dict[str, list[RankRead]] = {}
-    for one in found.ranks:
-        hosts.setdefault(one.host, []).append(one)
-    lines = []
-    for host, own in hosts.items():
-        matmul = _rate(min(r.matmul for r in own), "flop/s")
-        copy = _rate(min(r.copy for r in own), "B/s")
-        device = f"{len(own)} x {own[0].device}"
-        slowest = min(own, key=lambda one: one.clock_mhz)
-        clock = f"  clock {slowest.clock_mhz} of {slowest.most_mhz} MHz" if own[0].most_mhz else ""
-        lines.append(f"  {host:20s} {device}  matmul {matmul}  copy {copy}{clock}")
+    lines = [_host_line(host, ranks) for host, ranks in _by_host(found).items()]
     for name in ("all_reduce_us", "all_gather_us"):
         value = getattr(found, name)
         if value is not None:
             lines.append(f"  {name[:-3]} of {found.bytes / 2**20:.0f} MiB: {value:,.0f} us")
     return [f"preflight of {len(found.ranks)} ranks in {found.seconds:.1f} s", *lines]
+
+
+def _by_host(found: Preflight) -> dict[str, list[RankRead]]:
+    hosts: dict[str, list[RankRead]] = {}
+    for one in found.ranks:
+        hosts.setdefault(one.host, []).append(one)
+    return hosts
+
+
+def _host_line(host: str, ranks: list[RankRead]) -> str:
+    device = f"{len(ranks)} x {ranks[0].device}"
+    matmul = _rate(min(one.matmul for one in ranks), "flop/s")
+    copy = _rate(min(one.copy for one in ranks), "B/s")
+    return f"  {host:20s} {device}  matmul {matmul}  copy {copy}{_clock(ranks)}"
+
+
+def _clock(ranks: list[RankRead]) -> str:
+    """Return the clock of the slowest card, "" of CPU ranks."""
+    slowest = min(ranks, key=lambda one: one.clock_mhz)
+    return f"  clock {slowest.clock_mhz} of {slowest.most_mhz} MHz" if ranks[0].most_mhz else ""
 
 
 def check(

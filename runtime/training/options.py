@@ -4,7 +4,7 @@ import argparse
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -311,12 +311,16 @@ def add_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) 
                 name, dest=item.name, action="append", metavar=_METAVARS[item.name], help=text
             )
             continue
-        default = item.metadata["shown"] or item.default
-        shown = f"{text} (default: {default})" if default != "" else text
         choices = item.metadata["choices"] or None
         kind = parse_span if item.metadata["span"] else type(item.default)
         metavar = None if choices else type(item.default).__name__.upper()
-        parser.add_argument(name, type=kind, choices=choices, help=shown, metavar=metavar)
+        parser.add_argument(name, type=kind, choices=choices, help=_help(item), metavar=metavar)
+
+
+def _help(item: Field[Any]) -> str:
+    """Return the help of an option, with its default if it has one."""
+    text, default = item.metadata["help"], item.metadata["shown"] or item.default
+    return f"{text} (default: {default})" if default != "" else text
 
 
 def option_names() -> list[str]:

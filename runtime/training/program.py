@@ -70,14 +70,18 @@ def build_executor(
 ) -> Executor[Optimizer]:
     """Build the executor of this rank's stages; the mesh must be started."""
     rank = mesh.index(*mesh.PIPELINE)
-    here = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
-    modules = {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in here}
+    modules = _stage_modules(folder, layout, rank)
     constants = load_constants(folder, mesh.device())
     buckets = _buckets(modules, layout, seed, constants)
     stages = {s: Stage(module, buckets, constants, compiler) for s, module in modules.items()}
     optimizer = Optimizer(list(buckets.values()), layout, options)
     schedule = load_module(folder / "schedule.py").SCHEDULES[rank]
     return Executor(stages, schedule, layout, buckets, optimizer)
+
+
+def _stage_modules(folder: Path, layout: Layout, rank: int) -> dict[int, ModuleType]:
+    here = [stage for stage, home in enumerate(layout.stage_ranks) if home == rank]
+    return {stage: load_module(folder / f"stage_{stage:02d}.py") for stage in here}
 
 
 def _buckets(
