@@ -69,17 +69,18 @@ class GraphWork:
         """
         found: dict[str, str] = {}
         for op in self.graph.ops:
-            if not definition(op).sums_dims:
-                continue
-            rank = len(self.graph.values[op.inputs[0]].shape)
-            dims = {int(d) % rank for d in op.attr("dim") or range(rank)}
-            if rank - 1 in dims:
+            if not definition(op).sums_dims or self._sums_last(op):
                 continue
             found[op.output.name] = op.output.name
             source = self.graph.producer.get(op.inputs[0])
             if source and definition(source).fused and len(self.graph.users[op.inputs[0]]) == 1:
                 found[source.output.name] = op.output.name
         return found
+
+    def _sums_last(self, op: Op) -> bool:
+        """Whether a sum is over the last dim, too."""
+        rank = len(self.graph.values[op.inputs[0]].shape)
+        return rank - 1 in {int(d) % rank for d in op.attr("dim") or range(rank)}
 
     def _work(self, op: Op, seen: set[tuple[str, bool, str]]) -> OpWork:
         values = [self.graph.values[n] for n in op.inputs if n]

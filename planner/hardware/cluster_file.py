@@ -133,23 +133,21 @@ def _device_of(table: dict) -> Device:
 
 
 def _level_of(table: dict) -> LinkLevel:
-    curves = tuple(
-        Curve(
-            str(c["collective"]),
-            int(c["group"]),
-            tuple((int(b), float(us)) for b, us in zip(c["bytes"], c["us"], strict=True)),
-        )
-        for c in table.get("curves", ())
-    )
     return LinkLevel(
         str(table["name"]),
         float(table["alpha_us"]),
         float(table["bytes_per_s"]),
         int(table["span"]),
-        curves,
+        tuple(_curve_of(curve) for curve in table.get("curves", ())),
         _sources_of(table),
         tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
     )
+
+
+def _curve_of(table: dict) -> Curve:
+    points = zip(table["bytes"], table["us"], strict=True)
+    numbers = tuple((int(size), float(us)) for size, us in points)
+    return Curve(str(table["collective"]), int(table["group"]), numbers)
 
 
 def _checked(cluster: Cluster, where: str) -> Cluster:
@@ -239,10 +237,13 @@ def _with_memory(cluster: Cluster, given: str) -> Cluster:
     name = f"{cluster.name},{key}={text.strip().replace(' ', '')}"
     if key == MEMORIES[1]:
         return replace(cluster, name=name, host_memory_bytes=size)
-    said = (("memory_bytes", f"given: {text}"),)
-    others = tuple(s for s in cluster.device.sources if s[0] != "memory_bytes")
-    device = replace(cluster.device, memory_bytes=size, sources=(*others, *said))
-    return replace(cluster, name=name, device=device)
+    return replace(cluster, name=name, device=_with_own_memory(cluster.device, size, text))
+
+
+def _with_own_memory(device: Device, size: int, given: str) -> Device:
+    said = ("memory_bytes", f"given: {given}")
+    others = tuple(s for s in device.sources if s[0] != "memory_bytes")
+    return replace(device, memory_bytes=size, sources=(*others, said))
 
 
 def _named(spec: str) -> Cluster:
@@ -272,11 +273,15 @@ def resized(spec: str, devices_per_node: int, nodes: int) -> Cluster:
         return parse_cluster(",".join([f"{part}:{counts}", *memories]))
     cluster = parse_cluster(spec)
     if nodes > 1 and len(cluster.levels) == 1:
-        raise ClusterError(
-            f"cluster {spec}: {nodes} nodes, and its only link, {cluster.levels[0].name}, is "
-            "inside one; add [[levels]] for the network"
-        )
+        raise _no_network(cluster, spec, nodes)
     return _sized(cluster, devices_per_node, nodes, spec)
+
+
+def _no_network(cluster: Cluster, spec: str, nodes: int) -> ClusterError:
+    return ClusterError(
+        f"cluster {spec}: {nodes} nodes, and its only link, {cluster.levels[0].name}, is "
+        "inside one; add [[levels]] for the network"
+    )
 
 
 def _read(path: Path) -> Cluster:

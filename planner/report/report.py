@@ -3,6 +3,7 @@
 from meshwright.ir.plan import Plan
 
 from ..budget import SearchBudget
+from ..cost.piece_cost import PieceWork
 from ..search.incumbent import Loser
 from ..search.search import Found
 from ..simulate.predict import Prediction
@@ -54,14 +55,16 @@ def _segments(plan: Plan, prediction: Prediction) -> list[str]:
     for piece in plan.pieces:
         names = [i.name for i in plan.instances if i.piece == piece.name]
         work = works[names[0]]
-        columns = (
-            sum(getattr(phase, f"{kind}_us") for phase in (work.forward, work.backward))
-            for kind in ("matmul", "attention", "pointwise", "collective")
-        )
-        times = "".join(f"{value:11,.0f}" for value in (*columns, work.again_us))
+        times = "".join(f"{us:11,.0f}" for us in (*_us_by_kind(work), work.again_us))
         away = f"{gib(work.away_bytes):>11}" if offloads else ""
         lines.append(f"  {piece.name:<20} {len(names):>4}{times}{gib(work.kept_bytes):>11}{away}")
     return lines
+
+
+def _us_by_kind(work: PieceWork) -> list[float]:
+    phases = work.forward, work.backward
+    kinds = ("matmul", "attention", "pointwise", "collective")
+    return [sum(getattr(phase, f"{kind}_us") for phase in phases) for kind in kinds]
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> list[str]:

@@ -82,10 +82,12 @@ def explain_segment(plan: Plan, name: str, cluster: Cluster) -> str:
         + (f", {gib(work.away_bytes)} more in the host's memory" if work.away_bytes else ""),
         *_waiting(work),
     ]
-    for phase in _PHASES:
-        lines += ["", f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by"]
-        lines += [op.line for op in cost.ops if op.phase == phase]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for phase in _PHASES for line in _op_lines(cost, phase))])
+
+
+def _op_lines(cost: SegmentCost, phase: str) -> list[str]:
+    head = f"  {phase:<44} {'us':>9}  {'Gflop':>9}  bound by"
+    return ["", head, *(op.line for op in cost.ops if op.phase == phase)]
 
 
 def _waiting(work: PieceWork) -> Iterator[str]:

@@ -79,20 +79,26 @@ def _attrs(move: Move, mesh: Mesh) -> tuple[tuple[str, Attr], ...]:
     axis, kind = move.axes[0], move.kind
     found: dict[str, Attr] = {"axis": ".".join(move.axes), "kind": kind}
     if kind in HALO_KINDS:
-        dim, shard = move.src.shard_dim(axis), (move.src.shard(axis), move.dst.shard(axis))
-        found |= {"dim": dim, "halo": max(s.halo for s in shard if s is not None)}
-        return tuple(found.items())
+        return tuple((found | _halo_attrs(move, axis)).items())
     if kind in ("all_reduce", "reduce_scatter"):
         found["op"] = move.src.partial_op(axis)
     if kind != "all_reduce":
-        side = move.src if kind == "all_gather" else move.dst
-        found |= {"dim": side.shard_dim(axis), "outer": local_outer(side, axis, mesh)}
-        found |= _mirrored(side, axis)
+        found |= _cut_attrs(move.src if kind == "all_gather" else move.dst, axis, mesh)
     if kind == "all_to_all":
-        outer = local_outer(move.src, axis, mesh)
-        found |= {"src_dim": move.src.shard_dim(axis), "src_outer": outer}
-        found |= {f"src_{name}": value for name, value in _mirrored(move.src, axis).items()}
+        found |= {f"src_{name}": value for name, value in _cut_attrs(move.src, axis, mesh).items()}
     return tuple(found.items())
+
+
+def _halo_attrs(move: Move, axis: str) -> dict[str, Attr]:
+    shards = move.src.shard(axis), move.dst.shard(axis)
+    halo = max(shard.halo for shard in shards if shard is not None)
+    return {"dim": move.src.shard_dim(axis), "halo": halo}
+
+
+def _cut_attrs(side: Placement, axis: str, mesh: Mesh) -> dict[str, Attr]:
+    """Return how one side of a move is cut along an axis."""
+    outer = local_outer(side, axis, mesh)
+    return {"dim": side.shard_dim(axis), "outer": outer, **_mirrored(side, axis)}
 
 
 def _mirrored(side: Placement, axis: str) -> dict[str, Attr]:

@@ -225,12 +225,8 @@ def _of_link(cluster: Cluster, name: str) -> _Change:
     match = re.fullmatch(_LINK, name)
     assert match is not None
     wanted, what = match.groups()
-    known = [level.name for level in cluster.levels]
-    if wanted not in known:
-        raise ClusterError(
-            f"--sweep {name}: cluster {cluster.name} has no link {wanted!r}; it has "
-            f"{', '.join(known)}"
-        )
+    if wanted not in {level.name for level in cluster.levels}:
+        raise _unknown_link(cluster, name, wanted)
     made = _faster if what == "bandwidth" else _later
 
     def change(cluster: Cluster, value: Value) -> Cluster:
@@ -238,6 +234,13 @@ def _of_link(cluster: Cluster, name: str) -> _Change:
         return replace(cluster, levels=tuple(levels))
 
     return change
+
+
+def _unknown_link(cluster: Cluster, name: str, wanted: str) -> ClusterError:
+    known = ", ".join(level.name for level in cluster.levels)
+    return ClusterError(
+        f"--sweep {name}: cluster {cluster.name} has no link {wanted!r}; it has {known}"
+    )
 
 
 def _faster(level: LinkLevel, value: Value) -> LinkLevel:
