@@ -1,7 +1,5 @@
 """Run the module itself: as the user wrote it, in train() mode, under autograd."""
 
-import random
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +16,7 @@ from meshwright.ir.capture.widening import CONSTANT_MAKERS
 from meshwright.ir.errors import ProofError
 
 from .outcome import Batch, Outcome
+from .state import attributes, generators
 
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 
@@ -100,9 +99,6 @@ def drawn_buffers(build: Callable[[], nn.Module]) -> list[str]:
     return [name for name, buffer in first.items() if not _same(buffer, second.get(name))]
 
 
-_DEEP = 3  # levels of containers that are looked into
-
-
 class NoNumberError(ProofError):
     """The module's own loss is infinite or no number."""
 
@@ -174,12 +170,12 @@ def _called_twice(
     plan_dtype: torch.dtype | None,
     before: dict[str, Tensor],
 ) -> Outcome:
-    generators = _generators()
+    before_draws = generators()
     with batch.drawing():  # also in backward, which computes again what is checkpointed
         loss = _loss(module, batch, plan_dtype)
         if loss.requires_grad:
             loss.backward()
-    if drawn := [key for key, state in _generators().items() if generators[key] != state]:
+    if drawn := [key for key, now in generators().items() if before_draws[key] != now]:
         raise ProofError(
             f"model {name}: its forward draws from {drawn[0]}, and a program is the same at each "
             "step; take the draw out"
@@ -218,14 +214,6 @@ def _called_twice(
     return Outcome(float(loss.detach()), grads)
 
 
-def _generators() -> dict[str, str]:
-    """Return the states of the generators that draw numbers outside of torch."""
-    found = {"random": repr(random.getstate())}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        found["numpy.random"] = repr(numpy.random.get_state(legacy=False))
-    return found
-
-
 def _same(after: Tensor, before: Tensor | None) -> bool:
     return before is not None and torch.equal(after, before)
 
@@ -233,32 +221,3 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Tensor:
     with Widened(plan_dtype) if plan_dtype else nullcontext():
         return batch.loss(logits_of(module, batch.tokens))
-
-
-def attributes(module: nn.Module) -> dict[str, object]:
-    """Return what a module and its parts keep beside parameters, buffers and parts, comparably."""
-    skipped = set(nn.Module().__dict__)
-    return {
-        f"{path}.{key}".lstrip("."): _comparable(value, 0)
-        for path, part in module.named_modules()
-        for key, value in vars(part).items()
-        if key not in skipped
-    }
-
-
-def _comparable(value: object, depth: int) -> object:
-    """A value in a form that changes with it, containers by what they hold.
-
-    Tensors by how often they were written: one that each call makes anew, such as activations kept
-    to be looked at, is no state as long as no call reads that of the last one, which shows in the
-    loss.
-    """
-    if isinstance(value, Tensor):
-        return "tensor", value._version
-    if isinstance(value, int | float | str | bytes) or value is None:
-        return value
-    if depth < _DEEP and isinstance(value, dict):
-        return tuple((str(k), _comparable(v, depth + 1)) for k, v in value.items())
-    if depth < _DEEP and isinstance(value, list | tuple | set | frozenset):
-        return len(value), *(_comparable(v, depth + 1) for v in value)
-    return id(value)

@@ -54,8 +54,9 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
     """Return the ways in which a program is run.
 
     lengths: the least and most tokens of a row. size_bytes: of the parameters in float64; a small
-    model runs a batch of some hundred tokens, too, in which what counts tokens shows. The last is
-    of one row, which a module may compute in another way.
+    model runs a batch of some hundred tokens, too, in which what counts tokens shows. One is of one
+    row, which a module may compute in another way. The last has the sizes of the first: what a
+    module keeps by size of the first weights shows.
     """
     least, most = lengths
     short, long = (
@@ -67,7 +68,8 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
         Variant(2, long, 3, keeps=True, splits=True)
         if size_bytes > _SMALL_BYTES
         else Variant(8, min(_MANY, most or _MANY), 2, keeps=True, splits=True),
-        Variant(1, short, 1, keeps=True),
+        Variant(1, long, 1, keeps=True),
+        Variant(2, short, 1, keeps=True),
     )
 
 
@@ -162,7 +164,8 @@ def _prove_on(
         ways += (Variant(1, longest, 1, keeps=True),)
     for number, variant in enumerate(ways):
         weights = moved_by(origin, moved, number)
-        trial = _Trial(subject, module, wide, weights, variant, number, plan_dtype)
+        again = variant in ways[:number]
+        trial = _Trial(subject, module, wide, weights, variant, number, plan_dtype, again)
         _compare(trial, *trial.outcomes())
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, origin, moved)
@@ -185,6 +188,7 @@ class _Trial:
     variant: Variant
     seed: int
     plan_dtype: torch.dtype
+    again: bool  # an earlier trial has had its sizes
 
     def __str__(self) -> str:
         return f"model {self.subject.name}, {self.variant}"
@@ -267,6 +271,11 @@ def _advice(trial: _Trial) -> str:
             "On several rows they agree: it computes one row in another way, as by `if "
             "x.shape[0] == 1` or squeeze. A graph has one way for every number of rows, and takes "
             "that of several; compute each row by itself"
+        )
+    if trial.again:
+        return (
+            "On the first weights of these sizes they agree: it keeps what it made of earlier "
+            "weights, by size. Weights change with each step, so keep nothing of them"
         )
     if drawn := drawn_buffers(trial.subject.build):
         return (

@@ -42,6 +42,7 @@ from .joint import joint
 from .nodes import Drawn, source_of
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
+from .row_ops import RowOps
 from .rows import check_rows
 from .widening import floats_as_in
 
@@ -154,10 +155,11 @@ def capture(
             frozen=frozen,
             promote=dtype == "f64",
             own_loss=loss,
+            lengths=exported.lengths,
         )
         lengths, apart = exported.lengths, exported.longest_apart
         found = replace(reader.read(), lengths=lengths, longest_apart=apart)
-        return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.unread.places)))
+        return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.seen.unread)))
 
     said = "the loss holds every logit, in float32 at least: it"
     if loss is not None:
@@ -197,6 +199,7 @@ class _Reader(FxReader):
     tied: dict[str, str]
     frozen: frozenset[str]
     own_loss: OwnLoss | None
+    lengths: SeqRange
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -210,6 +213,7 @@ class _Reader(FxReader):
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
         self._inputs()
+        RowOps(self.symbols, self.lengths).check(self.program.graph, self._labels())
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)
@@ -227,6 +231,14 @@ class _Reader(FxReader):
         if initial:
             self.warnings.append(told_of([every[ref] for ref in sorted(initial)]))
         return Captured(graph, tuple(kept), tuple(self.warnings))
+
+    def _labels(self) -> Node | None:
+        """The node of the labels, where the program takes them."""
+        named = self.program.graph_signature.user_inputs
+        given = [n for n in self.program.graph.nodes if n.name in named and n.op == "placeholder"]
+        return next(
+            (n for n, role in zip(given, self.roles, strict=True) if role == "labels"), None
+        )
 
     def _check_draws(self, graph: Graph) -> None:
         for op in graph.ops:

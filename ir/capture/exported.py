@@ -28,9 +28,11 @@ from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
 from .tables import longest
 from .unseen import (
+    Seen,
     check_hooks,
     check_unregistered,
     no_custom_functions,
+    no_question_of_one_row,
     no_value_hooks,
     no_versions,
     no_writes_behind,
@@ -81,27 +83,21 @@ def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
     return found
 
 
-class Unread:
-    """Holder of places, so that a forward under export assigns no attribute of its module."""
-
-    places: tuple[str, ...] = ()
-
-
 class Logits(nn.Module):
     """A module that returns its logits.
 
-    arguments: names of the forward's parameters, that of tokens first. unread: places of the
-    trainable numbers that its last forward returned beside them.
+    arguments: names of the forward's parameters, that of tokens first. seen: of its last forward.
     """
 
     def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
         super().__init__()
-        self.module, self.arguments, self.unread = module, arguments, Unread()
+        self.module, self.arguments, self.seen = module, arguments, Seen()
 
     def forward(self, *given: Tensor) -> Tensor:
         tokens, *others = given
+        self.seen.rows = tokens.shape[0]
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
-        self.unread.places = _numbers_in(out)
+        self.seen.unread = _numbers_in(out)
         return _logits_in(out)
 
     @property
@@ -256,6 +252,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_value_hooks(name),
             no_versions(name),
             no_writes_behind(),
+            no_question_of_one_row(name, module.seen),
             sizes_as_numbers(),
             complex_as_pairs(),
             quiet(),
@@ -335,7 +332,8 @@ def _range_of(message: str, lengths: SeqRange) -> SeqRange:
         short = _GUARD in message
         return (max(_SHORT, lengths[0]), lengths[1]) if short else lengths
     high = int(match[2]) if match[2].isdigit() else lengths[1]
-    inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1])
+    bound = int(match[1]) == high  # to the length at hand
+    inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1]) and not bound
     return (max(int(match[1]), lengths[0]), high) if inside else lengths
 
 

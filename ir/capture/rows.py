@@ -1,4 +1,4 @@
-"""Refuse rows that see each other, as far as the shapes of a graph show it.
+"""Refuse rows that see each other by a value made of all of them, as shapes show it.
 
 A plan gives each call of a program some rows of the batch. A value that is made of all rows, such
 as a mean or `all` over them, is another one there. Drawn tokens need not show it: `(tokens[:, 0] ==
@@ -7,7 +7,7 @@ as a mean or `all` over them, is another one there. Drawn tokens need not show i
 
 from ..errors import CaptureError
 from ..graph import Graph, Op, Value
-from ..ops.elements import dims_mixed, reads_elements
+from ..ops.elements import reads_elements
 from ..sizes import B, is_symbolic
 
 _WAY_OUT = (
@@ -18,9 +18,8 @@ _WAY_OUT = (
 def check_rows(graph: Graph) -> None:
     """Raise CaptureError for an op that gives rows what is made of other rows.
 
-    That is a value without rows, made of one that has them, which an op with rows reads; and a
-    sort, a sum or a move along the rows themselves. What reads labels is the loss, which adds up
-    over rows.
+    That is a value without rows, made of one that has them, which an op with rows reads. What reads
+    labels is the loss, which adds up over rows.
     """
     of_rows = {i.value.name for i in graph.inputs_of("data") if i.ref in ("tokens", "rows")}
     of_loss = {i.value.name for i in graph.inputs_of("data") if i.ref == "labels"}
@@ -34,7 +33,6 @@ def check_rows(graph: Graph) -> None:
             first = next((mixed[name] for name in op.inputs if name in mixed), None)
             if any(map(_has_rows, op.outputs)):
                 _check_reading(op, first)
-                _check_moving(op, graph)
             else:
                 mixed.update(dict.fromkeys(made, first or op))
 
@@ -48,13 +46,4 @@ def _check_reading(op: Op, mixes: Op | None) -> None:
         raise CaptureError(
             f"{mixes.target} at {mixes.source} makes one value of all rows, and {op.target} at "
             f"{op.source} gives it to each: {_WAY_OUT}"
-        )
-
-
-def _check_moving(op: Op, graph: Graph) -> None:
-    """Refuse what goes along a dim that is the rows, and nothing else."""
-    shape = graph.values[next(filter(None, op.inputs))].shape
-    if any(shape[dim] == B for dim in dims_mixed(op, shape)):
-        raise CaptureError(
-            f"{op.target} at {op.source} goes along the rows of the batch: {_WAY_OUT}"
         )
