@@ -5,8 +5,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +53,8 @@ def _of_classes(kinds: dict[type, None]) -> Iterator[tuple[str, object]]:
                 yield f"{kind.__name__}.{key}", value
         forward = vars(kind).get("forward")
         if isinstance(forward, FunctionType):
-            cells = [cell.cell_contents for cell in forward.__closure__ or () if _filled(cell)]
-            yield f"{kind.__name__}.forward", (cells, forward.__defaults__)
-    for file in {kind.__module__: None for kind in own}:
+            yield f"{kind.__name__}.forward", (_enclosed(forward), forward.__defaults__)
+    for file in dict.fromkeys(file for kind in own for file in _files(kind)):
         for key, value in vars(sys.modules.get(file, ModuleType(file))).items():
             if not key.startswith("__") and isinstance(value, (int, float, dict, *_LISTS)):
                 yield f"{file}.{key}", value
@@ -65,11 +64,22 @@ def _of_torch(kind: type) -> bool:
     return kind is object or kind.__module__.partition(".")[0] == "torch"
 
 
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
+def _files(kind: type) -> Iterator[str]:
+    """The modules whose globals a class reads: its own, its methods', and of what they enclose."""
+    yield kind.__module__
+    methods = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    for function in (*methods, *(held for method in methods for held in _enclosed(method))):
+        if isinstance(function, FunctionType):
+            yield function.__module__
+
+
+def _enclosed(function: FunctionType) -> list[object]:
+    """What a function encloses; a name that is not bound yet is left out."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
 
 
 def _comparable(value: object, depth: int) -> object:

@@ -21,7 +21,7 @@ from .nodes import where
 
 _ROWS, _KEPT = 5, 3  # of the operands, and which row stays
 _LENGTH = 6
-_LIMIT = 1 << 24  # elements of the operands of an op that is run
+_LIMIT = 1 << 22  # elements of the operands of an op that is run
 _WAY_OUT = (
     "rows see each other. A plan cuts a batch into micro-batches, so compute each row by itself"
 )
@@ -51,6 +51,7 @@ class RowOps:
     """The ops of one graph. symbols: B and S by torch's symbols. lengths: of S, as Exported has.
 
     places: where rows lie in each value that a node makes. numbers: values that number the rows.
+    known: places by what an op is given, as layers repeat them. numeric: sizes as they are run.
     """
 
     def __init__(self, symbols: dict, lengths: tuple[int, int | None]) -> None:
@@ -60,6 +61,9 @@ class RowOps:
         self.draws = torch.Generator().manual_seed(0)
         self.places: dict[Node, list[Rows | None]] = {}
         self.numbers: dict[Node, Any] = {}
+        self.known: dict[tuple, list[Rows | None]] = {}
+        self.exprs: dict[Any, sympy.Expr] = {}
+        self.numeric: dict[sympy.Expr, int] = {}
 
     def check(self, graph: Graph, labels: Node | None) -> None:
         """Raise CaptureError for the first op that mixes rows. labels: what reads it is the loss.
@@ -82,12 +86,23 @@ class RowOps:
     def _check(self, node: Node) -> None:
         if self._numbers_rows(node):
             return
+        key = (node.target, str(map_arg((node.args, node.kwargs), self._outline)))
+        if key in self.known:
+            self.places[node] = list(self.known[key])
+            return
         if _is_view(node):
             self._follow(node)
         elif self._runs(node):
             self._check_rows_stay(node)
         else:
             self._keep(node)
+        if not self.numbers.keys() & set(node.all_input_nodes):
+            self.known[key] = self.places[node]
+
+    def _outline(self, node: Node) -> str:
+        """What places hang on of an operand: shape, dtype and its own places; a size by itself."""
+        shapes = [(*map(self._expr, value.shape), value.dtype) for value in _tensors(node)]
+        return str(shapes or node.meta.get("val")) + str(self.places.get(node))
 
     def _usual_place(self, node: Node, value: Tensor) -> Rows | None:
         """The row being major in its dim. Raises CaptureError where rows are cut or paired."""
@@ -101,13 +116,21 @@ class RowOps:
                 f"{where(node)} makes a value of shape [{', '.join(map(str, sizes))}], which "
                 f"pairs, cuts or joins rows: {_WAY_OUT}"
             )
-        return Rows(dims[0], 1, int(inner.subs(self.sizes)))
+        return Rows(dims[0], 1, self._number(inner))
 
     def _expr(self, size: Any) -> sympy.Expr:
-        return sympy.sympify(size.node.expr if hasattr(size, "node") else size).subs(self.symbols)
+        given = size.node.expr if hasattr(size, "node") else size
+        if given not in self.exprs:
+            self.exprs[given] = sympy.sympify(given).subs(self.symbols)
+        return self.exprs[given]
+
+    def _number(self, expr: sympy.Expr) -> int:
+        if expr not in self.numeric:
+            self.numeric[expr] = int(expr.subs(self.sizes))
+        return self.numeric[expr]
 
     def _shape(self, value: Tensor) -> list[int]:
-        return [int(self._expr(size).subs(self.sizes)) for size in value.shape]
+        return [self._number(self._expr(size)) for size in value.shape]
 
     def _pick(self, node: Node) -> None:
         parent, index = node.args

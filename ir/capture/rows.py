@@ -28,7 +28,9 @@ def check_rows(graph: Graph) -> None:
         made = [value.name for value in op.outputs]
         if of_loss.intersection(op.inputs):
             of_loss.update(made)
-        elif of_rows.intersection(op.inputs) and reads_elements(op):
+        elif not reads_elements(op):
+            of_rows.update(value.name for value in op.outputs if _has_rows(value))
+        elif of_rows.intersection(op.inputs):
             of_rows.update(made)
             first = next((mixed[name] for name in op.inputs if name in mixed), None)
             if any(map(_has_rows, op.outputs)):

@@ -4,7 +4,8 @@ import random
 import re
 
 import numpy as np
-import proofs.zoo_of_states  # adds its modules
+import proofs.zoo_of_rows  # adds its modules
+import proofs.zoo_of_states
 import proofs.zoo_of_values  # noqa: F401
 import pytest
 import torch
@@ -39,6 +40,21 @@ REFUSED = {
     "one_row_apart": r"zoo_of_states.py:\d+ asks for the number of rows, and one row is unlike sev",
     "mean_of_one_row": r"zoo_of_states.py:\d+ asks for the number of rows",
     "rare_in_all_rows": r"all at .*zoo.py:\d+ makes one value of all rows",
+    "one_long_row_apart": r"zoo_of_rows.py:\d+ asks for the number of rows",
+    "squeezed_rows": r"squeeze at .*zoo.py:\d+ without a dim drops that of the rows",
+    "rows_flattened_and_rolled": r"roll at .* gives a row what other rows hold",
+    "rows_reshaped_into_others": r"view at .* puts elements of a row into others",
+    "equal_rows_counted": r"eq.Tensor at .* makes a value of shape \[B, B, ",
+    "rows_shifted": r"pad at .* makes a value of shape \[B \+ 1, S, 12\]",
+    "first_row_indexed": r"index.Tensor at .* gives a row what other rows hold",
+    "rows_contracted": r"einsum at .* gives a row what other rows hold",
+    "normed_over_rows": r"batch_norm at .* gives a row what other rows hold",
+    "numbers_of_rows": r"floor_divide at .* calculates with the numbers of rows",
+    "rows_summed_of_nothing": r"sum at .*",
+    "warms_up_in_a_config": "each call of its forward changes attribute config",
+    "counts_in_a_global": r"each call of its forward changes attribute \S*_CALLS",
+    "keeps_weights_by_shape": "it keeps what it made of earlier weights, by size",
+    "keeps_weights_in_a_cache": "it keeps what it made of earlier weights, by size",
     "writes_data": r"mul_ at .*zoo.py:\d+ writes through detach",
     "parameter_in_a_list": r"weights holds a trainable tensor of shape \[12, 12\] that is no param",
     "two_on_one_memory": "again and proj.weight are two parameters on one memory",

@@ -1,0 +1,149 @@
+"""More of the zoo: rows that see each other, most of them where drawn tokens do not show it."""
+
+import functools
+
+import torch
+from proofs.zoo import DIM, plain, with_parts
+from torch import nn
+from torch.nn import functional as F
+
+
+def _rare(h):
+    """[B, 1, 1]: true for next to no row."""
+    return (h[:, 0, 0] > 1e3)[:, None, None]
+
+
+@plain
+def one_long_row_apart(self, h):
+    return self.proj(h) * (2 if h.shape[0] == 1 and h.shape[1] == 10 else 3)
+
+
+@plain
+def squeezed_rows(self, h):
+    return self.proj(h) + h.squeeze()
+
+
+@plain
+def rows_flattened_and_rolled(self, h):
+    return self.proj(h) + h.flatten(0, 1).roll(1, 0).view_as(h) * _rare(h)
+
+
+@plain
+def rows_reshaped_into_others(self, h):
+    mixed = h.transpose(0, 1).flatten(0, 1).view(h.shape)
+    return self.proj(h) + mixed * _rare(h)
+
+
+@plain
+def equal_rows_counted(self, h):
+    same = (h[:, None, :2] == h[None, :, :2]).all(-1).all(-1)
+    return self.proj(h) * same.sum(1)[:, None, None]
+
+
+@plain
+def rows_shifted(self, h):
+    return self.proj(h) + F.pad(h, (0, 0, 0, 0, 1, 0))[:-1] * _rare(h)
+
+
+@plain
+def first_row_indexed(self, h):
+    zeros = torch.zeros_like(h[:, 0, 0], dtype=torch.int64)
+    return self.proj(h) + h[zeros] * _rare(h)
+
+
+@plain
+def rows_contracted(self, h):
+    return self.proj(h) + torch.einsum("bsd,cse,ce->bse", h, h, h[:, 1]) * _rare(h)
+
+
+@plain
+def normed_over_rows(self, h):
+    normed = F.batch_norm(h.mT, None, None, training=True).mT
+    return self.proj(h) + normed * _rare(h)
+
+
+@plain
+def numbers_of_rows(self, h):
+    return self.proj(h) * (1 + torch.arange(h.shape[0]) // 64)[:, None, None]
+
+
+@plain
+def rows_summed_of_nothing(self, h):
+    return self.proj(h) * torch.ones(h.shape[0]).sum().clamp(min=50)
+
+
+def _warm(self):
+    self.config = type("Config", (), {})()
+    self.config.step = 0
+
+
+@with_parts(_warm)
+def warms_up_in_a_config(self, h):
+    self.config.step += 1
+    return self.proj(h) * (0.0 if self.config.step <= 40 else 1.0)
+
+
+_CALLS = {"seen": 0}
+
+
+@plain
+def counts_in_a_global(self, h):
+    _CALLS["seen"] += 1
+    return self.proj(h) * (2.0 if _CALLS["seen"] > 500 else 1.0)
+
+
+def _by_shape(self):
+    self.kept = {}
+
+
+@with_parts(_by_shape)
+def keeps_weights_by_shape(self, h):
+    key = str(tuple(h.shape))
+    if key not in self.kept:
+        self.kept[key] = self.proj.weight.detach().norm()
+    return self.proj(h) / self.kept[key]
+
+
+@functools.lru_cache
+def _norm_of(weight, shape):
+    return weight.detach().norm()
+
+
+@plain
+def keeps_weights_in_a_cache(self, h):
+    return self.proj(h) / _norm_of(self.proj.weight, str(h.shape))
+
+
+# Those that are computed.
+
+
+@plain
+def rows_by_their_numbers(self, h):
+    places = h.argmax(1)
+    rows = torch.arange(h.shape[0])[:, None]
+    return self.proj(h) + h[rows, places, torch.arange(DIM)][:, None]
+
+
+def _sequence_first(self):
+    self.attention = nn.MultiheadAttention(DIM, 3)
+
+
+@with_parts(_sequence_first)
+def sequence_before_rows(self, h):
+    x = h.transpose(0, 1)
+    hidden = torch.full((h.shape[1], h.shape[1]), float("-inf")).triu(1).to(h.dtype)
+    return self.attention(x, x, x, attn_mask=hidden)[0].transpose(0, 1)
+
+
+@plain
+def tokens_flattened(self, h):
+    flat = h.reshape(-1, DIM)
+    best, chosen = self.proj(flat).topk(2, dim=-1)
+    return torch.zeros_like(flat).scatter(-1, chosen, best.softmax(-1)).view_as(h)
+
+
+@plain
+def masked_by_length(self, h):
+    counts = (h[..., 0] > 0).sum(1)
+    seen = torch.arange(h.shape[1])[None] < counts[:, None]
+    return self.proj(h) * seen[..., None]
