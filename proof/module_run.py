@@ -1,7 +1,7 @@
 """Run the module itself: as the user wrote it, in train() mode, under autograd."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +68,22 @@ def _rms_norm_arguments(
 def _wide(value: Any) -> Any:
     narrow = isinstance(value, torch.dtype) and value.is_floating_point
     return torch.float64 if narrow else value
+
+
+@contextmanager
+def _limits_of(plan_dtype: torch.dtype) -> Iterator[None]:
+    """Let torch.finfo of float64 give the limits of the plan's dtype, as the capture has them."""
+    kept = torch.finfo
+
+    def limits(dtype: torch.dtype | None = None) -> torch.finfo:
+        asked = torch.get_default_dtype() if dtype is None else dtype
+        return kept(plan_dtype if asked == torch.float64 else asked)
+
+    torch.finfo = limits  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.finfo = kept  # type: ignore[misc]
 
 
 class _InFloat32(TorchFunctionMode):
@@ -151,7 +167,9 @@ def _run_module(
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    with default_dtype(torch.float64) if plan_dtype else nullcontext():
+    if plan_dtype is None:
+        return _called_twice(module, batch, name, plan_dtype, before)
+    with default_dtype(torch.float64), _limits_of(plan_dtype):
         return _called_twice(module, batch, name, plan_dtype, before)
 
 
@@ -159,7 +177,7 @@ def loss_in_f64(
     module: nn.Module, batch: Batch, plan_dtype: torch.dtype, mode: TorchFunctionMode
 ) -> Tensor:
     """Return the loss of a module in float64 that has its weights, its calls seen by a mode."""
-    with default_dtype(torch.float64), mode, batch.drawing():
+    with default_dtype(torch.float64), _limits_of(plan_dtype), mode, batch.drawing():
         return _loss(module, batch, plan_dtype)
 
 

@@ -29,8 +29,10 @@ from .size_functions import sizes_as_numbers
 from .tables import longest
 from .unseen import (
     Seen,
+    as_it_was,
     check_hooks,
     check_unregistered,
+    no_checkpoints,
     no_custom_functions,
     no_question_of_one_row,
     no_value_hooks,
@@ -218,7 +220,8 @@ def exported_for(module: Logits, name: str) -> Exported:
     asserts = False
     while True:
         try:
-            found = _exported(module, name, lengths, asserts)
+            with as_it_was(module):
+                found = _exported(module, name, lengths, asserts)
             return replace(found, lengths=_within_tables(found, module, name))
         except CaptureError as error:
             message = str(error.__cause__)
@@ -249,6 +252,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
         with (
             torch.enable_grad(),
             no_custom_functions(name),
+            no_checkpoints(),
             no_value_hooks(name),
             no_versions(name),
             no_writes_behind(),

@@ -229,7 +229,10 @@ class Functionalise:
         if first is None:
             return
         base, chain, _ = self.homes.get(first, (first, (), 0))
-        if writes(node):
+        if name == "detach_" and (chain or base in self.state):
+            # As torch.tensor ends in one; of a value that no gradient reaches.
+            node.target = aten.detach.default
+        elif writes(node):
             self._write(node, name, base, chain)
         elif _is_view(node):
             view = _View(node.target, given, options, node)

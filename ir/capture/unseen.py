@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
@@ -88,6 +89,25 @@ def no_custom_functions(name: str) -> Any:
         yield
     finally:
         torch.autograd.Function.apply = kept  # type: ignore[method-assign]
+
+
+@contextmanager
+def no_checkpoints() -> Iterator[None]:
+    """Compute plainly what torch.utils.checkpoint wraps by hooks on saved tensors.
+
+    `_checkpoint_without_reentrant_generator` is private: `checkpoint` takes one step of it before
+    the function and one after.
+    """
+    kept = checkpoint_module._checkpoint_without_reentrant_generator
+
+    def plainly(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    checkpoint_module._checkpoint_without_reentrant_generator = plainly
+    try:
+        yield
+    finally:
+        checkpoint_module._checkpoint_without_reentrant_generator = kept
 
 
 @contextmanager
@@ -220,3 +240,18 @@ def _answer(method: str, given: list[sympy.Expr], rows: sympy.Symbol, count: int
     known = {symbol: _OTHER for x in given for symbol in x.free_symbols} | {rows: count}
     first, *others = (float(x.subs(known)) for x in given)
     return bool(first) if method == "__bool__" else bool(getattr(first, method)(*others))
+
+
+@contextmanager
+def as_it_was(module: nn.Module) -> Iterator[None]:
+    """Give a module's parts their attributes back after an export, such as tables that a forward
+    caches: another export has other symbols."""
+    before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes, buffers in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import torch
 from proofs.zoo import DIM, plain, with_parts
 from torch import nn
@@ -246,6 +247,42 @@ def _without_shape(self):
 @with_parts(_without_shape)
 def lazy_layer(self, h):
     return self.late(h)
+
+
+@plain
+def checkpoints_within_checkpoints(self, h):
+    def inner(x):
+        return torch.tanh(self.proj(x))
+
+    def outer(x):
+        return x * checkpoint(inner, x, use_reentrant=False)
+
+    return checkpoint(outer, h, use_reentrant=False)
+
+
+@plain
+def tensors_of_sizes(self, h):
+    return self.proj(h) / torch.tensor(h.shape[1]).sqrt() + torch.tensor(np.full(DIM, 0.5)).to(h)
+
+
+@plain
+def least_numbers_of_a_dtype(self, h):
+    y = self.proj(h)
+    scaled = y / (y.norm(dim=-1, keepdim=True) + torch.finfo(h.dtype).eps)
+    return scaled * torch.rsqrt(h.var(-1, keepdim=True) + torch.finfo(h.dtype).eps)
+
+
+def _tables(self):
+    self.cosines = None
+    self.register_buffer("mask", torch.ones(48, 48).tril())
+
+
+@with_parts(_tables)
+def table_made_at_need(self, h):
+    s = h.shape[1]
+    if self.cosines is None or self.cosines.shape[0] < s:
+        self.cosines = torch.arange(s)[:, None].mul(torch.arange(DIM) / DIM).cos()
+    return _attended(self, h) * self.cosines[:s].to(h.dtype)
 
 
 @plain
