@@ -49,7 +49,7 @@ def _of_classes(kinds: dict[type, None]) -> Iterator[tuple[str, object]]:
     own = {c: None for kind in kinds for c in kind.__mro__ if not _of_torch(c)}
     for kind in own:
         for key, value in vars(kind).items():
-            if not key.startswith("__") and not callable(value):
+            if not key.startswith("__") and not hasattr(type(value), "__get__"):
                 yield f"{kind.__name__}.{key}", value
         forward = vars(kind).get("forward")
         if isinstance(forward, FunctionType):
