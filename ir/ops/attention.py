@@ -86,7 +86,7 @@ def _implementations(queries: int, scores: ScoresWork) -> tuple[Implementation, 
         return head_dim <= 256 and sizes[queries + 2][3] == head_dim
 
     def cpu_flash(op: Op, sizes: list[tuple[int, ...]]) -> bool:
-        return _plain(op, sizes[queries])
+        return _plain(op, sizes[queries]) and sizes[queries + 2][3] == sizes[queries][3]
 
     return (
         Implementation("cudnn", ("cuda",), ("bf16", "f16"), cudnn),

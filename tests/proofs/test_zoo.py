@@ -92,7 +92,9 @@ def test_is_proven(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
-@pytest.mark.parametrize("name", ["narrow_parts", "made_of_numbers", "logarithms_of_sizes"])
+@pytest.mark.parametrize(
+    "name", ["narrow_parts", "made_of_numbers", "logarithms_of_sizes", "values_of_another_size"]
+)
 def test_narrow_casts_and_numbers_are_proven_in_every_dtype(name: str, dtype: str) -> None:
     _prove(name, dtype)
 

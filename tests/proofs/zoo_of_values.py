@@ -35,6 +35,18 @@ def tensor_index(self, h):
     return self.proj(h)[..., order] + h
 
 
+def _heads_of_two_sizes(self):
+    self.queries, self.keys = nn.Linear(DIM, 24), nn.Linear(DIM, 24)
+
+
+@with_parts(_heads_of_two_sizes)
+def values_of_another_size(self, h):
+    parts = (self.queries(h), self.keys(h), self.proj(h))
+    q, k, v = (x.unflatten(-1, (3, -1)).transpose(1, 2) for x in parts)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return o.transpose(1, 2).flatten(2)
+
+
 @plain
 def variance(self, h):
     y = self.proj(h)

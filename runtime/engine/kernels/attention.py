@@ -29,14 +29,14 @@ def backend_of(
     unbounded = window == 0 or window >= (keys or q.shape[2])
     plain = causal and softcap == 0.0 and unbounded
     half = q.dtype in (torch.bfloat16, torch.float16)
+    alike = value_dim in (0, q.shape[3])
     if q.is_cuda:
         # cuDNN has no backward for one position, whose attention is its value.
         fits = q.shape[3] % 8 == 0 and q.shape[3] <= 128 and q.shape[2] > 1
         if plain and half and fits:
             return "cudnn"
-        tiled = q.shape[3] <= 256 and value_dim in (0, q.shape[3])
-        return "triton" if half and tiled else "reference"
-    return "cpu_flash" if plain and q.dtype is not torch.float64 else "reference"
+        return "triton" if half and alike and q.shape[3] <= 256 else "reference"
+    return "cpu_flash" if plain and alike and q.dtype is not torch.float64 else "reference"
 
 
 def attention(
