@@ -51,7 +51,7 @@ class Drawn:
 
 
 def drawn_by(node: Node) -> Drawn | None:
-    """What a call draws, None where it draws nothing: at p = 0, and where it does not train."""
+    """Return what a call draws; None where that is nothing, as at p = 0 or outside of training."""
     target = named(target_name(node.target)).drawn_as
     if not target:
         return None
@@ -66,7 +66,7 @@ def drawn_by(node: Node) -> Drawn | None:
 
 
 def draws_otherwise(node: Node) -> bool:
-    """Whether a call draws at random what no dropout does, as torch's own tag says."""
+    """Return whether a call draws at random what no dropout does, as torch's own tag says."""
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags or named(target_name(node.target)).drawn_as:
         return False
@@ -77,7 +77,7 @@ def draws_otherwise(node: Node) -> bool:
 
 
 def draws_of_its_own(node: Node) -> bool:
-    """Whether an op is given a generator."""
+    """Return whether an op is given a generator."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
     return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))

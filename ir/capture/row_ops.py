@@ -28,7 +28,7 @@ _WAY_OUT = (
 
 
 class Rows(NamedTuple):
-    """Where rows lie in a value: `dim` is [outer, rows, inner], seen as three dims."""
+    """Place of the rows in a value: `dim` is [outer, rows, inner], seen as three dims."""
 
     dim: int
     outer: int
