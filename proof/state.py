@@ -3,19 +3,21 @@
 import itertools
 import random
 import sys
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from types import FunctionType, MethodType, ModuleType
+from functools import partial
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 
 import torch
 from torch import Tensor, nn
 
-_DEEP = 4  # levels of objects and containers that are looked into
+_DEEP = 6  # levels of objects and containers that are looked into
 _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = (int, float, str, bytes, type(None), torch.dtype, torch.device)
 _LISTS = (list, tuple, set, frozenset, deque)
-_OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_OPAQUE = (nn.Module, type, ModuleType)
 
 
 def generators() -> dict[str, str]:
@@ -51,9 +53,8 @@ def _of_classes(kinds: dict[type, None]) -> Iterator[tuple[str, object]]:
         for key, value in vars(kind).items():
             if not key.startswith("__") and not hasattr(type(value), "__get__"):
                 yield f"{kind.__name__}.{key}", value
-        forward = vars(kind).get("forward")
-        if isinstance(forward, FunctionType):
-            yield f"{kind.__name__}.forward", (_enclosed(forward), forward.__defaults__)
+            if isinstance(value, FunctionType) and key != "__init__":
+                yield f"{kind.__name__}.{key}", value
     for file in dict.fromkeys(file for kind in own for file in _files(kind)):
         for key, value in vars(sys.modules.get(file, ModuleType(file))).items():
             if not key.startswith("__") and isinstance(value, (int, float, dict, *_LISTS)):
@@ -112,6 +113,23 @@ def _contents(value: object, depth: int) -> object:
         return tuple((str(k), _comparable(v, depth + 1)) for k, v in value.items())
     if isinstance(value, _LISTS):
         return len(value), *(_comparable(v, depth + 1) for v in value)
-    if hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
-        return id(value), _contents(vars(value), depth)
-    return id(value)
+    if isinstance(value, bytearray | array):
+        return bytes(value)
+    if isinstance(value, _OPAQUE):
+        return id(value)
+    return id(value), *(_comparable(held, depth + 1) for held in _held(value))
+
+
+def _held(value: object) -> list[object]:
+    """What an object that can be called, resumed or read holds."""
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, FunctionType):
+        return [_enclosed(value), value.__defaults__, value.__kwdefaults__, vars(value)]
+    if isinstance(value, GeneratorType):
+        return [dict(value.gi_frame.f_locals) if value.gi_frame else None]
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    return [getattr(value, "__dict__", None), *(getattr(value, name, None) for name in names)]

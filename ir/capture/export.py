@@ -42,7 +42,7 @@ from .joint import joint
 from .nodes import Drawn, source_of
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
-from .row_ops import RowOps
+from .row_ops import check_row_ops
 from .rows import check_rows
 from .widening import floats_as_in
 
@@ -213,7 +213,7 @@ class _Reader(FxReader):
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
         self._inputs()
-        RowOps(self.symbols, self.lengths).check(self.program.graph, self._labels())
+        check_row_ops(self.program.graph, self.symbols, self.lengths, self._labels())
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)

@@ -1,8 +1,10 @@
 """Measure of every op of an export whether it gives a row what other rows hold.
 
 Each op runs by itself, on drawn operands of few rows, and again with all rows but one drawn anew.
-That row's results must stay. What an op does is seen so whatever the values are that a forward
-would give it: `t.flatten().roll(1)` moves rows also where a condition rarely reads them.
+That row's results must stay; where all rows move by one place, so must the results. It is tried for
+each row, for operands of several kinds and at two numbers of rows. What an op does is seen so
+whatever the values are that a forward would give it: `t.flatten().roll(1)` moves rows also where a
+condition rarely reads them. Values that sizes alone give are the true ones.
 """
 
 import operator
@@ -19,57 +21,97 @@ from ..errors import CaptureError
 from ..sizes import B, S
 from .nodes import where
 
-_ROWS, _KEPT = 5, 3  # of the operands, and which row stays
-_LENGTH = 6
-_LIMIT = 1 << 22  # elements of the operands of an op that is run
+_SIZES = ((5, 6), (7, 4))  # rows and tokens of the operands
+_LIMIT = 1 << 24  # elements of the operands of an op that is run
+_LARGE = 1 << 20  # elements of an op that is run once
 _WAY_OUT = (
     "rows see each other. A plan cuts a batch into micro-batches, so compute each row by itself"
 )
 
 
+_PLACE = (
+    "a plan computes some rows at a time, so what a row gives may not depend on its place in the "
+    "batch"
+)
+
+
+class Kind(NamedTuple):
+    """Kind of drawn operands: by what floats are multiplied, the least integer, and one past the
+    largest, 0 for the number of rows; and the same of rows that are drawn anew."""
+
+    scale: float
+    whole: tuple[int, int]
+    other: tuple[int, int]
+
+
+_KINDS = (
+    Kind(1.0, (0, 2), (0, 2)),
+    Kind(1e3, (0, 0), (0, 0)),
+    Kind(1e-3, (0, 1), (1, 2)),
+    Kind(30.0, (1, 2), (0, 1)),
+)
+
+
 class Rows(NamedTuple):
-    """Place of the rows in a value: `dim` is [outer, rows, inner], seen as three dims."""
+    """Place of the rows in a value: `dim` is [outer, total, inner], seen as three dims."""
 
     dim: int
     outer: int
+    total: int
     inner: int
 
-    def of(self, value: Tensor, row: int = _KEPT) -> Tensor:
-        """Return the part of a value that belongs to a row."""
-        parts = value.unflatten(self.dim, (self.outer, _ROWS, self.inner))
-        return parts.select(self.dim + 1, row)
+    def parts(self, value: Tensor) -> Tensor:
+        """Return a value with its rows in front."""
+        split = value.unflatten(self.dim, (self.outer, self.total, self.inner))
+        return split.movedim(self.dim + 1, 0)
+
+    def moved(self, value: Tensor) -> Tensor:
+        """Return a value with each row in the next one's place."""
+        rolled = self.parts(value).roll(1, 0).movedim(0, self.dim + 1)
+        return rolled.flatten(self.dim, self.dim + 2)
 
     def owners(self, shape: list[int]) -> Tensor:
         """Return for each element of a shape the row that it belongs to."""
         found = torch.empty(shape, dtype=torch.int64)
-        for row in range(_ROWS):
-            self.of(found, row).fill_(row)
+        for row, part in enumerate(self.parts(found)):
+            part.fill_(row)
         return found
 
 
-class RowOps:
-    """The ops of one graph. symbols: B and S by torch's symbols. lengths: of S, as Exported has.
+def check_row_ops(
+    graph: Graph, symbols: dict, lengths: tuple[int, int | None], labels: Node | None
+) -> None:
+    """Raise CaptureError for the first op of a graph that mixes rows.
 
-    places: where rows lie in each value that a node makes. numbers: values that number the rows.
-    known: places by what an op is given, as layers repeat them. numeric: sizes as they are run.
+    symbols: B and S by torch's symbols. lengths: of S, as Exported has. labels: what reads it is
+    the loss. Ops that draw, or that torch does not run on such operands, are passed over.
+    """
+    least, most = lengths
+    for rows, length in _SIZES:
+        sizes = {B: rows, S: max(least, min(length, most or length))}
+        RowOps(symbols, sizes).check(graph, labels)
+
+
+class RowOps:
+    """The ops of one graph at some sizes.
+
+    places: where rows lie in each value that a node makes. pure: values that sizes alone give.
+    numbers: those of them that are not the same for all rows. known: places by what an op is given,
+    as layers repeat them. exprs, numeric: sizes that were asked for.
     """
 
-    def __init__(self, symbols: dict, lengths: tuple[int, int | None]) -> None:
-        least, most = lengths
-        self.symbols = symbols
-        self.sizes = {B: _ROWS, S: max(least, min(_LENGTH, most or _LENGTH))}
+    def __init__(self, symbols: dict, sizes: dict[sympy.Symbol, int]) -> None:
+        self.symbols, self.sizes = symbols, sizes
         self.draws = torch.Generator().manual_seed(0)
         self.places: dict[Node, list[Rows | None]] = {}
-        self.numbers: dict[Node, Any] = {}
+        self.pure: dict[Node, Any] = {}
+        self.numbers: set[Node] = set()
         self.known: dict[tuple, list[Rows | None]] = {}
         self.exprs: dict[Any, sympy.Expr] = {}
         self.numeric: dict[sympy.Expr, int] = {}
 
     def check(self, graph: Graph, labels: Node | None) -> None:
-        """Raise CaptureError for the first op that mixes rows. labels: what reads it is the loss.
-
-        Ops that draw, or that torch does not run on such operands, are passed over.
-        """
+        """Raise CaptureError as check_row_ops does."""
         of_loss = {labels} if labels is not None else set()
         for node in graph.nodes:
             if of_loss.intersection(node.all_input_nodes):
@@ -80,23 +122,27 @@ class RowOps:
                 continue
             if node.target is operator.getitem:
                 self._pick(node)
-            elif hasattr(node.target, "_schema") and any(self.places[node]):
+            elif hasattr(node.target, "_schema") and self.places[node]:
                 self._check(node)
 
     def _check(self, node: Node) -> None:
-        if self._numbers_rows(node):
+        if self._is_pure(node):
+            return
+        if not any(self.places[node]):
+            self._check_numbers(node)
             return
         key = (node.target, str(map_arg((node.args, node.kwargs), self._outline)))
         if key in self.known:
             self.places[node] = list(self.known[key])
             return
+        self._check_numbers(node)
         if _is_view(node):
             self._follow(node)
         elif self._runs(node):
-            self._check_rows_stay(node)
+            self._check_rows(node)
         else:
             self._keep(node)
-        if not self.numbers.keys() & set(node.all_input_nodes):
+        if not self.pure.keys() & set(node.all_input_nodes):
             self.known[key] = self.places[node]
 
     def _outline(self, node: Node) -> str:
@@ -116,7 +162,7 @@ class RowOps:
                 f"{where(node)} makes a value of shape [{', '.join(map(str, sizes))}], which "
                 f"pairs, cuts or joins rows: {_WAY_OUT}"
             )
-        return Rows(dims[0], 1, self._number(inner))
+        return Rows(dims[0], 1, self.sizes[B], self._number(inner))
 
     def _expr(self, size: Any) -> sympy.Expr:
         given = size.node.expr if hasattr(size, "node") else size
@@ -136,22 +182,30 @@ class RowOps:
         parent, index = node.args
         if isinstance(parent, Node) and isinstance(node.meta.get("val"), Tensor):
             self.places[node] = [self.places.get(parent, [])[index]]  # type: ignore[index]
-            if parent in self.numbers:
-                self.numbers[node] = self.numbers[parent][index]
+            if parent in self.pure:
+                self.pure[node] = self.pure[parent][index]
+                self.numbers.update({node} if parent in self.numbers else ())
 
-    def _numbers_rows(self, node: Node) -> bool:
-        """Whether a node counts rows, or views such numbers; they may index rows, and no more."""
-        numbered = self.numbers.keys() & set(node.all_input_nodes)
-        if numbered and not (_is_view(node) or _indexes(node)):
-            raise CaptureError(
-                f"{where(node)} calculates with the numbers of rows; a plan computes some rows at "
-                "a time, so what a row gives may not depend on its place in the batch"
-            )
-        counts = _name(node).startswith("arange")
-        if counts or (numbered and _is_view(node)):
-            self.numbers[node] = _run(node, self._operand)
-            return True
-        return False
+    def _is_pure(self, node: Node) -> bool:
+        """Whether sizes alone give a value, which is then computed."""
+        given = [n for n in node.all_input_nodes if list(_tensors(n))]
+        if not all(n in self.pure for n in given) or not self._runs(node):
+            return False
+        try:
+            value = _run(node, self._operand)
+        except Exception:
+            return False
+        self.pure[node] = value
+        parts = zip(_listed(value), self.places[node], strict=True)
+        apart = any(rows and not _all_alike(rows.parts(part)) for part, rows in parts)
+        if apart or self.numbers.intersection(given):
+            self.numbers.add(node)
+        return True
+
+    def _check_numbers(self, node: Node) -> None:
+        """Refuse what calculates with the numbers of rows; they may index rows, and no more."""
+        if self.numbers.intersection(node.all_input_nodes) and not _indexes(node):
+            raise CaptureError(f"{where(node)} calculates with the numbers of rows; {_PLACE}")
 
     def _follow(self, node: Node) -> None:
         """Find where a view puts rows. Raises CaptureError where they lie in no part of one dim."""
@@ -187,31 +241,63 @@ class RowOps:
     def _runs(self, node: Node) -> bool:
         """Whether an op is one to run: not a draw, not one of ours, and not too large."""
         tags = getattr(node.target, "tags", ())
-        given = [value for n in node.all_input_nodes for value in _tensors(n)]
-        sizes = [torch.Size(self._shape(value)).numel() for value in (*given, *_tensors(node))]
         return (
             torch.Tag.nondeterministic_seeded not in tags
             and node.target.namespace != "meshwright"  # type: ignore[union-attr]
             and not _name(node).startswith(("empty", "new_empty"))
-            and any(any(self.places.get(n, ())) for n in node.all_input_nodes)
-            and sum(sizes) <= _LIMIT
+            and self._size_of(node) <= _LIMIT
         )
 
-    def _check_rows_stay(self, node: Node) -> None:
-        operands = {n: self._operand(n) for n in node.all_input_nodes}
-        others = {n: self._with_other_rows(n, given) for n, given in operands.items()}
-        try:
-            first, second = (_run(node, each.__getitem__) for each in (operands, others))
-        except Exception:  # torch does not take such operands
-            return
-        pairs = zip(_listed(first), _listed(second), self.places[node], strict=True)
-        for number, (one, other, usual) in enumerate(pairs):
-            if usual is None:
+    def _size_of(self, node: Node) -> int:
+        """Elements of all operands and results of an op."""
+        given = [value for n in node.all_input_nodes for value in _tensors(n)]
+        sizes = [torch.Size(self._shape(value)).numel() for value in (*given, *_tensors(node))]
+        return sum(sizes)
+
+    def _check_rows(self, node: Node) -> None:
+        if self._hangs_on_places(node):
+            raise CaptureError(
+                f"{where(node)} gives a row what its place in the batch says; {_PLACE}"
+            )
+        fits = [list(_places(usual)) if usual else [] for usual in self.places[node]]
+        for kind, kept in self._tries(node):
+            try:
+                first, second = self._two_runs(node, kind, kept)
+            except Exception:  # torch does not take such operands
                 continue
-            fits = [r for r in _places(usual) if _same(r.of(one), r.of(other))]
-            if not fits:
+            for number, (one, other) in enumerate(zip(first, second, strict=True)):
+                fits[number] = [r for r in fits[number] if _stays(r, one, other, kept)]
+        for number, (usual, left) in enumerate(zip(self.places[node], fits, strict=True)):
+            if usual and not left:
                 raise CaptureError(f"{where(node)} gives a row what other rows hold: {_WAY_OUT}")
-            self.places[node][number] = next((r for r in fits if self._given(node, r)), fits[0])
+            if usual:
+                self.places[node][number] = next((r for r in left if self._given(node, r)), left[0])
+
+    def _hangs_on_places(self, node: Node) -> bool:
+        """Whether an op shows at some numbers of rows only that it moves or marks them."""
+        (rows, *_), name = self.places[node], _name(node).partition(".")[0]
+        value = node.meta["val"]
+        if rows is None or not isinstance(value, Tensor):
+            return False
+        if name == "roll" and len(node.args) > 2:
+            moved: Any = node.args[2]
+            return rows.dim in [dim % value.ndim for dim in moved]
+        return name in ("tril", "triu") and rows.dim >= value.ndim - 2
+
+    def _tries(self, node: Node) -> list[tuple[Kind, int | None]]:
+        """Kinds of operands, each with the row that stays; None: all rows move by one place."""
+        count = self.sizes[B]
+        if self._size_of(node) > _LARGE:
+            return [(_KINDS[0], count // 2 + 1)]
+        moves = [] if self.numbers.intersection(node.all_input_nodes) else [None]
+        return [(kind, row) for kind in _KINDS for row in (*moves, *range(count))]
+
+    def _two_runs(self, node: Node, kind: Kind, kept: int | None) -> tuple[list, list]:
+        """What an op gives for drawn operands, and for the same with other or moved rows."""
+        operands = {n: self._operand(n, kind) for n in node.all_input_nodes}
+        others = {n: self._changed(n, given, kind, kept) for n, given in operands.items()}
+        first, second = (_run(node, each.__getitem__) for each in (operands, others))
+        return _listed(first), _listed(second)
 
     def _given(self, node: Node, rows: Rows) -> bool:
         """Whether an operand holds its rows so."""
@@ -221,38 +307,53 @@ class RowOps:
             for place in self.places.get(n, ())
         )
 
-    def _operand(self, node: Node) -> Any:
-        """What stands for a node: drawn tensors, and the numbers that sizes give."""
-        if node in self.numbers:
-            return self.numbers[node]
+    def _operand(self, node: Node, kind: Kind = _KINDS[0]) -> Any:
+        """What stands for a node: drawn tensors, and what sizes give."""
+        if node in self.pure:
+            return self.pure[node]
         value = node.meta.get("val")
         if isinstance(value, Tensor):
-            return self._drawn(value)
+            return self._drawn(value, kind.scale, kind.whole)
         if isinstance(value, tuple | list):
-            return [self._drawn(item) for item in value]
+            return [self._drawn(item, kind.scale, kind.whole) for item in value]
         number = self._expr(value).subs(self.sizes)
         if isinstance(number, sympy.Basic) and number.is_Boolean:
             return bool(number)
         return int(number) if number.is_Integer else float(number)
 
-    def _drawn(self, value: Tensor) -> Tensor:
-        """Of the dtype and shape of a value; integers are 0 or 1, which index most things."""
+    def _drawn(self, value: Tensor, scale: float, whole: tuple[int, int]) -> Tensor:
+        """Of the dtype and shape of a value. whole: bounds of integers."""
         shape = self._shape(value)
         if value.is_floating_point():
-            wide = torch.randn(shape, generator=self.draws, dtype=torch.float64)
+            wide = scale * torch.randn(shape, generator=self.draws, dtype=torch.float64)
             return wide.to(value.dtype)
-        return torch.randint(0, 2, shape, generator=self.draws).to(value.dtype)
+        low, high = whole[0], whole[1] or self.sizes[B]
+        return torch.randint(low, high, shape, generator=self.draws).to(value.dtype)
 
-    def _with_other_rows(self, node: Node, given: Any) -> Any:
-        """An operand with all rows but one drawn anew."""
+    def _changed(self, node: Node, given: Any, kind: Kind, kept: int | None) -> Any:
+        """An operand with all rows but one drawn anew, or moved by one place."""
         places = self.places.get(node, [])
         if not isinstance(given, Tensor) or node in self.numbers or not any(places):
             return given
         (rows,) = places
         assert rows is not None
-        other = self._drawn(node.meta["val"])
-        rows.of(other).copy_(rows.of(given))
+        if kept is None:
+            return rows.moved(given)
+        if node in self.pure:
+            return given
+        other = self._drawn(node.meta["val"], kind.scale, kind.other)
+        rows.parts(other)[kept].copy_(rows.parts(given)[kept])
         return other
+
+
+def _stays(rows: Rows, one: Tensor, other: Tensor, kept: int | None) -> bool:
+    if kept is None:
+        return _same(rows.moved(one), other)
+    return _same(rows.parts(one)[kept], rows.parts(other)[kept])
+
+
+def _all_alike(parts: Tensor) -> bool:
+    return bool((parts == parts[:1]).all())
 
 
 def _places(usual: Rows) -> Iterator[Rows]:
@@ -260,7 +361,7 @@ def _places(usual: Rows) -> Iterator[Rows]:
     size = usual.inner
     for outer in range(1, size + 1):
         if size % outer == 0:
-            yield Rows(usual.dim, outer, size // outer)
+            yield Rows(usual.dim, outer, usual.total, size // outer)
 
 
 def _tensors(node: Node) -> Iterator[Tensor]:
@@ -298,4 +399,4 @@ def _is_view(node: Node) -> bool:
 
 def _indexes(node: Node) -> bool:
     """Whether an op takes or writes rows by the numbers it is given."""
-    return _name(node).startswith(("index.", "index_put."))
+    return _name(node).startswith(("index.", "index_put.", "embedding_bag"))

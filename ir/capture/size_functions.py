@@ -1,7 +1,6 @@
-"""Functions of Python that take sizes under export as they take numbers: roots, logarithms, hashes.
+"""Functions of Python that take sizes under export as they take numbers: roots and logarithms.
 
-torch gives a graph sizes as symbols, which `math` would turn into the number at hand, and which
-neither a dictionary nor functools.lru_cache takes as a key.
+torch gives a graph sizes as symbols, which `math` would turn into the number at hand.
 """
 
 import math
@@ -27,21 +26,14 @@ def _logarithm(x: Any, *base: Any) -> Any:
     return natural / _logarithm(*base) if base else natural
 
 
-def _hash(size: torch.SymInt) -> int:
-    """Of the expression, and of the export that it belongs to."""
-    return hash((size.node.expr, id(size.node.shape_env)))
-
-
-_sqrt, _log, _hash_of_torch = math.sqrt, math.log, torch.SymInt.__hash__
+_sqrt, _log = math.sqrt, math.log
 
 
 @contextmanager
 def sizes_as_numbers() -> Iterator[None]:
-    """Let functions of sizes be functions of the symbols, and symbols be keys."""
+    """Let functions of sizes be functions of the symbols."""
     math.sqrt, math.log = _root, _logarithm
-    torch.SymInt.__hash__ = _hash  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         math.sqrt, math.log = _sqrt, _log
-        torch.SymInt.__hash__ = _hash_of_torch  # type: ignore[method-assign]

@@ -219,6 +219,43 @@ def no_question_of_one_row(name: str, seen: Seen) -> Iterator[None]:
             setattr(torch.SymInt, method, kept[method])
 
 
+_READINGS = {
+    "__hash__": "as a key",
+    "__str__": "as text",
+    "__repr__": "as text",
+    "__format__": "as text",
+}
+
+
+@contextmanager
+def no_sizes_as_keys(name: str) -> Iterator[None]:
+    """Refuse to look a size up, or to write it down, in code of the user's: a symbol is no number,
+    and finds another value than the number does, or none."""
+    kept = {method: getattr(torch.SymInt, method) for method in _READINGS}
+
+    def watched(method: str) -> Any:
+        def read(self: torch.SymInt, *given: Any) -> Any:
+            caller = sys._getframe(1)
+            path = caller.f_code.co_filename
+            if _of_user(path) and self.node.expr.free_symbols:
+                raise CaptureError(
+                    f"model {name}: {short_line(path, caller.f_lineno)} takes a size "
+                    f"{_READINGS[method]}, of a dictionary or a cache for instance; a graph has "
+                    "one way for all sizes, so calculate with it, or make what is cached each time"
+                )
+            return kept[method](self, *given)
+
+        return read
+
+    for method in _READINGS:
+        setattr(torch.SymInt, method, watched(method))
+    try:
+        yield
+    finally:
+        for method in _READINGS:
+            setattr(torch.SymInt, method, kept[method])
+
+
 def _of_user(path: str) -> bool:
     """Whether a file is none of torch's, of this room, or of an installed library: what those ask
     of one row, such as whether to expand a value, the proof's run of one row has to show."""

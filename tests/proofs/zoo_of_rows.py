@@ -114,7 +114,90 @@ def keeps_weights_in_a_cache(self, h):
     return self.proj(h) / _norm_of(self.proj.weight, str(h.shape))
 
 
+@with_parts(_by_shape)
+def keeps_weights_by_width(self, h):
+    if DIM not in self.kept:
+        self.kept[DIM] = self.proj.weight.detach().norm()
+    return self.proj(h) / self.kept[DIM]
+
+
+@plain
+def looks_a_length_up(self, h):
+    return self.proj(h) * {10: 2.0}.get(h.shape[1], 1.0)
+
+
+@plain
+def length_as_text(self, h):
+    return self.proj(h) * (2.0 if f"{h.shape[1]}" == "10" else 1.0)
+
+
+class _Slots:
+    __slots__ = ("seen",)
+
+    def __init__(self):
+        self.seen = 0
+
+
+def _slots(self):
+    self.counter = _Slots()
+
+
+@with_parts(_slots)
+def counts_in_slots(self, h):
+    self.counter.seen += 1
+    return self.proj(h) * (2.0 if self.counter.seen > 500 else 1.0)
+
+
+def _closure(self):
+    seen = 0
+
+    def schedule():
+        nonlocal seen
+        seen += 1
+        return 2.0 if seen > 500 else 1.0
+
+    self.schedule = schedule
+
+
+@with_parts(_closure)
+def counts_in_a_closure(self, h):
+    return self.proj(h) * self.schedule()
+
+
+@plain
+def flags_moved(self, h):
+    return self.proj(h) * (1 + (h[:, 0, 0] > 1e3).roll(1, 0)[:, None, None])
+
+
+@plain
+def flags_multiplied(self, h):
+    usual = (h[:, 0, 0] < 1e3).long()
+    return self.proj(h) * usual.cumprod(0)[:, None, None]
+
+
+@plain
+def rows_added_to_the_first(self, h):
+    first = torch.zeros_like(h[:, 0, 0], dtype=torch.int64)
+    return self.proj(h) + torch.zeros_like(h).index_add(0, first, h * _rare(h))
+
+
+@plain
+def rolled_by_the_rows_tried(self, h):
+    return self.proj(h) + h.roll(5, 0) * _rare(h)
+
+
+@plain
+def triangle_of_rows(self, h):
+    return self.proj(h) + h[..., 0].tril(-16)[..., None]
+
+
 # Those that are computed.
+
+
+@plain
+def rows_by_numbers_made_in_steps(self, h):
+    rows = torch.arange(h.shape[0]).to(torch.int64).view(-1, 1)
+    return self.proj(h) + h[rows, h[..., 0].argsort(1)]
 
 
 @plain
