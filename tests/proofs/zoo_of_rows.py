@@ -196,8 +196,9 @@ def triangle_of_rows(self, h):
 
 @plain
 def rows_by_numbers_made_in_steps(self, h):
+    order = h[..., 0].argsort(1)
     rows = torch.arange(h.shape[0]).to(torch.int64).view(-1, 1)
-    return self.proj(h) + h[rows, h[..., 0].argsort(1)]
+    return self.proj(h) + h[rows, order] - h[rows.expand_as(order), order.flip(1)]
 
 
 @plain
