@@ -23,7 +23,8 @@ from .nodes import where
 
 _SIZES = ((5, 6), (7, 4))  # rows and tokens of the operands
 _LIMIT = 1 << 24  # elements of the operands of an op that is run
-_LARGE = 1 << 20  # elements of an op that is run once
+# Elements of an op that is tried less often, and of one that is tried once.
+_LARGE, _VERY_LARGE = 1 << 16, 1 << 20
 _WAY_OUT = (
     "rows see each other. A plan cuts a batch into micro-batches, so compute each row by itself"
 )
@@ -288,9 +289,13 @@ class RowOps:
     def _tries(self, node: Node) -> list[tuple[Kind, int | None]]:
         """Kinds of operands, each with the row that stays; None: all rows move by one place."""
         count = self.sizes[B]
-        if self._size_of(node) > _LARGE:
+        size = self._size_of(node)
+        if size > _VERY_LARGE:
             return [(_KINDS[0], count // 2 + 1)]
         moves = [] if self.numbers.intersection(node.all_input_nodes) else [None]
+        if size > _LARGE:
+            few = [(_KINDS[0], row) for row in (*moves, 0, count // 2 + 1)]
+            return [*few, (_KINDS[2], count - 1)]
         return [(kind, row) for kind in _KINDS for row in (*moves, *range(count))]
 
     def _two_runs(self, node: Node, kind: Kind, kept: int | None) -> tuple[list, list]:
@@ -326,8 +331,7 @@ class RowOps:
         """Of the dtype and shape of a value. whole: bounds of integers."""
         shape = self._shape(value)
         if value.is_floating_point():
-            wide = scale * torch.randn(shape, generator=self.draws, dtype=torch.float64)
-            return wide.to(value.dtype)
+            return (scale * torch.randn(shape, generator=self.draws)).to(value.dtype)
         low, high = whole[0], whole[1] or self.sizes[B]
         return torch.randint(low, high, shape, generator=self.draws).to(value.dtype)
 

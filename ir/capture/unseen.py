@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -136,7 +137,8 @@ def no_versions(name: str) -> Iterator[None]:
 
     def version(self: Tensor) -> int:
         caller = sys._getframe(1)
-        if line := short_line(caller.f_code.co_filename, caller.f_lineno):
+        if _of_model(caller.f_code.co_filename):
+            line = short_line(caller.f_code.co_filename, caller.f_lineno)
             raise CaptureError(
                 f"model {name}: its forward reads _version at {line}, how often a tensor was "
                 "written; each step of an optimizer changes that, and a program does not follow "
@@ -158,7 +160,7 @@ def no_writes_behind() -> Iterator[None]:
 
     def data(self: Tensor) -> Tensor:
         caller = sys._getframe(1)
-        if short_line(caller.f_code.co_filename, caller.f_lineno):
+        if _of_model(caller.f_code.co_filename):
             return self.detach()
         return kept.__get__(self)  # type: ignore[attr-defined]
 
@@ -256,10 +258,17 @@ def no_sizes_as_keys(name: str) -> Iterator[None]:
             setattr(torch.SymInt, method, kept[method])
 
 
+@lru_cache(maxsize=4096)
+def _of_model(path: str) -> bool:
+    """Whether a file is none of torch's or of this room."""
+    return bool(short_line(path, 0))
+
+
+@lru_cache(maxsize=4096)
 def _of_user(path: str) -> bool:
     """Whether a file is none of torch's, of this room, or of an installed library: what those ask
     of one row, such as whether to expand a value, the proof's run of one row has to show."""
-    return bool(short_line(path, 0)) and f"{os.sep}site-packages{os.sep}" not in path
+    return _of_model(path) and f"{os.sep}site-packages{os.sep}" not in path
 
 
 def _apart(method: str, rows: torch.SymInt, *compared: Any) -> bool:
