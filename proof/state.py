@@ -99,7 +99,7 @@ def _comparable(value: object, depth: int) -> object:
         return repr(value)  # of a count, where it is
     if type(value).__module__ == "numpy":
         return repr(value)
-    return _contents(value, depth) if depth < _DEEP else id(value)
+    return _contents(value, depth) if depth < _DEEP else type(value).__name__
 
 
 def _sum(value: Tensor) -> str:
