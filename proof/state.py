@@ -13,7 +13,7 @@ from types import FunctionType, GeneratorType, MethodType, ModuleType
 import torch
 from torch import Tensor, nn
 
-_DEEP = 6  # levels of objects and containers that are looked into
+_DEEP = 4  # levels of objects and containers that are looked into
 _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = (int, float, str, bytes, type(None), torch.dtype, torch.device)
 _LISTS = (list, tuple, set, frozenset, deque)
