@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stock_configs import write_config
+
 SECONDS, GIB = 90.0, 6.0  # what each may take on two cores
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,17 +72,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write(name: str, out: Path) -> Path:
-    """Write OUT/NAME/config.json, and return its folder."""
-    import transformers
-
-    kind, fields = CONFIGS[name]
-    config = getattr(transformers, kind)(**fields, max_position_embeddings=32768)
-    config.architectures = [kind.replace("TextConfig", "Config").replace("Config", "ForCausalLM")]
-    config.save_pretrained(out / name)
-    return out / name
-
-
 def planned(folder: Path, cluster: str, cache: Path) -> tuple[int, float, float, str]:
     """Return the exit code of `plan`, its seconds, its largest memory in GiB, and its last line."""
     sizes = ["--seq", "4096", "--global-batch", "512", "-o", str(folder / "plan.txt")]
@@ -105,7 +96,9 @@ def main() -> None:
     print("|---|---|---|---|", flush=True)
     for name in given.names or CONFIGS:
         with tempfile.TemporaryDirectory() as place:
-            folder = write(name, Path(place))
+            kind, fields = CONFIGS[name]
+            folder = Path(place) / name
+            write_config(folder, kind, fields | {"max_position_embeddings": 32768})
             code, seconds, gib, said = planned(folder, given.cluster, Path(place) / "cache")
         print(f"| {name} | {code} {said[:200]} | {seconds:.1f} | {gib:.2f} |", flush=True)
 

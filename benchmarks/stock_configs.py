@@ -67,16 +67,21 @@ ROWS = {"mistral-7b": 2, "gpt2-xl": 32}
 
 
 def write(name: str, out: Path) -> Path:
-    import transformers
-
     kind, fields = CONFIGS[name]
     longest = {} if name == "gpt2-xl" else {"max_position_embeddings": 32768}
-    config = getattr(transformers, kind)(**fields, **longest)
-    config.architectures = [kind.replace("TextConfig", "Config").replace("Config", "ForCausalLM")]
-    if name == "gpt2-xl":
-        config.architectures = ["GPT2LMHeadModel"]
-    config.save_pretrained(out / name)
-    return out / name
+    return write_config(out / name, kind, fields | longest)
+
+
+def write_config(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
+    """Write config.json of a causal model with a config of class `kind`; return its folder."""
+    import transformers
+
+    plain = kind.replace("TextConfig", "Config")
+    named = {"GPT2Config": "GPT2LMHeadModel"}
+    config = getattr(transformers, kind)(**fields)
+    config.architectures = [named.get(kind, plain.replace("Config", "ForCausalLM"))]
+    config.save_pretrained(folder)
+    return folder
 
 
 def compiled(name: str, folder: Path, cluster: str) -> None:

@@ -194,6 +194,12 @@ class _Trial:
         return f"model {self.subject.name}, {self.variant}"
 
     @property
+    def longest(self) -> bool:
+        """Return whether its row is the longest, which an export takes apart from shorter ones."""
+        most = _lengths(self.subject, self.traced)[1]
+        return self.traced.longest_apart and self.variant.seq == most
+
+    @property
     def batch(self) -> Batch:
         rows = self.variant.rows * self.variant.microbatches
         vocab, own_loss = self.subject.vocab_size, self.subject.own_loss
@@ -265,6 +271,11 @@ def _advice(trial: _Trial) -> str:
             "On one micro-batch they agree: its rows see each other, or their number is used, or "
             "it keeps what it made of earlier weights. A plan cuts a batch into micro-batches and "
             "weights change, so compute each row by itself and keep nothing"
+        )
+    if trial.longest:
+        return (
+            "On shorter rows they agree: it computes the longest row in another way. A graph has "
+            "one way for all lengths; compute each length alike"
         )
     if trial.variant.rows == 1:
         return (

@@ -26,16 +26,14 @@ from .fx import check_dtypes
 from .nodes import short_line
 from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
+from .size_questions import Seen, no_question_of_one_row, no_sizes_as_keys
 from .tables import longest
 from .unseen import (
-    Seen,
     as_it_was,
     check_hooks,
     check_unregistered,
     no_checkpoints,
     no_custom_functions,
-    no_question_of_one_row,
-    no_sizes_as_keys,
     no_value_hooks,
     no_versions,
     no_writes_behind,

@@ -1,6 +1,7 @@
 """What is asked of an fx node of an export: its op, its line, whether it writes or draws."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -103,3 +104,9 @@ def short_line(path: str, number: int) -> str:
     if any(skip in path for skip in _NOT_MODEL):
         return ""
     return f"{'/'.join(path.split('/')[-2:])}:{number}"
+
+
+@lru_cache(maxsize=4096)
+def of_model(path: str) -> bool:
+    """Return whether a file is none of torch's or of this room."""
+    return bool(short_line(path, 0))

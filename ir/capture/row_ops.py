@@ -31,14 +31,17 @@ _WAY_OUT = (
 
 
 _PLACE = (
-    "a plan computes some rows at a time, so what a row gives may not depend on its place in the "
-    "batch"
+    "a plan computes some rows at a time, so compute each row by itself, whatever its "
+    "place in the batch"
 )
 
 
 class Kind(NamedTuple):
-    """Kind of drawn operands: by what floats are multiplied, the least integer, and one past the
-    largest, 0 for the number of rows; and the same of rows that are drawn anew."""
+    """Kind of drawn operands.
+
+    scale: factor of floats. whole: the least integer and one past the largest, which is the number
+    of rows where it is 0. other: the same for the rows that are drawn anew.
+    """
 
     scale: float
     whole: tuple[int, int]

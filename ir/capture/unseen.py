@@ -1,20 +1,17 @@
 """Refuse what an export does not show: hooks, custom functions, and counts of writes."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
-from .nodes import short_line
+from .nodes import of_model, short_line
 
 # Of torch.nn.utils.parametrizations, and of torch.nn.utils.
 _SPECTRAL = ("_SpectralNorm", "SpectralNorm")
@@ -137,7 +134,7 @@ def no_versions(name: str) -> Iterator[None]:
 
     def version(self: Tensor) -> int:
         caller = sys._getframe(1)
-        if _of_model(caller.f_code.co_filename):
+        if of_model(caller.f_code.co_filename):
             line = short_line(caller.f_code.co_filename, caller.f_lineno)
             raise CaptureError(
                 f"model {name}: its forward reads _version at {line}, how often a tensor was "
@@ -160,7 +157,7 @@ def no_writes_behind() -> Iterator[None]:
 
     def data(self: Tensor) -> Tensor:
         caller = sys._getframe(1)
-        if _of_model(caller.f_code.co_filename):
+        if of_model(caller.f_code.co_filename):
             return self.detach()
         return kept.__get__(self)  # type: ignore[attr-defined]
 
@@ -169,123 +166,6 @@ def no_writes_behind() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.data = kept
-
-
-class Seen:
-    """Holder of what a forward shows, so that under export it assigns no attribute of its module.
-
-    rows: how many it is called on. unread: places of the trainable numbers that it returns beside
-    its logits.
-    """
-
-    rows: Any = None
-    unread: tuple[str, ...] = ()
-
-
-_OTHER = 13  # stands for other sizes than the number of rows
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__")
-
-
-@contextmanager
-def no_question_of_one_row(name: str, seen: Seen) -> Iterator[None]:
-    """Refuse to compare sizes where one row is unlike several.
-
-    torch takes B as 2 or more and answers without a trace.
-    """
-    kept = {method: getattr(torch.SymInt, method) for method in _COMPARISONS}
-
-    def watched(method: str) -> Any:
-        def compare(self: torch.SymInt, *others: Any) -> Any:
-            caller = sys._getframe(1)
-            path = caller.f_code.co_filename
-            if (
-                _of_user(path)
-                and seen.rows is not None
-                and _apart(method, seen.rows, self, *others)
-            ):
-                line = short_line(path, caller.f_lineno)
-                raise CaptureError(
-                    f"model {name}: {line} asks for the number of rows, and one row is unlike "
-                    "several there; a graph has one way for every number of rows, so leave it out"
-                )
-            return kept[method](self, *others)
-
-        return compare
-
-    for method in _COMPARISONS:
-        setattr(torch.SymInt, method, watched(method))
-    try:
-        yield
-    finally:
-        for method in _COMPARISONS:
-            setattr(torch.SymInt, method, kept[method])
-
-
-_READINGS = {
-    "__hash__": "as a key",
-    "__str__": "as text",
-    "__repr__": "as text",
-    "__format__": "as text",
-}
-
-
-@contextmanager
-def no_sizes_as_keys(name: str) -> Iterator[None]:
-    """Refuse to look a size up, or to write it down, in code of the user's: a symbol is no number,
-    and finds another value than the number does, or none."""
-    kept = {method: getattr(torch.SymInt, method) for method in _READINGS}
-
-    def watched(method: str) -> Any:
-        def read(self: torch.SymInt, *given: Any) -> Any:
-            caller = sys._getframe(1)
-            path = caller.f_code.co_filename
-            if _of_user(path) and self.node.expr.free_symbols:
-                raise CaptureError(
-                    f"model {name}: {short_line(path, caller.f_lineno)} takes a size "
-                    f"{_READINGS[method]}, of a dictionary or a cache for instance; a graph has "
-                    "one way for all sizes, so calculate with it, or make what is cached each time"
-                )
-            return kept[method](self, *given)
-
-        return read
-
-    for method in _READINGS:
-        setattr(torch.SymInt, method, watched(method))
-    try:
-        yield
-    finally:
-        for method in _READINGS:
-            setattr(torch.SymInt, method, kept[method])
-
-
-@lru_cache(maxsize=4096)
-def _of_model(path: str) -> bool:
-    """Whether a file is none of torch's or of this room."""
-    return bool(short_line(path, 0))
-
-
-@lru_cache(maxsize=4096)
-def _of_user(path: str) -> bool:
-    """Whether a file is none of torch's, of this room, or of an installed library: what those ask
-    of one row, such as whether to expand a value, the proof's run of one row has to show."""
-    return _of_model(path) and f"{os.sep}site-packages{os.sep}" not in path
-
-
-def _apart(method: str, rows: torch.SymInt, *compared: Any) -> bool:
-    """Whether a comparison of sizes has another answer for one row than for two and three."""
-    given = [sympy.sympify(getattr(getattr(x, "node", x), "expr", x)) for x in compared]
-    symbol = rows.node.expr
-    if not any(isinstance(x, sympy.Expr) and x.has(symbol) for x in given):
-        return False
-    one, two, three = (_answer(method, given, symbol, count) for count in (1, 2, 3))
-    return two == three != one
-
-
-def _answer(method: str, given: list[sympy.Expr], rows: sympy.Symbol, count: int) -> bool:
-    """What a method of numbers gives for expressions at a number of rows, and some other sizes."""
-    known = {symbol: _OTHER for x in given for symbol in x.free_symbols} | {rows: count}
-    first, *others = (float(x.subs(known)) for x in given)
-    return bool(first) if method == "__bool__" else bool(getattr(first, method)(*others))
 
 
 @contextmanager

@@ -76,7 +76,7 @@ REFUSED = {
     "branch_at_one_batch": r"needs Ne\(B, 24\), which B=24, S=4 breaks",
     "branch_at_many_tokens": r"needs .*5000.*, which B=\d+, S=\d+ breaks",
     "branch_at_one_size": r"zoo_of_states.py:\d+ needs Ne\(.*, which B=\d+, S=\d+ breaks",
-    "branch_at_the_longest_row": "1 x 1 rows of 48 tokens, .*: the captured program's loss is",
+    "branch_at_the_longest_row": "1 x 1 rows of 48 tokens, .* computes the longest row in another",
     "looped_over_tokens": "S is bound to a number .13., as by a loop over tokens",
     "random_buffer": "Its buffer noise is drawn at random when the module is built",
     "reads_the_last": "called twice on the same tokens gives losses|keeps",
