@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from meshwright.codegen.local import identifier
-from meshwright.ir.capture.nodes import short_line
+from meshwright.ir.capture.lines import short_line
 from meshwright.ir.graph import Op
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Plan

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 from ..errors import CaptureError
 from ..traced import LONGEST_PROVEN
 from .conditions import breaking, holds_below
-from .nodes import short_line, source_of
+from .lines import line_of, short_line
 
 _ASSERT = torch.ops.aten._assert_scalar.default
 
@@ -32,7 +32,7 @@ def drop_true_asserts(
     rows, length = (_symbol(size) for size in sizes)
     (least, most), apart = lengths, False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
-    conditions = [(_symbol(_value(node.args[0])), source_of(node)) for node in asserts]
+    conditions = [(_symbol(_value(node.args[0])), line_of(node)) for node in asserts]
     conditions += [(guard.expr, _line_of(guard)) for guard in sizes[0].node.shape_env.guards]
     for condition, source in conditions:
         if not condition.free_symbols <= {rows, length}:

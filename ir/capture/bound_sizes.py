@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import export
 from torch.overrides import TorchFunctionMode
 
-from .nodes import short_line
+from .lines import short_line
 
 
 class _Watch(TorchFunctionMode):

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from ..graph import Attr
 from ..ops.call import DEVICE, DTYPES, MODULE, OPERANDS, entry
+from .lines import lines_of
 
 Attrs = list[tuple[str, Attr]]
 
@@ -86,8 +87,6 @@ def registering_module(node: Node) -> str:
 
 def _calling_module(node: Node) -> str:
     """The module of the innermost line outside torch."""
-    lines = (node.meta.get("stack_trace") or "").splitlines()
-    files = [line.split('"')[1] for line in lines if line.strip().startswith('File "')]
-    own = [file for file in files if "/torch/" not in file]
+    lines = lines_of(node)
     loaded = {getattr(m, "__file__", None): name for name, m in list(sys.modules.items())}
-    return loaded.get(own[-1], "") if own else ""
+    return loaded.get(lines[0][0], "") if lines else ""

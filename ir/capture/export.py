@@ -39,7 +39,8 @@ from .functional import (
 from .fx import FxReader, torch_dtype
 from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
-from .nodes import Drawn, source_of
+from .lines import source_of
+from .nodes import Drawn
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
 from .row_ops import check_row_ops

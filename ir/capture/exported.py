@@ -23,7 +23,7 @@ from .bound_sizes import binding_call
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .fx import check_dtypes
-from .nodes import short_line
+from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
 from .size_questions import Seen, no_question_of_one_row, no_sizes_as_keys
@@ -259,6 +259,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_sizes_as_keys(name),
             sizes_as_numbers(),
             complex_as_pairs(),
+            lines_of_model(),
             quiet(),
         ):
             program = export(

@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ..errors import CaptureError
-from .nodes import source_of, writes
+from .lines import line_of
+from .nodes import writes
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -96,7 +97,7 @@ def _is_autocast(node: Node) -> bool:
 def _refusal_of(module: GraphModule, node: Node) -> CaptureError:
     parts = [getattr(module, str(a.target)) for a in node.all_input_nodes if a.op == "get_attr"]
     inner = (n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes)
-    line = next(filter(None, map(source_of, (node, *inner))), "a line of torch's own")
+    line = next(filter(None, map(line_of, (node, *inner))), "a line of torch's own")
     if _is_autocast(node):
         return CaptureError(
             f"torch.autocast around {line}: the dtype of each op is the plan's decision (--dtype); "
@@ -157,7 +158,7 @@ def _is_list(node: Node) -> bool:
 
 
 def _source(node: Node) -> str:
-    return source_of(node) or "a line of torch's own"
+    return line_of(node) or "a line of torch's own"
 
 
 def drop_idle_detaches(graph: Graph, params: set[str]) -> None:

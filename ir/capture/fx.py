@@ -15,13 +15,13 @@ from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
 from ..sizes import B, Size, format_size, is_symbolic, size_of
 from .calls import Attrs, CallRecord
+from .lines import source_of
 from .nodes import (
     CAST,
     Drawn,
     drawn_by,
     draws_of_its_own,
     draws_otherwise,
-    source_of,
     target_name,
     where,
     writes,

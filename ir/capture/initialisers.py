@@ -36,7 +36,7 @@ from .contents import (
     view_of,
 )
 from .init_log import InitLog
-from .nodes import short_line
+from .lines import short_line
 from .storages import (
     all_equal,
     assign,

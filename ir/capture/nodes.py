@@ -1,7 +1,6 @@
 """What is asked of an fx node of an export: its op, its line, whether it writes or draws."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch.fx import Node
 
 from ..ops.registry import named
 from .calls import Attrs
+from .lines import line_of
 
 CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
 _RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
@@ -31,7 +31,7 @@ def _plain_name(target: Any) -> str:
 def where(node: Node) -> str:
     target = node.target
     named = target_name(target) if hasattr(target, "_schema") else _plain_name(target)
-    return f"{named} at {source_of(node) or 'an unknown line'}"
+    return f"{named} at {line_of(node) or 'an unknown line'}"
 
 
 def writes(node: Node) -> bool:
@@ -82,31 +82,3 @@ def draws_of_its_own(node: Node) -> bool:
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
     return any(given.get(a.name) for a in arguments if "Generator" in str(a.type))
-
-
-_NOT_MODEL = ("/torch/", "/ir/capture/")
-
-
-def source_of(node: Node) -> str:
-    """`models/llama.py:31` of the innermost line of the model: outside torch and this room."""
-    trace = node.meta.get("stack_trace") or ""
-    found = ""
-    for line in trace.splitlines():
-        line = line.strip()
-        if line.startswith("File "):
-            path, _, rest = line.removeprefix('File "').partition('", line ')
-            found = short_line(path, int(rest.partition(",")[0])) or found
-    return found
-
-
-def short_line(path: str, number: int) -> str:
-    """Return `models/llama.py:31` of a line of a model; "" of one of torch or of this room."""
-    if any(skip in path for skip in _NOT_MODEL):
-        return ""
-    return f"{'/'.join(path.split('/')[-2:])}:{number}"
-
-
-@lru_cache(maxsize=4096)
-def of_model(path: str) -> bool:
-    """Return whether a file is none of torch's or of this room."""
-    return bool(short_line(path, 0))

@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from ..errors import CaptureError
-from .nodes import of_model, short_line
+from .lines import of_model, short_line
 
 _OTHER = 13  # stands for other sizes than the number of rows
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__")

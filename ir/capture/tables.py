@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ..errors import CaptureError
-from .nodes import source_of
+from .lines import line_of
 
 aten = torch.ops.aten
 _NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -75,7 +75,7 @@ def _longest_of(
         return None
     if not fits(1):
         raise CaptureError(
-            f"model {name}: {source_of(node) or 'its forward'} looks up entries past the "
+            f"model {name}: {line_of(node) or 'its forward'} looks up entries past the "
             f"{entries.stop} of a table, for a row of one token already; give it more"
         )
     short = 1

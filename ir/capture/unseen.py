@@ -11,7 +11,7 @@ from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import CaptureError
-from .nodes import of_model, short_line
+from .lines import of_model, short_line
 
 # Of torch.nn.utils.parametrizations, and of torch.nn.utils.
 _SPECTRAL = ("_SpectralNorm", "SpectralNorm")

@@ -41,7 +41,7 @@ from meshwright.planner.sharding.sub_axes import inner_ranks
 from meshwright.proof.draws import sites_of
 
 TIMEOUT_S = 60.0
-COMPILED_TIMEOUT_S = 300.0
+COMPILED_TIMEOUT_S = 900.0
 Edit = Callable[[Path], None]
 Data = list[tuple[Tensor, Tensor]]
 
