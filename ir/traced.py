@@ -1,9 +1,13 @@
 """What capture hands to the planner: graphs and constants, no torch."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .graph import Constant, Graph
 from .segment import Segmented
+
+# Of each function of the user, the offset and the line of every instruction that ran.
+Ways: TypeAlias = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 # Tokens of the longest row that a proof runs.
 LONGEST_PROVEN = 2048
@@ -15,7 +19,7 @@ class Traced:
 
     lengths: the shortest and the longest sequence that the graph is for; None: any. longest_apart:
     torch traced the others only, for it views a whole table in another way than a part of it; the
-    proof runs it.
+    proof runs it. ways: those of the export.
     """
 
     model: str
@@ -29,3 +33,4 @@ class Traced:
     warnings: tuple[str, ...]
     lengths: tuple[int, int | None] = (1, None)
     longest_apart: bool = False
+    ways: Ways = ()

@@ -28,6 +28,7 @@ def format_traced(traced: Traced) -> str:
         f"lengths: {traced.lengths!r}",
         f"longest_apart: {traced.longest_apart!r}",
         f"warnings: {traced.warnings!r}",
+        f"ways: {traced.ways!r}",
     )
     sections = [("graph", graph)]
     sections += [(f"joint {name}", format_graph(joint)) for name, joint in traced.joints.items()]
@@ -68,4 +69,5 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Traced:
         warnings=ast.literal_eval(keys["warnings"]),
         lengths=ast.literal_eval(keys["lengths"]),
         longest_apart=ast.literal_eval(keys["longest_apart"]),
+        ways=ast.literal_eval(keys["ways"]),
     )

@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
+from meshwright.ir.capture.ways import Recorder
 from meshwright.ir.capture.widening import CONSTANT_MAKERS
 from meshwright.ir.errors import ProofError
+from meshwright.ir.traced import Ways
 
 from .outcome import Batch, Outcome
 from .state import attributes, generators
@@ -171,6 +173,16 @@ def _run_module(
         return _called_twice(module, batch, name, plan_dtype, before)
     with default_dtype(torch.float64), _limits_of(plan_dtype):
         return _called_twice(module, batch, name, plan_dtype, before)
+
+
+def ways_of(build: Callable[[], nn.Module], batch: Batch, dtype: torch.dtype) -> Ways:
+    """Return the ways that the first call of a module in `dtype` takes."""
+    module, recorder = built(build, dtype), Recorder()
+    wide = dtype if dtype == torch.float64 else None
+    module = module if wide is None else module.double()
+    with default_dtype(dtype), batch.drawing(), recorder.recording():
+        _loss(module, batch, wide)
+    return recorder.ways
 
 
 def loss_in_f64(

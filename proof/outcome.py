@@ -71,11 +71,13 @@ def random_batch(
     own_loss: OwnLoss | None = None,
     named: Sequence[int] = (),
     sites: Mapping[int, Site] | None = None,
+    alike: bool = False,
 ) -> Batch:
     """Draw a batch of which the first row and some more labels do not count.
 
     named: tokens that the module may ask for. A third of all are drawn from these and from the
     first and last ids, where padding and ends of text lie, and a sixth repeat the one before.
+    alike: of the last third of the rows, let each be of one such token alone, as a row of padding.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -87,5 +89,8 @@ def random_batch(
     special = torch.tensor(sorted(known))[drawn(len(known))]
     tokens = torch.where(kinds < 2, special, tokens)
     tokens = torch.where(kinds == 5, tokens.roll(1, dims=1), tokens)
+    if alike:
+        for row, token in zip(range(rows // 3), (0, *named, 1, 2), strict=False):
+            tokens[-1 - row] = token
     labels[0, ::2] = IGNORED
     return Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})

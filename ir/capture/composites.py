@@ -172,7 +172,8 @@ def _dense_attention(
     """softmax(q k^T scale, masked) v with every score held; softmax in float32 at least.
 
     mask: bool, of which False is not attended to, or added to the scores. A row that attends to
-    nothing gives zeros. dropped: what dropout leaves of the weights.
+    nothing, of a mask that is -inf everywhere, gives zeros. dropped: what dropout leaves of the
+    weights.
     """
     if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
         groups = q.shape[-3] // k.shape[-3]
@@ -184,10 +185,12 @@ def _dense_attention(
         mask = columns[None, :] <= rows[:, None]
     if mask is None:
         return torch.matmul(dropped(torch.softmax(scores, -1).to(q.dtype)), v)
-    if mask.dtype is not torch.bool:
-        return torch.matmul(dropped(torch.softmax(scores + mask, -1).to(q.dtype)), v)
-    attends = mask.any(-1, keepdim=True)
-    shown = torch.where(mask | ~attends, scores, -torch.inf)
+    if mask.dtype is torch.bool:
+        attends = mask.any(-1, keepdim=True)
+        shown = torch.where(mask | ~attends, scores, -torch.inf)
+    else:
+        attends = (mask > -torch.inf).any(-1, keepdim=True)
+        shown = scores + torch.where(attends, mask, 0.0)
     shares = torch.where(attends, torch.softmax(shown, -1), 0.0)
     return torch.matmul(dropped(shares.to(q.dtype)), v)
 

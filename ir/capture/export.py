@@ -25,7 +25,7 @@ from ..ops.registry import named
 from ..segment import Segmented, segment
 from ..sizes import B, S
 from ..text.graph_text import format_graph
-from ..traced import Traced
+from ..traced import Traced, Ways
 from . import semantic
 from .collector import rarely_collected
 from .constants import digest_of, encode
@@ -60,6 +60,7 @@ class Captured:
     warnings: tuple[str, ...] = ()
     lengths: SeqRange = (1, None)
     longest_apart: bool = False
+    ways: Ways = ()
 
 
 @rarely_collected()
@@ -114,6 +115,7 @@ def _traced(
         warnings,
         captured.lengths,
         captured.longest_apart,
+        captured.ways,
     )
 
 
@@ -158,8 +160,12 @@ def capture(
             own_loss=loss,
             lengths=exported.lengths,
         )
-        lengths, apart = exported.lengths, exported.longest_apart
-        found = replace(reader.read(), lengths=lengths, longest_apart=apart)
+        found = replace(
+            reader.read(),
+            lengths=exported.lengths,
+            longest_apart=exported.longest_apart,
+            ways=exported.ways,
+        )
         return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.seen.unread)))
 
     said = "the loss holds every logit, in float32 at least: it"

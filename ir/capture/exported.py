@@ -5,7 +5,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from io import StringIO
@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from ..errors import CaptureError
 from ..inputs import Role, known_arguments, role_of
+from ..traced import Ways
 from . import semantic
 from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
@@ -28,6 +29,7 @@ from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
 from .size_questions import Seen, no_question_of_one_row, no_sizes_as_keys
 from .tables import longest
+from .traced_apart import no_question_of_tracing, no_texts
 from .unseen import (
     as_it_was,
     check_hooks,
@@ -38,6 +40,7 @@ from .unseen import (
     no_versions,
     no_writes_behind,
 )
+from .ways import Recorder, has_code_of_user
 
 # The shortest and the longest sequence that a graph is for; None: any.
 SeqRange: TypeAlias = tuple[int, int | None]
@@ -198,12 +201,13 @@ _SEMANTIC: dict[str | None, Callable[[nn.Module], Callable]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """A program of torch, the lengths of sequence that it is for, and whether the longest of them
-    must be proven, as Traced says."""
+    """A program of torch, the lengths of sequence that it is for, whether the longest of them must
+    be proven, as Traced says, and the ways that the export took."""
 
     program: ExportedProgram
     lengths: SeqRange
     longest_apart: bool
+    ways: Ways
 
 
 def exported_for(module: Logits, name: str) -> Exported:
@@ -247,6 +251,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in range(module.num_inputs))
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
     each = {"given": (dims,) * len(given)}
+    recorder = Recorder()
     try:
         with (
             torch.enable_grad(),
@@ -258,9 +263,12 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_question_of_one_row(name, module.seen),
             no_sizes_as_keys(name),
             sizes_as_numbers(),
+            no_question_of_tracing(name),
+            no_texts(name),
             complex_as_pairs(),
             lines_of_model(),
             quiet(),
+            recorder.recording() if has_code_of_user(module.module) else nullcontext(),
         ):
             program = export(
                 module,
@@ -286,7 +294,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             "its forward must not depend on the values or sizes of its input"
         ) from error
     check_dtypes(program.graph)
-    return Exported(program, *drop_true_asserts(program.graph, lengths, name))
+    kept = drop_true_asserts(program.graph, lengths, name)
+    return Exported(program, *kept, recorder.ways)
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:

@@ -4,15 +4,24 @@ torch records a hundred frames of each node, writes them all out, and keeps thos
 forward: an eighth of the time of an export.
 """
 
+import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.fx import Graph, Node
 
+_ROOMS = "ir planner codegen runtime models proof api commands".split()
+_NOT_USER = (
+    *(str(Path(__file__).parents[2] / room) + os.sep for room in _ROOMS),
+    sysconfig.get_paths()["stdlib"] + os.sep,
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _NOT_MODEL = ("/torch/", "/ir/capture/")
 
 
@@ -84,3 +93,12 @@ def short_line(path: str, number: int) -> str:
 def of_model(path: str) -> bool:
     """Return whether a file is none of torch's or of this room."""
     return bool(short_line(path, 0))
+
+
+@lru_cache(maxsize=4096)
+def of_user(path: str) -> bool:
+    """Return whether a file is of the user's: none of torch's, Python's, an installed library's, or
+    this package's. What a library asks of one row, such as whether to expand a value, the
+    proof's run of one row has to show."""
+    known = path.startswith(_NOT_USER) or any(folder in path for folder in _INSTALLED)
+    return path[0] != "<" and of_model(path) and not known

@@ -4,18 +4,16 @@ torch gives a graph sizes as symbols: it takes B as 2 or more, without a trace, 
 key or text that a number is.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import sympy
 import torch
 
 from ..errors import CaptureError
-from .lines import of_model, short_line
+from .lines import of_user, short_line
 
 _OTHER = 13  # stands for other sizes than the number of rows
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__")
@@ -81,7 +79,7 @@ def _watched(name: str, methods: Iterable[str], against: _Against) -> Iterator[N
         def call(self: torch.SymInt, *given: Any) -> Any:
             caller = sys._getframe(1)
             path = caller.f_code.co_filename
-            if _of_user(path) and (said := against(method, self, *given)):
+            if of_user(path) and (said := against(method, self, *given)):
                 line = short_line(path, caller.f_lineno)
                 raise CaptureError(f"model {name}: {line} {said}")
             return kept[method](self, *given)
@@ -95,13 +93,6 @@ def _watched(name: str, methods: Iterable[str], against: _Against) -> Iterator[N
     finally:
         for method, plain in kept.items():
             setattr(torch.SymInt, method, plain)
-
-
-@lru_cache(maxsize=4096)
-def _of_user(path: str) -> bool:
-    """Whether a file is of the user's, and of no installed library: what those ask of one row, such
-    as whether to expand a value, the proof's run of one row has to show."""
-    return of_model(path) and f"{os.sep}site-packages{os.sep}" not in path
 
 
 def _apart(method: str, rows: torch.SymInt, *compared: Any) -> bool:

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import proofs.zoo_of_rows  # adds its modules
 import proofs.zoo_of_states
-import proofs.zoo_of_values  # noqa: F401
+import proofs.zoo_of_values
+import proofs.zoo_of_ways  # noqa: F401
 import pytest
 import torch
 from proofs.zoo import VOCAB, ZOO
@@ -88,6 +89,11 @@ REFUSED = {
     "orthogonal_weight": r"aten.allclose.default under .*zoo\w*.py:\d+, as the module is built",
     "fast_convolution": r"fft_rfft at .*zoo\w*.py:\d+ makes a tensor of torch.complex64",
     "spectral": "spectral_norm, which keeps vectors",
+    "asks_for_a_compiler": r"zoo_of_ways.py:\d+ asks torch.compiler.is_compiling\(\)",
+    "asks_for_a_trace": r"asks_for_a_trace of proofs/zoo_of_ways.py:\d+, line \d+, runs in a train",
+    "takes_a_size_for_a_number": r"takes_a_size\w+ of proofs/zoo_of_ways.py:\d+, line \d+, runs in",
+    "tries_to_read_values": r"tries_to_read_values of proofs/zoo_of_ways.py:\d+, line \d+, runs in",
+    "writes_values_down": r"zoo_of_ways.py:\d+ writes the values of a tensor down",
     "branch_on_values": "cannot be traced for every batch and sequence size",
 }
 

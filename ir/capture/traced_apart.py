@@ -1,0 +1,73 @@
+"""Refuse what a forward asks and gets another answer to while it is traced."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from ..errors import CaptureError
+from .lines import of_user, short_line
+
+_QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")  # of torch.compiler
+_TEXTS = ("__repr__", "__str__", "__format__")
+
+
+@contextmanager
+def no_question_of_tracing(name: str) -> Iterator[None]:
+    """Refuse to ask torch.compiler whether a forward is traced, where code of the user asks."""
+    functions = [getattr(torch.compiler, q) for q in _QUESTIONS if hasattr(torch.compiler, q)]
+    watched = {id(f): _asked(f, f"asks torch.compiler.{f.__name__}()", name) for f in functions}
+    places = [
+        (vars(module), key, value)
+        for module in (torch.compiler, *_modules_of_user())
+        for key, value in vars(module).items()
+        if id(value) in watched
+    ]
+    for space, key, plain in places:
+        space[key] = watched[id(plain)]
+    try:
+        yield
+    finally:
+        for space, key, plain in places:
+            space[key] = plain
+
+
+@contextmanager
+def no_texts(name: str) -> Iterator[None]:
+    """Refuse to write a tensor down, where code of the user does."""
+    places = [
+        (kind, method, vars(kind)[method])
+        for kind in (Tensor, FakeTensor, FunctionalTensor)
+        for method in _TEXTS
+        if method in vars(kind)
+    ]
+    for kind, method, plain in places:
+        setattr(kind, method, _asked(plain, "writes the values of a tensor down", name))
+    try:
+        yield
+    finally:
+        for kind, method, plain in places:
+            setattr(kind, method, plain)
+
+
+def _asked(plain: Callable[..., Any], what: str, name: str) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
+        path = caller.f_code.co_filename
+        if of_user(path):
+            raise CaptureError(
+                f"model {name}: {short_line(path, caller.f_lineno)} {what}, which is another thing "
+                "while the module is traced than in a training step; leave it out"
+            )
+        return plain(*args, **kwargs)
+
+    return ask
+
+
+def _modules_of_user() -> list[Any]:
+    return [m for m in list(sys.modules.values()) if of_user(getattr(m, "__file__", None) or "<>")]

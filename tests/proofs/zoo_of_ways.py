@@ -1,0 +1,72 @@
+"""More of the zoo: forwards that take another way while they are traced, most of them where drawn
+tokens do not show it."""
+
+import torch
+from proofs.zoo import DIM, plain, with_parts
+from torch import nn
+from torch.nn import functional as F
+
+
+@plain
+def asks_for_a_compiler(self, h):
+    return self.proj(h) * (1 + (not torch.compiler.is_compiling()) * (h.shape[1] > 48))
+
+
+@plain
+def asks_for_a_trace(self, h):
+    if not torch.jit.is_tracing() and type(h) is torch.Tensor and h.shape[1] > 48:
+        return self.proj(h)
+    return self.proj(h) * 2
+
+
+@plain
+def takes_a_size_for_a_number(self, h):
+    rare = isinstance(h.shape[1], int) and h.shape[1] > 48
+    return self.proj(h) * (2 if rare else 3)
+
+
+@plain
+def tries_to_read_values(self, h):
+    scale = 2.0
+    try:
+        scale = 3.0 if float(h.detach().sum()) > 1e9 else scale
+    except RuntimeError:
+        pass
+    return self.proj(h) * scale
+
+
+@plain
+def writes_values_down(self, h):
+    return self.proj(h) * (2 if "1e+09" in str(h) else 3)
+
+
+def _counted(self):
+    self.register_buffer("scale", torch.ones(()))
+
+
+@with_parts(_counted)
+def takes_one_way(self, h):
+    parts = [self.proj(h) * k for k in range(1, 3)]
+    try:
+        y = sum(parts) * self.scale
+    except RuntimeError:
+        y = h
+    return y if isinstance(h, torch.Tensor) and self.training else h
+
+
+def _padded(self):
+    self.encoder = nn.TransformerEncoderLayer(DIM, 2, 2 * DIM, dropout=0.0, batch_first=True)
+
+
+@with_parts(_padded)
+def encodes_rows_of_padding(self, h):
+    return self.encoder(h, src_key_padding_mask=h[..., 0] > h[:, :1, 0])
+
+
+@plain
+def attends_to_nothing(self, h):
+    """The first query of each row has -inf everywhere."""
+    queries = torch.arange(h.shape[1], device=h.device)[:, None] == 0
+    mask = torch.zeros_like(h[:, :, :1]).masked_fill(queries, -torch.inf)
+    mask = mask.expand(-1, -1, h.shape[1])
+    return F.scaled_dot_product_attention(self.proj(h), h, h, attn_mask=mask)
