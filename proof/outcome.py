@@ -89,6 +89,8 @@ def random_batch(
     special = torch.tensor(sorted(known))[drawn(len(known))]
     tokens = torch.where(kinds < 2, special, tokens)
     tokens = torch.where(kinds == 5, tokens.roll(1, dims=1), tokens)
+    if own_loss is not None:  # which may treat labels by their ids
+        labels = torch.where(kinds == 2, special, labels)
     if alike:
         for row, token in zip(range(rows // 3), (0, *named, 1, 2), strict=False):
             tokens[-1 - row] = token

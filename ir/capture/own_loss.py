@@ -4,12 +4,15 @@ A plan cuts the rows of a batch into parts and adds up what their losses give, s
 that is a mean, or a sum, over the labels that count. Which of them it is, is measured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import CaptureError
 from .exported import Logits
@@ -19,6 +22,9 @@ LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _UNCOUNTED = (3, 0, 5, 1)  # labels that do not count, of each measured row
 _SEQ = 6
+_NAMED = 64  # numbers of a loss, at most, that are measured as labels
+# What is added to the logit of each row's labels: losses near none beside large ones.
+_CERTAINTIES = ((-20.0, 20.0, 20.0, 20.0), (20.0, -20.0, 2.0, 2.0))
 _NEAR = 1e-4  # of what is measured, relative: a loss may compute in float32
 
 
@@ -74,23 +80,26 @@ def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:
             f"--loss {name} has {held} parameters, which nothing would train; move them into the "
             "model"
         )
-    whole, means, sums = _in_parts(name, function, vocab_size)
-    for is_mean, values in ((True, means), (False, sums)):
-        if all(abs(value - whole) <= _NEAR * abs(whole) for value in values):
-            return OwnLoss(name, function, is_mean)
-    rows = len(_UNCOUNTED)
-    raise CaptureError(
-        f"--loss {name} of {rows} rows is {whole:.6g}; of its parts, 1 row and {rows - 1}, the "
-        f"mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} and the sum "
-        f"{sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
-    )
+    kinds = {True, False}  # whether it is a mean
+    for logits, labels in _drawn(function, vocab_size):
+        whole, means, sums = _in_parts(name, function, logits, labels)
+        for is_mean, values in ((True, means), (False, sums)):
+            if any(abs(value - whole) > _NEAR * abs(whole) for value in values):
+                kinds.discard(is_mean)
+        if not kinds:
+            rows = len(_UNCOUNTED)
+            raise CaptureError(
+                f"--loss {name} of {rows} rows is {whole:.6g}; of its parts, 1 row and {rows - 1}, "
+                f"the mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} and the "
+                f"sum {sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
+            )
+    return OwnLoss(name, function, is_mean=True in kinds)
 
 
 def _in_parts(
-    name: str, function: LossFunction, vocab_size: int
+    name: str, function: LossFunction, logits: Tensor, labels: Tensor
 ) -> tuple[float, list[float], list[float]]:
     """The loss of all rows; of each way to cut them the parts' mean by labels, and their sum."""
-    logits, labels = _drawn(vocab_size)
     sums, means = [], []
     for cut in (1, 2):
         parts = [(logits[:cut], labels[:cut]), (logits[cut:], labels[cut:])]
@@ -101,14 +110,48 @@ def _in_parts(
     return _measure(name, function, logits, labels), means, sums
 
 
-def _drawn(vocab_size: int) -> tuple[Tensor, Tensor]:
+def _drawn(function: LossFunction, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and labels that show how a loss weighs: of every size, with rows that are predicted
+    well and others badly, and with labels that it may treat by their ids."""
     generator = torch.Generator().manual_seed(0)
     shape = (len(_UNCOUNTED), _SEQ)
     logits = torch.randn((*shape, vocab_size), generator=generator, dtype=torch.float64)
     labels = torch.randint(0, vocab_size, shape, generator=generator)
-    for row, uncounted in zip(labels, _UNCOUNTED, strict=True):
-        row[:uncounted] = IGNORED_LABEL
-    return logits, labels
+    counts = torch.stack([torch.arange(_SEQ) >= uncounted for uncounted in _UNCOUNTED])
+    known = torch.where(counts, labels, IGNORED_LABEL)
+    for scale in (1.0, 1e-3, 10.0):
+        yield logits * scale, known
+    for certainty in _CERTAINTIES:
+        by_row = torch.tensor(certainty, dtype=torch.float64).view(-1, 1, 1)
+        yield logits + by_row * functional.one_hot(labels, vocab_size), known
+    special = {0, 1, 2, vocab_size - 1, *numbers_named(function)}
+    for token in sorted(t for t in special if 0 <= t < vocab_size)[:_NAMED]:
+        often = known.clone()
+        often[0, -2] = often[2, -1] = token
+        yield logits, often
+
+
+def numbers_named(function: LossFunction) -> set[int]:
+    """Return the whole numbers that a function names: in its code, its defaults, what it closes
+    over, the globals that it reads, and the attributes of a module or another object."""
+    if isinstance(function, partial):
+        own = {n for n in (*function.args, *function.keywords.values()) if isinstance(n, int)}
+        return own | numbers_named(function.func)
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, FunctionType):
+        called = "forward" if isinstance(function, nn.Module) else "__call__"
+        method = getattr(type(function), called)
+        held = {n for n in getattr(function, "__dict__", {}).values() if isinstance(n, int)}
+        return held | (numbers_named(method) if isinstance(method, FunctionType) else set())
+    cells = [cell.cell_contents for cell in plain.__closure__ or ()]
+    read = [plain.__globals__.get(name) for name in plain.__code__.co_names]
+    given = [*(plain.__defaults__ or ()), *(plain.__kwdefaults__ or {}).values(), *cells, *read]
+    return {n for n in given if isinstance(n, int)} | _numbers_in(plain.__code__)
+
+
+def _numbers_in(code: CodeType) -> set[int]:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return {n for n in code.co_consts if isinstance(n, int)}.union(*map(_numbers_in, inner))
 
 
 def _measure(name: str, function: LossFunction, logits: Tensor, labels: Tensor) -> float:

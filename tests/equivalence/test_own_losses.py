@@ -98,6 +98,40 @@ def test_no_labels_that_count_give_no_loss_and_no_gradient() -> None:
     assert total.item() == 0.0 and not grad.any()
 
 
+def _without_padding(logits: Tensor, labels: Tensor, padding: int = 7) -> Tensor:
+    each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    counts = (labels.flatten() != padding) & (labels.flatten() != -100)
+    return (each * counts).sum() / counts.sum()
+
+
+_ENDS_TEXT = 11
+MANY = 20_000  # labels, of which drawn ones hold a given one next to never
+
+
+def _weighed(logits: Tensor, labels: Tensor) -> Tensor:
+    weight = torch.ones_like(logits[0, 0])
+    weight[_ENDS_TEXT] = 0.1
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=weight)
+
+
+def _flooded(logits: Tensor, labels: Tensor) -> Tensor:
+    """Linear in each row's loss until that is small."""
+    mean = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return (mean - 0.1).abs() + 0.1
+
+
+def _capped(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()).clamp(max=12.0)
+
+
+@pytest.mark.parametrize("loss", [_without_padding, _weighed, _flooded, _capped])
+def test_a_loss_that_adds_up_on_most_labels_alone_is_refused(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    with pytest.raises(CaptureError, match="plans cut a batch into parts"):
+        measured("rare", loss, MANY)
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
     "mean of rows": (
         lambda x, y: torch.stack([smoothed(x[n:][:1], y[n:][:1]) for n in range(len(x))]).mean(),
