@@ -1,14 +1,20 @@
 """Conditions on the numbers of rows and tokens: the sizes that break one, if any do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from itertools import product
+from typing import Any
 
+import numpy as np
 import sympy
 
 # Sizes at which each condition is tried; lengths also from the least one on, _EACH of them.
 _ROWS = (1, 2, 3, 5, 8, 64)
 _LENGTHS = (127, 128, 1000, 4096, 65537)
 _EACH = 70
+# Up to which every size is tried, and fewer lengths where the number of rows counts, too.
+_ALL_LENGTHS, _ALL_ROWS = 2**17, 2**12
+_FEW = 8
 # Rows for which the lengths at which two sides are equal are solved for, and the other way round.
 _SOLVED = range(1, 6)
 
@@ -23,7 +29,8 @@ def breaking(
 
     lengths: the least and most tokens of a row. Tried are small and some large sizes, those that
     the condition names, products and quotients of these, and those at which its two sides are
-    equal; each with the sizes beside it.
+    equal, each with the sizes beside it; then every length up to 131,072 and every number of rows
+    up to 4,096, unless numpy cannot calculate the condition.
     """
     least, _ = lengths
     named = _named(condition)
@@ -36,7 +43,102 @@ def breaking(
     for b, s in product(sorted(tried_rows), tried_lengths):
         if not condition.subs({rows: b, length: s}):
             return b, s
+    end = _ALL_LENGTHS if rows not in condition.free_symbols else _ALL_LENGTHS // _FEW
+    every_length = np.arange(least, min(end, lengths[1] or end) + 1)
+    every_row = np.arange(1, _ALL_ROWS + 1)
+    for some_rows, some_lengths in (
+        (np.array(sorted(tried_rows)), every_length),
+        (every_row, every_length[:_FEW]),
+    ):
+        known = {rows: some_rows[:, None], length: some_lengths[None, :]}
+        for b, s in _where_false(condition, known):
+            found = int(some_rows[b]), int(some_lengths[s])
+            if not condition.subs(dict(zip((rows, length), found, strict=True))):
+                return found
     return None
+
+
+def _where_false(
+    condition: sympy.Basic, known: dict[sympy.Basic, np.ndarray]
+) -> Iterable[tuple[int, int]]:
+    """Return the indices of rows and lengths at which a condition is false, one per number of rows;
+    nothing where it cannot be calculated."""
+    try:
+        holds = _calculated(condition, known)
+    except KeyError:
+        return ()
+    shape = np.broadcast_shapes(*(sizes.shape for sizes in known.values()))
+    false = ~np.broadcast_to(holds, shape).astype(bool)
+    return [(b, int(row.argmax())) for b, row in enumerate(false) if row.any()]
+
+
+def _calculated(expression: Any, known: dict[sympy.Basic, np.ndarray]) -> Any:
+    """What an expression is for arrays of sizes. Raises KeyError for a function that is unknown."""
+    if expression in known:
+        return known[expression]
+    if not expression.args:
+        return bool(expression) if expression.is_Boolean else _number(expression)
+    inputs = [_calculated(argument, known) for argument in expression.args]
+    return _FUNCTIONS[type(expression).__name__](*inputs)
+
+
+def _number(expression: Any) -> int | float:
+    if not expression.is_number:
+        raise KeyError(expression)
+    return int(expression) if expression.is_Integer else float(expression)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    whole = isinstance(exponent, int) and exponent >= 0
+    return base**exponent if whole else np.power(np.asarray(base, dtype=float), exponent)
+
+
+def _of_all(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *given: reduce(function, given)
+
+
+# By the class names of sympy, and of torch.utils._sympy.functions.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": _of_all(np.add),
+    "Mul": _of_all(np.multiply),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloatPow": _power,
+    "Max": _of_all(np.maximum),
+    "Min": _of_all(np.minimum),
+    "And": _of_all(np.logical_and),
+    "Or": _of_all(np.logical_or),
+    "Not": np.logical_not,
+    "Equality": np.equal,
+    "Unequality": np.not_equal,
+    "StrictLessThan": np.less,
+    "LessThan": np.less_equal,
+    "StrictGreaterThan": np.greater,
+    "GreaterThan": np.greater_equal,
+    "Abs": np.abs,
+    "floor": np.floor,
+    "ceiling": np.ceil,
+    "FloorDiv": np.floor_divide,
+    "CleanDiv": np.floor_divide,
+    "CeilDiv": lambda x, by: -(-x // by),
+    "Mod": np.mod,
+    "PythonMod": np.mod,
+    "ModularIndexing": lambda x, by, modulus: x // by % modulus,
+    "IntTrueDiv": np.true_divide,
+    "FloatTrueDiv": np.true_divide,
+    "ToFloat": lambda x: np.asarray(x, dtype=float),
+    "FloorToInt": np.floor,
+    "CeilToInt": np.ceil,
+    "TruncToInt": np.trunc,
+    "TruncToFloat": np.trunc,
+    "RoundToInt": np.round,
+    "Identity": lambda x: x,
+    "Where": np.where,
+    "OpaqueUnaryFn_sqrt": np.sqrt,
+    "OpaqueUnaryFn_log": np.log,
+    "OpaqueUnaryFn_log2": np.log2,
+    "OpaqueUnaryFn_exp": np.exp,
+}
 
 
 def holds_below(

@@ -22,6 +22,10 @@ B, S = sympy.symbols("B S", integer=True, positive=True)
         (sympy.Ne(FloorDiv(S, 16), 40), (1, None)),
         (sympy.Ne(Mod(S, 700), 0), (1, None)),
         (sympy.Le(B * S, 4096), (1, 128)),
+        (sympy.Ne(FloorDiv(S * S, 6400), 1), (1, None)),
+        (sympy.Ne(FloorDiv(FloorDiv(S * (S - 1), 2), 1000), 4), (1, None)),
+        (sympy.Ne(FloorDiv(B * B * S, 64_000), 7), (4, 5)),
+        (sympy.Ne(Mod(S * S, 10_007), 5_000), (1, None)),
         (sympy.And(sympy.Ge(S, 1), sympy.Ne(S, 777)), (1, None)),
     ],
 )
