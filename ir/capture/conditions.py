@@ -5,8 +5,9 @@ from functools import reduce
 from itertools import product
 from typing import Any
 
-import numpy as np
 import sympy
+import torch
+from torch import Tensor
 
 # Sizes at which each condition is tried; lengths also from the least one on, _EACH of them.
 _ROWS = (1, 2, 3, 5, 8, 64)
@@ -30,7 +31,7 @@ def breaking(
     lengths: the least and most tokens of a row. Tried are small and some large sizes, those that
     the condition names, products and quotients of these, and those at which its two sides are
     equal, each with the sizes beside it; then every length up to 131,072 and every number of rows
-    up to 4,096, unless numpy cannot calculate the condition.
+    up to 4,096, unless the condition holds a function that is unknown here.
     """
     least, _ = lengths
     named = _named(condition)
@@ -44,10 +45,10 @@ def breaking(
         if not condition.subs({rows: b, length: s}):
             return b, s
     end = _ALL_LENGTHS if rows not in condition.free_symbols else _ALL_LENGTHS // _FEW
-    every_length = np.arange(least, min(end, lengths[1] or end) + 1)
-    every_row = np.arange(1, _ALL_ROWS + 1)
+    every_length = torch.arange(least, min(end, lengths[1] or end) + 1)
+    every_row = torch.arange(1, _ALL_ROWS + 1)
     for some_rows, some_lengths in (
-        (np.array(sorted(tried_rows)), every_length),
+        (torch.tensor(sorted(tried_rows)), every_length),
         (every_row, every_length[:_FEW]),
     ):
         known = {rows: some_rows[:, None], length: some_lengths[None, :]}
@@ -59,7 +60,7 @@ def breaking(
 
 
 def _where_false(
-    condition: sympy.Basic, known: dict[sympy.Basic, np.ndarray]
+    condition: sympy.Basic, known: dict[sympy.Basic, Tensor]
 ) -> Iterable[tuple[int, int]]:
     """Return the indices of rows and lengths at which a condition is false, one per number of rows;
     nothing where it cannot be calculated."""
@@ -67,77 +68,88 @@ def _where_false(
         holds = _calculated(condition, known)
     except KeyError:
         return ()
-    shape = np.broadcast_shapes(*(sizes.shape for sizes in known.values()))
-    false = ~np.broadcast_to(holds, shape).astype(bool)
-    return [(b, int(row.argmax())) for b, row in enumerate(false) if row.any()]
+    shape = torch.broadcast_shapes(*(sizes.shape for sizes in known.values()))
+    false = ~holds.bool().expand(shape)
+    return [(b, int(row.int().argmax())) for b, row in enumerate(false) if row.any()]
 
 
-def _calculated(expression: Any, known: dict[sympy.Basic, np.ndarray]) -> Any:
-    """What an expression is for arrays of sizes. Raises KeyError for a function that is unknown."""
+def _calculated(expression: Any, known: dict[sympy.Basic, Tensor]) -> Tensor:
+    """What an expression is for many sizes. Raises KeyError for a function that is unknown."""
     if expression in known:
         return known[expression]
     if not expression.args:
-        return bool(expression) if expression.is_Boolean else _number(expression)
+        return _number(expression)
     inputs = [_calculated(argument, known) for argument in expression.args]
     return _FUNCTIONS[type(expression).__name__](*inputs)
 
 
-def _number(expression: Any) -> int | float:
+def _number(expression: Any) -> Tensor:
+    if expression.is_Boolean:
+        return torch.tensor(bool(expression))
     if not expression.is_number:
         raise KeyError(expression)
-    return int(expression) if expression.is_Integer else float(expression)
+    if expression.is_Integer:
+        return torch.tensor(int(expression))
+    return torch.tensor(float(expression), dtype=torch.float64)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    whole = isinstance(exponent, int) and exponent >= 0
-    return base**exponent if whole else np.power(np.asarray(base, dtype=float), exponent)
+def _power(base: Tensor, exponent: Tensor) -> Tensor:
+    whole = not exponent.is_floating_point() and bool((exponent >= 0).all())
+    return base**exponent if whole else base.double() ** exponent
 
 
-def _of_all(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _of_all(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda *given: reduce(function, given)
 
 
+def _divided(x: Tensor, by: Tensor) -> Tensor:
+    return x.double() / by
+
+
 # By the class names of sympy, and of torch.utils._sympy.functions.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Add": _of_all(np.add),
-    "Mul": _of_all(np.multiply),
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "Add": _of_all(torch.add),
+    "Mul": _of_all(torch.mul),
     "Pow": _power,
     "PowByNatural": _power,
     "FloatPow": _power,
-    "Max": _of_all(np.maximum),
-    "Min": _of_all(np.minimum),
-    "And": _of_all(np.logical_and),
-    "Or": _of_all(np.logical_or),
-    "Not": np.logical_not,
-    "Equality": np.equal,
-    "Unequality": np.not_equal,
-    "StrictLessThan": np.less,
-    "LessThan": np.less_equal,
-    "StrictGreaterThan": np.greater,
-    "GreaterThan": np.greater_equal,
-    "Abs": np.abs,
-    "floor": np.floor,
-    "ceiling": np.ceil,
-    "FloorDiv": np.floor_divide,
-    "CleanDiv": np.floor_divide,
-    "CeilDiv": lambda x, by: -(-x // by),
-    "Mod": np.mod,
-    "PythonMod": np.mod,
-    "ModularIndexing": lambda x, by, modulus: x // by % modulus,
-    "IntTrueDiv": np.true_divide,
-    "FloatTrueDiv": np.true_divide,
-    "ToFloat": lambda x: np.asarray(x, dtype=float),
-    "FloorToInt": np.floor,
-    "CeilToInt": np.ceil,
-    "TruncToInt": np.trunc,
-    "TruncToFloat": np.trunc,
-    "RoundToInt": np.round,
+    "Max": _of_all(torch.maximum),
+    "Min": _of_all(torch.minimum),
+    "And": _of_all(torch.logical_and),
+    "Or": _of_all(torch.logical_or),
+    "Not": torch.logical_not,
+    "Equality": torch.eq,
+    "Unequality": torch.ne,
+    "StrictLessThan": torch.lt,
+    "LessThan": torch.le,
+    "StrictGreaterThan": torch.gt,
+    "GreaterThan": torch.ge,
+    "Abs": torch.abs,
+    "floor": torch.floor,
+    "ceiling": torch.ceil,
+    "FloorDiv": torch.floor_divide,
+    "CleanDiv": torch.floor_divide,
+    "CeilDiv": lambda x, by: -torch.floor_divide(-x, by),
+    "Mod": torch.remainder,
+    "PythonMod": torch.remainder,
+    "ModularIndexing": lambda x, by, size: torch.remainder(torch.floor_divide(x, by), size),
+    "IntTrueDiv": _divided,
+    "FloatTrueDiv": _divided,
+    "ToFloat": lambda x: x.double(),
+    "FloorToInt": torch.floor,
+    "CeilToInt": torch.ceil,
+    "TruncToInt": torch.trunc,
+    "TruncToFloat": torch.trunc,
+    "RoundToInt": torch.round,
+    "BitwiseFn_bitwise_and": torch.bitwise_and,
+    "BitwiseFn_bitwise_or": torch.bitwise_or,
+    "BitwiseFn_bitwise_xor": torch.bitwise_xor,
     "Identity": lambda x: x,
-    "Where": np.where,
-    "OpaqueUnaryFn_sqrt": np.sqrt,
-    "OpaqueUnaryFn_log": np.log,
-    "OpaqueUnaryFn_log2": np.log2,
-    "OpaqueUnaryFn_exp": np.exp,
+    "Where": torch.where,
+    "OpaqueUnaryFn_sqrt": lambda x: x.double().sqrt(),
+    "OpaqueUnaryFn_log": lambda x: x.double().log(),
+    "OpaqueUnaryFn_log2": lambda x: x.double().log2(),
+    "OpaqueUnaryFn_exp": lambda x: x.double().exp(),
 }
 
 

@@ -203,9 +203,18 @@ class RowOps:
         self.pure[node] = value
         parts = zip(_listed(value), self.places[node], strict=True)
         apart = any(rows and not _all_alike(rows.parts(part)) for part, rows in parts)
-        if apart or self.numbers.intersection(given):
+        if apart or (self.numbers.intersection(given) and not self._picks_own_rows(node)):
             self.numbers.add(node)
         return True
+
+    def _picks_own_rows(self, node: Node) -> bool:
+        """Whether numbers of rows say which row of a value to take, and all its rows are alike."""
+        if _name(node) != "index.Tensor":
+            return False
+        base, indices = node.args[:2]
+        (rows,) = self.places.get(base, [None])  # type: ignore[arg-type]
+        told = [n for n, index in enumerate(indices) if index in self.numbers]  # type: ignore
+        return rows is not None and base not in self.numbers and told == [rows.dim]
 
     def _check_numbers(self, node: Node) -> None:
         """Refuse what calculates with the numbers of rows; they may index rows, and no more."""

@@ -29,6 +29,14 @@ def rows_flattened_and_rolled(self, h):
 
 
 @plain
+def alike_rows_by_their_numbers(self, h):
+    """As a mask of padding is read where there is none."""
+    counts = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
+    rows, places = (torch.arange(n, device=h.device) for n in h.shape[:2])
+    return self.proj(h) * counts[rows[:, None], places].unsqueeze(-1)
+
+
+@plain
 def rows_reshaped_into_others(self, h):
     mixed = h.transpose(0, 1).flatten(0, 1).view(h.shape)
     return self.proj(h) + mixed * _rare(h)
