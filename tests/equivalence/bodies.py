@@ -239,11 +239,33 @@ class Checkpointed(Body):
         return F.dropout(y, 0.3) if self.kind else y
 
 
+class Padded(Body):
+    """Attention that leaves out some places, in some rows all of them."""
+
+    def parts(self):
+        self.proj = nn.Linear(DIM, 3 * DIM, bias=False)
+
+    def forward(self, h):
+        batch, seq, _ = h.shape
+        out = (h[..., 0] > 0.4) | (h[:, :1, 1] > 0.4)
+        q, k, v = self.proj(h).view(batch, seq, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        seen = ~out[:, None, None, :]
+        if self.kind % 2:
+            seen = seen.expand(-1, 1, seq, -1).tril()
+        if self.kind > 1:
+            seen = torch.zeros_like(seen, dtype=h.dtype).masked_fill(~seen, -torch.inf)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return y.transpose(1, 2).reshape(h.shape)
+
+
 # Bodies of which each is refused, or computed.
 
 
 class Hidden(Body):
-    """Gradients changed where a graph does not show it."""
+    """What a graph does not show: gradients that are changed, and another way that a forward takes,
+    on rare values or lengths, while it is traced."""
+
+    variants = 9
 
     def parts(self):
         self.proj = nn.Linear(DIM, DIM, bias=False)
@@ -257,7 +279,24 @@ class Hidden(Body):
         if self.kind == 3:
             with torch.no_grad():
                 y.mul_(2.0)
+        if self.kind > 3:
+            return y * (2 if self.rarely(h) else 3)
         return Triple.apply(y) if self.kind == 0 else y
+
+    def rarely(self, h):
+        length = h.shape[1]
+        if self.kind == 4:
+            return not torch.compiler.is_compiling() and length > 48
+        if self.kind == 5:
+            return isinstance(length, int) and length > 48
+        if self.kind == 6:
+            return type(h) is torch.Tensor and length > 48
+        if self.kind == 7:
+            return length**2 // 6400 == 1
+        try:
+            return h.detach().numpy().max() > 1e9
+        except Exception:
+            return False
 
 
 class Stateful(Body):
