@@ -57,6 +57,13 @@ def _set_data_first(w: Tensor) -> None:
     w.data[3] = 0.25
 
 
+def _by_operators(w: Tensor) -> None:
+    """What Python takes apart: w[0] is read, changed in place, and set to itself."""
+    w[0] *= 0
+    w.data[240:] *= 0.1
+    w.data[3:40] += 0.5
+
+
 _TABLE = np.linspace(-1, 2, 72).reshape(12, 6)
 _LIST = [[math.sin(6 * i + j) for j in range(6)] for i in range(12)]
 
@@ -128,6 +135,7 @@ DRAWN: dict[str, InPlace] = {
     "erfinv": _steps(lambda w: w.uniform_(-0.9, 0.9), lambda w: w.erfinv_().mul_(0.1)),
     "rows of zero": _steps(init.normal_, lambda w: w[:40].mul_(0)),
     "rows scaled": _steps(init.normal_, lambda w: w[240:].mul_(0.1)),
+    "by operators": _steps(init.normal_, _by_operators),
     "rows by hand": _steps(init.normal_, lambda w: w[3].copy_(torch.linspace(0, 1, 250))),
     "a box by hand": _steps(init.normal_, _put((slice(2, 50), slice(9, 100)), 0.25)),
     "a row by init": _steps(init.normal_, lambda w: init.constant_(w[0], 3.3)),
@@ -165,6 +173,7 @@ REFUSED: dict[str, tuple[InPlace, str]] = {
     "norm": (_steps(init.normal_, lambda w: w.div_(w.norm())), "div_|linalg_vector_norm"),
     "permuted": (lambda w: w.copy_(torch.randperm(72).view(12, 6)), "randperm.*a random op"),
     "expanded": (lambda w: w.copy_(torch.randn(6)), "drawn at random and repeated"),
+    "a copied row": (_steps(init.normal_, lambda w: w[5].copy_(w[6])), "copies random values"),
     "a part never set": (lambda w: w[:5].fill_(2.0), "a part of it is never set"),
     "steps of rows": (_steps(init.normal_, lambda w: w[::2].fill_(0.0)), "no box"),
     "scaled without fill": (lambda w: w.mul_(2), "never set"),

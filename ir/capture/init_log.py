@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .contents import Program, Step, Unknown, covers_storage, fill
+from .contents import Program, Step, Unknown, covers_storage, fill, view_of
 from .init_steps import EXACT, join, steps_of
 from .storages import (
     assign,
@@ -172,11 +172,21 @@ def _follow(call: _Call) -> None:
         given = call.args[where] if isinstance(where, slice) else where
         set_content(call.made[0], Program((fill(kind, tuple(map(float, given))),)))
     elif name == "copy_" or (name == "fill_" and call.written):
-        assign(call.args[0], taken(call.args[1], call.args[0]))
+        if not _same_elements(call.args[0], call.args[1]):
+            assign(call.args[0], taken(call.args[1], call.args[0]))
     elif name in _COPIES and call.made:
         assign(call.made[0], taken(call.args[0], call.made[0]))
     elif not (_decomposed(call) or _folded(call) or _stepped(call)):
         _replay(call)
+
+
+def _same_elements(target: Any, source: Any) -> bool:
+    """Whether a copy changes nothing: `w[3] *= 0` ends in one of w[3] onto itself."""
+    return (
+        isinstance(source, Tensor)
+        and source.untyped_storage() is target.untyped_storage()
+        and view_of(source) == view_of(target)
+    )
 
 
 def _decomposed(call: _Call) -> bool:

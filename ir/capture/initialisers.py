@@ -297,6 +297,10 @@ class _Recipes:
         draws = [(n, s.draw) for n, s in enumerate(program.steps) if s.kind in RANDOM]
         if any(program.steps[n].kind == "orthogonal" for n, _ in draws):
             self._check_orthogonal(name, shape)
+        if len({draw for _, draw in draws}) < len(draws):
+            raise CaptureError(
+                f"param {name}: a part of it copies random values of another part; {_WAY_OUT}"
+            )
         known = {self.owners[d] for _, d in draws if d in self.owners}
         mine = (name, shape if program.plain else ())
         for _, draw in draws:
