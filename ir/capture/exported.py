@@ -21,6 +21,7 @@ from ..traced import Ways
 from . import semantic
 from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
+from .causal_hints import no_causal_detection
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .fx import check_dtypes
@@ -265,6 +266,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             sizes_as_numbers(),
             no_question_of_tracing(name),
             no_texts(name),
+            no_causal_detection(),
             complex_as_pairs(),
             lines_of_model(),
             quiet(),

@@ -4,7 +4,8 @@ import random
 import re
 
 import numpy as np
-import proofs.zoo_of_rows  # adds its modules
+import proofs.zoo_of_layers  # adds its modules
+import proofs.zoo_of_rows
 import proofs.zoo_of_states
 import proofs.zoo_of_values
 import proofs.zoo_of_ways  # noqa: F401
