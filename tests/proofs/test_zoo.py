@@ -95,6 +95,8 @@ REFUSED = {
     "takes_a_size_for_a_number": r"takes_a_size\w+ of proofs/zoo_of_ways.py:\d+, line \d+, runs in",
     "tries_to_read_values": r"tries_to_read_values of proofs/zoo_of_ways.py:\d+, line \d+, runs in",
     "writes_values_down": r"zoo_of_ways.py:\d+ writes the values of a tensor down",
+    "region_by_values": r"cond at .*zoo\w*.py:\d+: a region of its own",
+    "region_by_tokens": r"scan at .*zoo\w*.py:\d+: a region of its own",
     "branch_on_values": "cannot be traced for every batch and sequence size",
 }
 

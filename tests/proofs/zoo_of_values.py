@@ -5,6 +5,7 @@ import math
 import torch
 from proofs.zoo import DIM, plain, with_parts
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 
@@ -96,3 +97,16 @@ def _positive(self):
 @with_parts(_positive)
 def logarithm_of_a_weight(self, h):
     return self.proj(h) + self.rate.log() * 0.01
+
+
+@plain
+def region_by_values(self, h):
+    return torch.cond((h > 0).all(), lambda y: y * 2, lambda y: y.clone(), (self.proj(h),))
+
+
+@plain
+def region_by_tokens(self, h):
+    def step(kept, row):
+        return kept * 0.9 + row, kept * 0.9 + row
+
+    return scan(step, torch.zeros_like(h[:, 0]), self.proj(h), dim=1)[1]
