@@ -211,6 +211,13 @@ def logarithms_of_sizes(self, h):
 
 
 @plain
+def functions_of_sizes(self, h):
+    s = h.shape[1]
+    y = self.proj(h) * math.exp(-s / 100) + h * math.log2(s) - math.log10(s + 1) * math.cos(s)
+    return y + math.pow(s, 0.5) * math.pow(0.9, s) + h * math.sqrt(math.log(s)) * math.tanh(s / 9)
+
+
+@plain
 def reads_data(self, h):
     return self.proj(h) * self.proj.weight.data.abs().mean() + h.data
 
