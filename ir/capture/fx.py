@@ -26,6 +26,7 @@ from .nodes import (
     where,
     writes,
 )
+from .symbolic import sizes_of
 
 # Values that capture adds behind the model's own.
 _OF_THE_LOSS = """
@@ -300,7 +301,7 @@ def _alias_of(node: Node, promote: bool, joint: bool) -> Node | None:
         "never": False,
         "always": True,
         "same dtype": _same_dtype(before.dtype, after.dtype, promote),
-        "same shape": before.shape == after.shape,
+        "same shape": sizes_of(before) == sizes_of(after),
         "in a joint": joint,
     }
     return source if same[asked.vanishes] else None

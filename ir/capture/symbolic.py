@@ -25,6 +25,12 @@ def concrete(size: Size, values: Mapping[str, Any]) -> Any:
     return _PARTS[size.func](size, values)
 
 
+def sizes_of(value: torch.Tensor) -> list[sympy.Expr]:
+    """Return a shape as expressions. Compared as torch's symbols are, sizes that are equal at the
+    numbers at hand would be taken for equal from there on."""
+    return [sympy.sympify(getattr(getattr(n, "node", n), "expr", n)) for n in value.shape]
+
+
 def _folded(combine: Callable[[Any, Any], Any]) -> Callable[[sympy.Expr, Mapping], Any]:
     return lambda size, values: reduce(combine, (concrete(part, values) for part in size.args))
 

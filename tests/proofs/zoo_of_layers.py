@@ -46,3 +46,12 @@ def decoder_of_masks(self, h):
     return self.layers(
         h, self.proj(h), tgt_mask=mask, memory_mask=mask, tgt_key_padding_mask=_padded(h)
     )
+
+
+def _learned_key(self):
+    self.attention = nn.MultiheadAttention(DIM, 2, batch_first=True, add_bias_kv=True)
+
+
+@with_parts(_learned_key)
+def attention_with_a_learned_key(self, h):
+    return h + self.attention(h, h, h, attn_mask=_causal(h), need_weights=False)[0]
