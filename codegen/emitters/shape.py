@@ -1,7 +1,7 @@
 """Text of what makes, views, reduces and moves: sources, views, reductions, slices, cat."""
 
 from meshwright.ir.graph import Op
-from meshwright.ir.sizes import Size
+from meshwright.ir.sizes import Size, evaluate
 
 from ..local import Locals
 from .call import Emit, attr_text, dtype_text
@@ -64,7 +64,7 @@ def _slice(op: Op, names: list[str], local: Locals) -> str:
     value = local.graph.values[op.inputs[0]]
     dim = int(op.attr("dim", 0)) % len(value.shape)
     cut = local.cut(op.output.name, dim)
-    start, step = _start(op.attr("start", 0) or 0, value.shape[dim]), op.attr("step", 1)
+    start, step = _start(op.attr("start", 0) or 0, value.shape[dim], local), op.attr("step", 1)
     length = local.shape(op.output)[dim]
     if step != 1:
         span = f"{attr_text(start, local)}:{attr_text(start + length * step, local)}:{step}"
@@ -73,13 +73,13 @@ def _slice(op: Op, names: list[str], local: Locals) -> str:
     return f"{names[0]}.narrow({dim}, {attr_text(start, local)}, {attr_text(length, local)})"
 
 
-def _start(start: Size, whole: Size) -> Size:
-    """Return where a slice begins, counted from the first element."""
-    if not isinstance(start, int):
-        return start
-    if not isinstance(whole, int):
-        return start if start >= 0 else whole + start
-    return min(start, whole) if start >= 0 else max(0, whole + start)
+def _start(start: Size, whole: Size, local: Locals) -> Size:
+    """Return where a slice begins, counted from the first element and within the dim."""
+    from_end = evaluate(start, local.plan.sizes) < 0
+    first = whole + start if from_end else start
+    size = evaluate(whole, local.plan.sizes)
+    within = min(max(evaluate(first, local.plan.sizes), 0), size)
+    return first if within == evaluate(first, local.plan.sizes) else within
 
 
 def _slice_backward(op: Op, names: list[str], local: Locals) -> str:

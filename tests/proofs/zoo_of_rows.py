@@ -239,3 +239,15 @@ def masked_by_length(self, h):
     counts = (h[..., 0] > 0).sum(1)
     seen = torch.arange(h.shape[1])[None] < counts[:, None]
     return self.proj(h) * seen[..., None]
+
+
+@plain
+def apart_from_the_token_24(self, h):
+    y = self.proj(h)
+    return torch.cat([y[:, :24], y[:, 24:] * 2], 1) + h
+
+
+@plain
+def window_of_the_last_tokens(self, h):
+    y = self.proj(h)
+    return h + y[:, -3:].mean(1, keepdim=True) + y[:, h.shape[1] - 3 :].mean(1, keepdim=True)
