@@ -24,7 +24,7 @@ from .bound_sizes import binding_call
 from .causal_hints import no_causal_detection
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
-from .fx import check_dtypes
+from .fx import check_dtypes, check_sizes
 from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
@@ -56,6 +56,9 @@ _SHORT = 4
 # What torch calls a size of the tokens in its messages.
 _SIZE = "L['given'][0].size()[{}]"
 _GUARD = "satisfy the generated guard"
+_BY_VALUES = re.compile(
+    "Could not (guard on|extract specialized .* from) data-dependent expression"
+)
 _SPECIALIZED = "resulted in a specialized value of"
 
 
@@ -288,6 +291,12 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             raise CaptureError(
                 f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
             ) from error
+        if _BY_VALUES.search(str(error)):
+            raise CaptureError(
+                f"model {name}: {_place_of(error).removeprefix(', at ') or 'its forward'} decides "
+                "by values of a tensor, as if, assert and int do; a graph has one way for all "
+                "values, so choose by torch.where, or leave it out"
+            ) from error
         with quiet():
             call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
         raise CaptureError(
@@ -298,6 +307,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     check_dtypes(program.graph)
     kept = drop_true_asserts(program.graph, lengths, name)
     return Exported(program, *kept, recorder.ways)
+    check_sizes(program.graph_module)
+    return Exported(program, *drop_true_asserts(program.graph, lengths, name))
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:

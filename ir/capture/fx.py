@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..dtypes import FLOATS, SHORT_NAMES, TORCH_NAMES
@@ -106,11 +106,6 @@ class FxReader:
 
     def call(self, node: Node) -> None:
         value = node.meta.get("val")
-        if free_unbacked_symbols(value):
-            raise CaptureError(
-                f"{self.where(node)} makes sizes or numbers of the values of a tensor; a plan "
-                "knows every size beforehand, so compute on all elements, with a mask for instance"
-            )
         if isinstance(value, torch.SymInt | torch.SymFloat | int | float):
             self.values[node] = self._number(node, value)
             return
@@ -277,6 +272,18 @@ def check_dtypes(graph: Graph) -> None:
         for value in made if isinstance(made, tuple | list) else (made,):
             if isinstance(value, Tensor):
                 _check_dtype(node, value)
+
+
+def check_sizes(module: GraphModule) -> None:
+    """Raise CaptureError for an op whose results have sizes that values decide, also in regions."""
+    regions = [m for m in module.modules() if isinstance(m, GraphModule)]
+    for node in (n for region in reversed(regions) for n in region.graph.nodes):
+        if node.op == "call_function" and free_unbacked_symbols(node.meta.get("val")):
+            raise CaptureError(
+                f"{where(node)} makes sizes or numbers of the values of a tensor, as a boolean "
+                "index, nonzero or item does; a plan knows every size beforehand, so compute on "
+                "all elements and choose by torch.where"
+            )
 
 
 def _check_dtype(node: Node, made: Tensor) -> None:

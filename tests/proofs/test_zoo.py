@@ -97,7 +97,11 @@ REFUSED = {
     "writes_values_down": r"zoo_of_ways.py:\d+ writes the values of a tensor down",
     "region_by_values": r"cond at .*zoo\w*.py:\d+: a region of its own",
     "region_by_tokens": r"scan at .*zoo\w*.py:\d+: a region of its own",
-    "branch_on_values": "cannot be traced for every batch and sequence size",
+    "branch_on_values": r"zoo\w*.py:\d+ decides by values of a tensor",
+    "asserted_values": r"zoo\w*.py:\d+ decides by values of a tensor",
+    "boolean_index": r"index.Tensor at .*zoo\w*.py:\d+ makes sizes or numbers of the values",
+    "places_by_values": r"where at .*zoo\w*.py:\d+ makes sizes or numbers of the values",
+    "length_by_values": r"item at .*zoo\w*.py:\d+ makes sizes or numbers of the values",
 }
 
 

@@ -110,3 +110,29 @@ def region_by_tokens(self, h):
         return kept * 0.9 + row, kept * 0.9 + row
 
     return scan(step, torch.zeros_like(h[:, 0]), self.proj(h), dim=1)[1]
+
+
+@plain
+def asserted_values(self, h):
+    assert h.isfinite().all()
+    return self.proj(h)
+
+
+@plain
+def boolean_index(self, h):
+    y = torch.zeros_like(h)
+    kept = h[..., 0] > 0
+    y[kept] = self.proj(h[kept])
+    return h + y
+
+
+@plain
+def places_by_values(self, h):
+    with torch.no_grad():
+        rows, places = torch.where(h[..., 0] > 0)
+    return h.index_put((rows, places), self.proj(h[rows, places]))
+
+
+@plain
+def length_by_values(self, h):
+    return self.proj(h)[:, : (h[0, 0] > 0).sum().item()].sum(1, keepdim=True) + h
