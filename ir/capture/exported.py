@@ -305,10 +305,9 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             "its forward must not depend on the values or sizes of its input"
         ) from error
     check_dtypes(program.graph)
+    check_sizes(program.graph_module)
     kept = drop_true_asserts(program.graph, lengths, name)
     return Exported(program, *kept, recorder.ways)
-    check_sizes(program.graph_module)
-    return Exported(program, *drop_true_asserts(program.graph, lengths, name))
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:

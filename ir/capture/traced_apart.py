@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from ..errors import CaptureError
 from .lines import of_user, short_line
 
-_QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")  # of torch.compiler
+_QUESTIONS = ("is_compiling", "is_exporting")  # of torch.compiler
 _TEXTS = ("__repr__", "__str__", "__format__")
 
 
