@@ -8,6 +8,7 @@ state that outlives a step.
 """
 
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from .nodes import writes
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = "wrap_with_autocast"
+_OPERATOR = re.compile("__i(and|or|xor|lshift|rshift)__")
 
 # Views that hold all elements of a tensor in their order: undone by a view of the tensor's shape.
 _SHAPES = {
@@ -326,13 +328,28 @@ class Functionalise:
                 f"{name} at {_source(node)} changes its operand in place; write it as an op that "
                 "returns a new tensor"
             )
-        return _call(self.graph, target, (x, *rest), node, dict(node.kwargs))
+        written = _call(self.graph, target, (x, *rest), node, dict(node.kwargs))
+        dtype = x.meta["val"].dtype
+        value = _value_of(written)
+        if value.dtype == dtype:
+            return written
+        written.meta["val"] = value  # a wider operand, or what sums up small integers
+        return _call(self.graph, aten.to.dtype, (written, dtype), node)
+
+
+def _value_of(node: Node) -> Tensor:
+    """What an op returns, without data."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    value: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return value
 
 
 def without_writing(target: Any) -> Any:
     """The overload that returns what an in-place op writes into its first operand; None: none."""
     namespace, _, base = target._schema.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
+    operator_name = _OPERATOR.fullmatch(base)
+    plain = f"__{operator_name[1]}__" if operator_name else base.removesuffix("_")
+    packet = getattr(getattr(torch.ops, namespace), plain, None)
     found = (getattr(packet, name) for name in packet.overloads()) if packet else ()
     pure = (o for o in found if not o._schema.is_mutable)
     return next((o for o in pure if _taken(o) == _taken(target)), None)

@@ -17,6 +17,7 @@ from torch import nn
 from ..traced import Ways
 from .lines import of_user
 
+_TOOL = 4  # of sys.monitoring, which gives it to nobody else
 # What these call, such as a kernel or what gives its shapes, is not the forward's own way.
 _OF_OPS = ("/torch/_library/", "/torch/_higher_order_ops/", "/torch/library.py")
 
@@ -38,7 +39,13 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs on this thread. A debugger's own trace is put back behind it."""
+        """Record what runs. A debugger's own trace is put back behind it."""
+        how = self._monitored() if hasattr(sys, "monitoring") else self._traced()
+        with how:
+            yield
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
         before = sys.gettrace()
         sys.settrace(self._called)
         try:
@@ -58,6 +65,29 @@ class Recorder:
             return ran
 
         return ran
+
+    @contextmanager
+    def _monitored(self) -> Iterator[None]:
+        """The same from Python 3.12 on, whose traces leave out the first run of a function."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+
+        def ran(code: CodeType, offset: int) -> Any:
+            if not of_user(code.co_filename):
+                return monitoring.DISABLE
+            frame = sys._getframe(1)
+            if not _within_op(frame):
+                self._seen.setdefault(code, set()).add((offset, frame.f_lineno or 0))
+            return None
+
+        monitoring.use_tool_id(_TOOL, "meshwright")
+        monitoring.restart_events()
+        monitoring.register_callback(_TOOL, monitoring.events.INSTRUCTION, ran)
+        monitoring.set_events(_TOOL, monitoring.events.INSTRUCTION)
+        try:
+            yield
+        finally:
+            monitoring.set_events(_TOOL, 0)
+            monitoring.free_tool_id(_TOOL)
 
 
 def _within_op(frame: FrameType | None) -> bool:

@@ -34,6 +34,8 @@ def all_gather(x: Tensor, dim: int, outer: int, group: Group, mirrored: bool = F
     """Shards along `dim` put together: [.., outer * m, ..] -> [.., outer * n * m, ..]."""
     if group is None:
         return x
+    if x.dtype is torch.bool:  # compiled, torch's own gives the bytes of integers for these
+        return all_gather(x.to(torch.uint8), dim, outer, group, mirrored).bool()
     n = group.size()
     parts = x.new_empty((n * x.shape[0], *x.shape[1:])) if x.dim() else x.new_empty((n,))
     dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
@@ -63,6 +65,9 @@ def all_to_all(
     """Sharded along `src_dim` becomes sharded along `dim`."""
     if group is None:
         return x
+    if x.dtype is torch.bool:
+        given = dim, outer, src_dim, src_outer, group, mirrored, src_mirrored
+        return all_to_all(x.to(torch.uint8), *given).bool()
     parts = _split(x, dim, outer, group.size(), mirrored).contiguous()
     y = torch.empty_like(parts)
     dist.all_to_all_single(y, parts, group=group)

@@ -1,10 +1,15 @@
 """The two rearrangements behind every collective, on one process."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.runtime.engine import collectives
 from meshwright.runtime.engine.collectives import _join, _split
+from meshwright.runtime.engine.inductor import compile_whole
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -44,3 +49,24 @@ def test_a_mirrored_shard_is_a_chunk_and_its_mirror_image() -> None:
     assert [x.tolist() for x in found] == [[0, 1, 6, 7], [2, 3, 4, 5]]
     rows = torch.arange(8)  # two rows of four, each mirrored
     assert collectives.shard(rows, 0, 2, 0, 2, mirrored=True).tolist() == [0, 3, 4, 7]
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_compiled_collectives_keep_truth_values(alone: dist.ProcessGroup) -> None:
+    """torch's own hand out integers for them, of which `~` is true whatever they are."""
+
+    def not_shown(seen: Tensor) -> tuple[Tensor, Tensor]:
+        gathered = torch.ops.aten.bitwise_not.default(collectives.all_gather(seen, 1, 1, alone))
+        moved = torch.ops.aten.bitwise_not.default(collectives.all_to_all(seen, 0, 1, 1, 1, alone))
+        return gathered, moved
+
+    seen = torch.tensor([[True, False, True, False]])
+    for made in compile_whole(not_shown)(seen):
+        assert made.dtype is torch.bool and torch.equal(made, ~seen)
