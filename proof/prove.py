@@ -177,13 +177,20 @@ def _prove_on(
         trial = _Trial(subject, module, wide, weights, variant, number, plan_dtype, again)
         try:
             outcomes = trial.outcomes()
-        except NoNumberError:  # what attends to no token of a row of padding, for instance
+            _check_numbers(subject, outcomes[0])
+        except NoNumberError:  # of rows of one token: their deviation, what attends to no padding
             trial = replace(trial, alike=False)
             outcomes = trial.outcomes()
         _compare(trial, *outcomes)
     _check_ways(subject, traced, trial.batch)
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, origin, moved)
+
+
+def _check_numbers(subject: Subject, expected: Outcome) -> None:
+    for name, gradient in expected.grads.items():
+        if gradient is not None and not gradient.isfinite().all():
+            raise NoNumberError(f"model {subject.name}: the gradient of {name} is no number")
 
 
 def _check_ways(subject: Subject, traced: Traced, batch: Batch) -> None:
