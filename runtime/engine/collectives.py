@@ -78,6 +78,8 @@ def halo(x: Tensor, dim: int, size: int, index: int, group: Group) -> Tensor:
     """The shard behind the last `size` elements of the rank before; the first rank has none."""
     if group is None:
         return x
+    if x.dtype is torch.bool:
+        return halo(x.to(torch.uint8), dim, size, index, group).bool()
     last = x.narrow(dim, x.shape[dim] - size, size)
     return torch.cat((_to_neighbour(last, dim, index, index + 1, index - 1, group), x), dim)
 

@@ -60,7 +60,8 @@ def _padded(self):
 
 @with_parts(_padded)
 def encodes_rows_of_padding(self, h):
-    return self.encoder(h, src_key_padding_mask=h[..., 0] > h[:, :1, 0])
+    """In some rows everything is padding."""
+    return self.encoder(h, src_key_padding_mask=(h[:, :1, 0] > 0).expand(-1, h.shape[1]))
 
 
 @plain
