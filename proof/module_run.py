@@ -14,7 +14,7 @@ from meshwright.ir.capture.exported import logits_of
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.capture.ways import Recorder
 from meshwright.ir.capture.widening import CONSTANT_MAKERS
-from meshwright.ir.errors import ProofError
+from meshwright.ir.errors import MeshwrightError, ProofError
 from meshwright.ir.traced import Ways
 
 from .outcome import Batch, Outcome
@@ -149,38 +149,41 @@ def run_module(
     Raises ProofError where a second call gives another loss, where a call changes a buffer, where
     the loss is no number, and where the module does not run.
     """
-    try:
-        return _run_module(module, weights, batch, name, plan_dtype)
-    except (RuntimeError, TypeError, IndexError) as error:
-        raise ProofError(
-            f"model {name}: the module itself fails in PyTorch on {len(batch.tokens)} rows of "
-            f"{batch.tokens.shape[1]} tokens: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _run_module(
-    module: nn.Module,
-    weights: dict[str, Tensor],
-    batch: Batch,
-    name: str,
-    plan_dtype: torch.dtype | None,
-) -> Outcome:
     for key, param in module.named_parameters():
         param.data.copy_(weights[key])
         param.grad = None
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
     if plan_dtype is None:
-        return _called_twice(module, batch, name, plan_dtype, before)
-    with default_dtype(torch.float64), _limits_of(plan_dtype):
+        with _failing(name, batch):
+            return _called_twice(module, batch, name, plan_dtype, before)
+    with _failing(name, batch), default_dtype(torch.float64), _limits_of(plan_dtype):
         return _called_twice(module, batch, name, plan_dtype, before)
 
 
-def ways_of(build: Callable[[], nn.Module], batch: Batch, dtype: torch.dtype) -> Ways:
-    """Return the ways that the first call of a module in `dtype` takes."""
+@contextmanager
+def _failing(name: str, batch: Batch) -> Iterator[None]:
+    """Turn what a module raises on a batch into a ProofError."""
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError) as e:
+        said = (str(e).splitlines() or [type(e).__name__])[0]
+        raise ProofError(
+            f"model {name}: the module itself fails in PyTorch on {len(batch.tokens)} rows of "
+            f"{batch.tokens.shape[1]} tokens: {said}"
+        ) from e
+
+
+def ways_of(build: Callable[[], nn.Module], batch: Batch, name: str, dtype: torch.dtype) -> Ways:
+    """Return the ways that the first call of a module in `dtype` takes.
+
+    Raises ProofError where the module does not run.
+    """
     module, recorder = built(build, dtype), Recorder()
     wide = dtype if dtype == torch.float64 else None
     module = module if wide is None else module.double()
-    with default_dtype(dtype), batch.drawing(), recorder.recording():
+    with _failing(name, batch), default_dtype(dtype), batch.drawing(), recorder.recording():
         _loss(module, batch, wide)
     return recorder.ways
 

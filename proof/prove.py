@@ -198,7 +198,7 @@ def _check_ways(subject: Subject, traced: Traced, batch: Batch) -> None:
     if not traced.ways:
         return
     dtype = torch_dtype(traced.dtype)
-    if place := parted(traced.ways, ways_of(subject.build, batch, dtype)):
+    if place := parted(traced.ways, ways_of(subject.build, batch, subject.name, dtype)):
         raise ProofError(
             f"model {subject.name}: {place}, runs in a training step and not while the module is "
             "traced, or the other way round: its code asks whether it is traced, or catches an "

@@ -132,6 +132,11 @@ def test_is_refused_in_one_line(name: str) -> None:
     assert "\n" not in message
 
 
+def test_what_torch_lacks_in_the_dtype_of_the_plan_is_refused_in_its_words() -> None:
+    with pytest.raises(CaptureError, match="fails in PyTorch on .* not implemented for 'BFloat16'"):
+        _prove("distances", "bf16")
+
+
 WIDE = 5000
 
 
