@@ -7,11 +7,6 @@ a chain of such waits, and the step is as long as the longest of them.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.ir.schedule import COMPUTE, Action, Schedule, peer_stage
 
@@ -60,37 +55,6 @@ class Waits:
             waits.append(latest)
         last = max(range(len(ends)), key=ends.__getitem__)
         return ends[last], self._path(last, waits.__getitem__)
-
-    def lengths(
-        self, node_us: dict[Node, NDArray[np.float64]], send_us: Sequence[float]
-    ) -> NDArray[np.float64]:
-        """The longest path for many times of the nodes at once, [n] each.
-
-        When an action ends is kept until the last that waits for it: a pipeline has 10^5 actions.
-        """
-        ends: dict[int, Any] = {}
-        rows = zip(self.nodes, self.before, self.source, self.send, self._freed, strict=True)
-        for index, (node, before, source, send, freed) in enumerate(rows):
-            start = ends[before] if before >= 0 else 0.0
-            if source >= 0:
-                start = np.maximum(start, ends[source] + send_us[send])
-            ends[index] = start + node_us[node]
-            for earlier in freed:
-                del ends[earlier]
-        return np.max([ends[actions[-1]] for actions in self.ranks], axis=0)
-
-    @cached_property
-    def _freed(self) -> tuple[tuple[int, ...], ...]:
-        """Of each action the earlier ones that no later action waits for."""
-        last = {}
-        for index, waited in enumerate(zip(self.before, self.source, strict=True)):
-            last.update({earlier: index for earlier in waited if earlier >= 0})
-        for actions in self.ranks:
-            last.pop(actions[-1], None)
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for earlier, index in last.items():
-            found[index].append(earlier)
-        return tuple(map(tuple, found))
 
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
         nodes: Counter[Node] = Counter()

@@ -2,9 +2,13 @@
 
 Stages that share a rank, or whose backward runs in two, are not fastest when they are equal: what a
 rank lacks in one stage another may make up. A step moves a run of neighbouring cuts by one or two
-units all together, to the best of all such neighbours, until none is better. They are priced side
-by side, without collectives, under given options and over the first micro-batches; every further
-one takes what the busiest rank takes.
+units all together, to the best of all such neighbours, until none is better. They are priced
+without collectives, under given options and over the first micro-batches; every further one takes
+what the busiest rank takes.
+
+The best neighbour is found without following the schedule of each: one is at least as long as any
+path is under its cuts, so only the one whose bound is the lowest is followed, its longest path
+joins the bounds of all, until the lowest bound is of one that was followed.
 """
 
 from collections.abc import Sequence
@@ -13,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..budget import BUDGET
-from ..pipeline.critical_path import LAST, Waits
+from ..pipeline.critical_path import LAST, Node, Path, Waits
 from ..pipeline.schedules import SPLIT, stage_ranks
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
 from .candidates import Candidate
 
 Starts = tuple[int, ...]  # the first unit of every stage
+Floats = NDArray[np.float64]
 
 
 def descend(costs: CandidateCosts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
@@ -27,39 +32,40 @@ def descend(costs: CandidateCosts, c: Candidate, starts: Starts, picks: Sequence
     budget, units = costs.problem.budget, costs.units_of(c)
     followed = min(c.num_microbatches, budget.descent_microbatches * c.pp)
     waits = costs.memo.schedules.waits(c.listing._replace(num_microbatches=followed))
-    length = _Length(units, c, picks, waits, c.num_microbatches - followed)
-    best, us = starts, length.of([starts])[0]
+    length = Length(units, c, picks, waits, c.num_microbatches - followed)
+    best, us = length.shortest(np.array([starts]))
     for _ in range(budget.descent_steps):
         cuts = neighbours(best, len(units.options), budget.descent_shifts)
-        if not cuts:
+        if not len(cuts):
             break
-        lengths = length.of(cuts)
-        index = int(np.argmin(lengths))
-        if not lengths[index] < us * (1 - 1e-9):
+        found, found_us = length.shortest(cuts)
+        if not found_us < us * (1 - 1e-9):
             break
-        best, us = cuts[index], lengths[index]
+        best, us = found, found_us
     return best
 
 
 def neighbours(
     starts: Starts, count: int, shifts: Sequence[int] = BUDGET.descent_shifts
-) -> list[Starts]:
-    """Cuts of `count` units with a run of neighbouring ones moved; no stage is empty."""
-    ends = (*starts, count)
-    found = []
-    for first in range(1, len(starts)):
-        for last in range(first, len(starts)):
-            for shift in shifts:
-                left = ends[first] + shift - ends[first - 1]
-                right = ends[last + 1] - ends[last] - shift
-                if left > 0 and right > 0:
-                    moved = (start + shift for start in starts[first : last + 1])
-                    found.append((*starts[:first], *moved, *starts[last + 1 :]))
-    return found
+) -> NDArray[np.int64]:
+    """Cuts of `count` units with a run of neighbouring ones moved, [cuts, stages]; no stage is
+    empty."""
+    first, last = (np.repeat(1 + run, len(shifts)) for run in np.triu_indices(len(starts) - 1))
+    shift = np.resize(shifts, len(first))
+    ends = np.array((*starts, count))
+    fits = ends[first] + shift > ends[first - 1]
+    fits &= ends[last + 1] > ends[last] + shift
+    first, last, shift = (of[fits, None] for of in (first, last, shift))
+    stages = np.arange(len(starts))
+    return ends[:-1] + shift * ((first <= stages) & (stages <= last))
 
 
-class _Length:
-    """Step times of many cuts at once. more: micro-batches that the waits leave out."""
+class Length:
+    """Step times of cuts. more: micro-batches that the waits leave out.
+
+    passed, sends_us: how often each path found so far passes each node, [paths, nodes], and how
+    long its transfers take, [paths], in us.
+    """
 
     def __init__(
         self, units: CandidateUnits, c: Candidate, picks: Sequence[int], waits: Waits, more: int
@@ -68,30 +74,53 @@ class _Length:
         self.waits, self.more = waits, more
         self.send_us = units.sends_us(self.ranks)
         self.sums = {kind: _sums(units, picks, kind) for kind in _kinds(c)}
+        self.nodes: list[Node] = [(s, kind) for kind in self.sums for s in range(len(self.ranks))]
+        self.passed: Floats = np.zeros((0, len(self.nodes)))
+        self.sends_us: Floats = np.zeros(0)
 
-    def of(self, cuts: Sequence[Starts]) -> NDArray[np.float64]:
-        """Return the step times of cuts, in us."""
-        ends = np.array([(*starts, self.count) for starts in cuts]).T
-        stages = {
-            (stage, kind): sums[ends[stage + 1]] - sums[ends[stage]]
-            for kind, sums in self.sums.items()
-            for stage in range(len(self.ranks))
-        }
-        return self.waits.lengths(stages, self.send_us) + self.more * self._busiest(stages)
+    def shortest(self, cuts: NDArray[np.int64]) -> tuple[Starts, float]:
+        """Return the cuts of the shortest step, and that step in us; cuts: [cuts, stages]."""
+        node_us = self._node_us(cuts)
+        more = self.more * self._busiest(node_us)
+        bounds = more.copy()
+        for passed, sends_us in zip(self.passed @ node_us, self.sends_us, strict=True):
+            np.maximum(bounds, more + passed + sends_us, out=bounds)
+        followed: set[int] = set()
+        while (index := int(np.argmin(bounds))) not in followed:
+            us = dict(zip(self.nodes, node_us[:, index].tolist(), strict=True))
+            longest_us, path = self.waits.longest(us, self.send_us)
+            passed, sends_us = self._add(path)
+            np.maximum(bounds, more + passed @ node_us + sends_us, out=bounds)
+            bounds[index] = more[index] + longest_us
+            followed.add(index)
+        return tuple(cuts[index].tolist()), float(bounds[index])
 
-    def _busiest(self, stages: dict[tuple[int, str], NDArray]) -> NDArray[np.float64]:
-        ranks: dict[int, list[NDArray]] = {}
-        for (stage, kind), us in stages.items():
-            if kind != LAST:
-                ranks.setdefault(self.ranks[stage], []).append(us)
-        return np.max([np.sum(actions, axis=0) for actions in ranks.values()], axis=0)
+    def _add(self, path: Path) -> tuple[Floats, float]:
+        passed = np.array([float(path.nodes.get(node, 0)) for node in self.nodes])
+        sends_us = path.sends_us(self.send_us)
+        self.passed = np.vstack([self.passed, passed])
+        self.sends_us = np.append(self.sends_us, sends_us)
+        return passed, sends_us
+
+    def _node_us(self, cuts: NDArray[np.int64]) -> Floats:
+        """Return how long an action of each node takes under each of the cuts, [nodes, cuts]."""
+        ends = np.vstack([cuts.T, np.full(len(cuts), self.count)])
+        return np.concatenate([np.diff(sums[ends], axis=0) for sums in self.sums.values()])
+
+    def _busiest(self, node_us: Floats) -> Floats:
+        """Return how long a micro-batch takes the busiest rank under each of the cuts, [cuts]."""
+        of_rank = np.zeros((max(self.ranks) + 1, len(self.nodes)))
+        for column, (stage, kind) in enumerate(self.nodes):
+            of_rank[self.ranks[stage], column] = float(kind != LAST)
+        busiest: Floats = np.max(of_rank @ node_us, axis=0)
+        return busiest
 
 
 def _kinds(c: Candidate) -> tuple[str, ...]:
     return ("F", "I", "W") if c.schedule in SPLIT else ("F", "B", LAST)
 
 
-def _sums(units: CandidateUnits, picks: Sequence[int], kind: str) -> NDArray[np.float64]:
+def _sums(units: CandidateUnits, picks: Sequence[int], kind: str) -> Floats:
     """Return, for every unit, how long an action of a kind takes on all units before it."""
     action = "B" if kind == LAST else kind
     us = [options[k].pass_us(action) for options, k in zip(units.options, picks, strict=True)]

@@ -1,6 +1,7 @@
 """Cuts by descent on the longest path, and the numbers that it is quick by."""
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from machines import machine
 
 import meshwright
-from meshwright.planner.pipeline.critical_path import waits_of
 from meshwright.planner.pipeline.schedules import (
     GENERATORS,
     SPLIT,
@@ -18,7 +18,7 @@ from meshwright.planner.pipeline.schedules import (
 )
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate
-from meshwright.planner.search.descent import descend, neighbours
+from meshwright.planner.search.descent import Length, descend, neighbours
 from meshwright.planner.search.fitting import descended, fit, step_of
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
@@ -40,19 +40,28 @@ def _candidate(name: str) -> Candidate:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_many_lengths_at_once_are_the_longest_paths(name: str) -> None:
-    rng = np.random.default_rng(0)
-    waits = waits_of(make_schedule(name, 2, 4))
-    many = {node: rng.uniform(1, 9, 5) for node in sorted(set(waits.nodes))}
-    sends = [1.5] * (2 * chunks_of(name, None) - 1)
-    lengths = waits.lengths(many, sends)
-    for column in range(5):
-        one = {node: float(us[column]) for node, us in many.items()}
-        assert lengths[column] == pytest.approx(waits.longest(one, sends)[0], rel=1e-12)
+def test_the_best_neighbour_is_that_of_the_shortest_longest_path(name: str) -> None:
+    """It is the same as where the path of every one is followed."""
+    model = meshwright.trace("tiny", dtype="bf16")
+    costs = CandidateCosts(Problem(model, machine(4, MEMORY, 1e11, 1e9, 3.0), 64, 16, Pins()))
+    c = replace(_candidate(name), pp=4, micro_batch=1, num_microbatches=16)
+    units = costs.units_of(c)
+    count = len(units.options)
+    waits = costs.memo.schedules.waits(c.listing._replace(num_microbatches=8))
+    length = Length(units, c, (0,) * count, waits, more=8)
+    starts = tuple(range(c.num_stages))
+    for _ in range(5):
+        cuts = neighbours(starts, count)
+        each = [length.shortest(cuts[k : k + 1])[1] for k in range(len(cuts))]
+        fresh = Length(units, c, (0,) * count, waits, more=8)
+        starts, us = fresh.shortest(cuts)
+        assert us == pytest.approx(min(each), rel=1e-12)
+        assert length.shortest(np.array([starts]))[1] == pytest.approx(us, rel=1e-12)
+        assert len(fresh.passed) < 0.5 * len(cuts)  # paths followed for it
 
 
 def test_neighbours_are_cuts_without_empty_stages() -> None:
-    found = neighbours((0, 2, 3, 7), 9)
+    found = [tuple(cuts) for cuts in neighbours((0, 2, 3, 7), 9).tolist()]
     assert (0, 1, 3, 7) in found and (0, 3, 4, 8) in found and (0, 2, 3, 7) not in found
     for starts in found:
         assert starts[0] == 0 and starts[-1] < 9
