@@ -12,10 +12,13 @@ def same_dims(shape: Shape) -> tuple[Dims, dict[str, Size]]:
 
 
 def broadcast(shape: Shape, out: Shape) -> Dims:
-    """Dims of an operand that is broadcast to `out`."""
+    """Dims of an operand that is broadcast to `out`.
+
+    Only a size of 1 is broadcast: others are equal, though they may be written in another way.
+    """
     offset = len(out) - len(shape)
     return tuple(
-        (f"d{k + offset}",) if size == out[k + offset] else () for k, size in enumerate(shape)
+        () if size == 1 != out[k + offset] else (f"d{k + offset}",) for k, size in enumerate(shape)
     )
 
 

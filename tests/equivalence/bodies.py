@@ -258,6 +258,24 @@ class Padded(Body):
         return y.transpose(1, 2).reshape(h.shape)
 
 
+class Halves(Body):
+    """Every other place, and as many as make the row whole again: sizes that say S in other words.
+
+    The halves of an odd row differ by one.
+    """
+
+    def forward(self, h):
+        y = self.proj(h)
+        even, odd = y[:, ::2], y[:, 1::2]
+        if self.kind == 0:
+            return torch.cat([even, odd], 1)
+        if self.kind == 1:
+            return h * F.pad(even, (0, 0, 0, h.shape[1] // 2))
+        if self.kind == 2:
+            return torch.cat([even, torch.zeros_like(odd)], 1) - h * self.scale
+        return torch.where(h > 0, torch.cat([odd.cumsum(1), even], 1), h)
+
+
 # Bodies of which each is refused, or computed.
 
 
