@@ -169,6 +169,11 @@ def _failing(name: str, batch: Batch) -> Iterator[None]:
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError) as e:
         said = (str(e).splitlines() or [type(e).__name__])[0]
+        if "data-dependent expression" in said or "FakeTensor" in said:
+            raise ProofError(
+                f"model {name}: its forward keeps a value between calls, as functools.lru_cache "
+                "does, and has kept one of a trace; calculate it anew, or make it a buffer"
+            ) from e
         raise ProofError(
             f"model {name}: the module itself fails in PyTorch on {len(batch.tokens)} rows of "
             f"{batch.tokens.shape[1]} tokens: {said}"

@@ -6,7 +6,7 @@ from torch.fx import Graph, Node
 
 from ..errors import CaptureError
 from ..traced import LONGEST_PROVEN
-from .conditions import breaking, holds_below
+from .conditions import breaking, holds_below, holds_from
 from .lines import line_of, short_line
 
 _ASSERT = torch.ops.aten._assert_scalar.default
@@ -23,13 +23,15 @@ def drop_true_asserts(
     lengths: the least and most tokens of a row. A table that is cut to the row's length asserts
     that a row is shorter than the table, for torch views a whole table in another way: the proof
     runs the longest row, and where that is too long for it the lengths end one before. What holds
-    of all rows below some length ends the lengths there. A guard on
-    B and S together, which torch leaves to a check as the program is called, counts as an
-    assertion. Raises CaptureError, with sizes that break it, for one that does not hold.
+    of all rows below some length ends the lengths there, and what holds from some length on, that
+    of the export or less, begins them there. A guard on B and S together, which torch leaves to a
+    check as the program is called, counts as an assertion. Raises CaptureError, with sizes that
+    break it, for one that does not hold.
     """
     tokens = next(n for n in graph.nodes if n.op == "placeholder" and _is_tokens(n))
     sizes = tokens.meta["val"].shape
     rows, length = (_symbol(size) for size in sizes)
+    hint = int(sizes[1].node.hint)
     (least, most), apart = lengths, False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
     conditions = [(_symbol(_value(node.args[0])), line_of(node)) for node in asserts]
@@ -43,9 +45,12 @@ def drop_true_asserts(
             continue
         broken = breaking(condition, rows, length, lengths)
         end = holds_below(condition, rows, length, lengths) if broken else None
-        if end is not None and end > int(sizes[1].node.hint):
+        if end is not None and end > hint:
             lengths = (least, end - 1)
             most = end - 1
+        elif broken and (begin := holds_from(condition, rows, length, lengths, hint)):
+            lengths = (begin, most)
+            least = begin
         elif broken is not None:
             raise CaptureError(
                 f"model {name}: {source or 'its forward'} needs "

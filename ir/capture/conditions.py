@@ -173,6 +173,24 @@ def holds_below(
     return tried[count] if falls else None
 
 
+def holds_from(
+    condition: sympy.Basic,
+    rows: sympy.Symbol,
+    length: sympy.Symbol,
+    lengths: tuple[int, int | None],
+    latest: int,
+) -> int | None:
+    """Return the length from which on a condition holds, where that is `latest` or less; None where
+    there is no such length.
+
+    So it is where short rows make one block, for torch takes a size of 1 apart.
+    """
+    least, most = lengths
+    while least <= latest and (broken := breaking(condition, rows, length, (least, most))):
+        least = broken[1] + 1
+    return least if least <= latest else None
+
+
 def _tried_lengths(
     condition: sympy.Basic,
     rows: sympy.Symbol,

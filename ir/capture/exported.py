@@ -29,6 +29,7 @@ from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
 from .size_questions import Seen, no_question_of_one_row, no_sizes_as_keys
+from .suggestions import no_failing_suggestions
 from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
 from .unseen import (
@@ -270,6 +271,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_question_of_tracing(name),
             no_texts(name),
             no_causal_detection(),
+            no_failing_suggestions(),
             complex_as_pairs(),
             lines_of_model(),
             quiet(),
@@ -290,6 +292,13 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
         if fails_anyway:
             raise CaptureError(
                 f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
+            ) from error
+        if "fake tensor in the exported program constant" in str(error):
+            raise CaptureError(
+                f"model {name}: its forward reads a tensor that is no parameter, no buffer and no "
+                "value of this call, but one kept from an earlier call, as by functools.lru_cache, "
+                "one in a closure or a partial, or a gradient that it takes itself; make it a "
+                "parameter or a buffer"
             ) from error
         if _BY_VALUES.search(str(error)):
             raise CaptureError(

@@ -4,7 +4,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from meshwright.ir.capture.conditions import breaking, holds_below
+from meshwright.ir.capture.conditions import breaking, holds_below, holds_from
 
 B, S = sympy.symbols("B S", integer=True, positive=True)
 
@@ -70,3 +70,20 @@ def test_lengths_end_where_a_condition_holds_no_longer(
     condition: sympy.Basic, lengths: tuple[int, int | None], end: int | None
 ) -> None:
     assert holds_below(condition, B, S, lengths) == end
+
+
+@pytest.mark.parametrize(
+    ("condition", "begin"),
+    [
+        (sympy.Ne(FloorDiv(S + 3, 4), 1), 5),
+        (sympy.Ge(S, 12), 12),
+        (sympy.Ge(S, 40), None),
+        (sympy.Ne(Mod(S, 4), 0), None),
+        (sympy.Ne(S, 4096), None),
+        (sympy.Gt(B * S, 20), None),
+    ],
+)
+def test_lengths_begin_where_a_condition_holds_from(
+    condition: sympy.Basic, begin: int | None
+) -> None:
+    assert holds_from(condition, B, S, (4, None), 13) == begin

@@ -70,6 +70,7 @@ REFUSED = {
     "triangle_of_rows": r"tril at .* gives a row what its place in the batch says",
     "writes_data": r"mul_ at .*zoo\w*.py:\d+ writes through detach",
     "parameter_in_a_list": r"weights holds a trainable tensor of shape \[12, 12\] that is no param",
+    "cached_for_ever": "keeps a value between calls, as functools.lru_cache does",
     "two_on_one_memory": "again and proj.weight are two parameters on one memory",
     "lazy_layer": "param weight of LazyLinear has no shape before the first call",
     "sorted_rows": r"sort at .*zoo\w*.py:\d+ gives a row what other rows hold",
