@@ -390,7 +390,7 @@ def _compare_rounding(
 ) -> None:
     """Gradients, each by its distance from float64 relative to its size."""
     norms = {n: float(g.norm()) for n, g in exact.grads.items() if g is not None}
-    least = _SMALL * max(norms.values(), default=1.0)
+    least = _SMALL * max(norms.values(), default=0.0) or 1.0  # none where a frozen head is zero
     sizes = {n: max(norms.get(n, 0.0), least) for n in found.grads}
     own_off = {n: _distance(own.grads[n], exact.grads[n]) / sizes[n] for n in found.grads}
     usual = max(sorted(own_off.values())[len(own_off) // 2], epsilon)
