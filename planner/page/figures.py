@@ -113,7 +113,8 @@ def _spent(work: PieceWork, count: int, kind: str) -> float:
 
 def timeline(plan: Plan, prediction: Prediction) -> Figure:
     """Return the step on each pp rank; of a long one its ends, side by side."""
-    events = [e for e in streams_of(prediction).events if e.rank in _ranks(prediction)]
+    ranks = _ranks(prediction)
+    events = [e for e in streams_of(prediction).events if e.rank in ranks]
     ends = _ends(prediction.step_us, len(events))
     traces: list[Figure] = []
     for number, (first, last) in enumerate(ends):

@@ -7,6 +7,7 @@ a chain of such waits, and the step is as long as the longest of them.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwright.ir.schedule import COMPUTE, Action, Schedule, peer_stage
 
@@ -44,17 +45,28 @@ class Waits:
 
     def longest(self, node_us: dict[Node, float], send_us: Sequence[float]) -> tuple[float, Path]:
         """The longest path and how long it is."""
-        ends: list[float] = []
-        waits: list[int] = []
-        rows = zip(self.nodes, self.before, self.source, self.send, strict=True)
-        for node, before, source, send in rows:
-            start, latest = (ends[before], before) if before >= 0 else (0.0, -1)
-            if source >= 0 and ends[source] + send_us[send] > start:
-                start, latest = ends[source] + send_us[send], source
-            ends.append(start + node_us[node])
-            waits.append(latest)
-        last = max(range(len(ends)), key=ends.__getitem__)
-        return ends[last], self._path(last, waits.__getitem__)
+        distinct, rows = self._rows
+        us = [node_us[node] for node in distinct]
+        sends = [*send_us, 0.0]  # the last, at -1, of actions that receive nothing
+        ends = [0.0] * (len(rows) + 1)  # the last, at -1, where no action is before
+        for index, (node, before, source, send) in enumerate(rows):
+            start, arrival = ends[before], ends[source] + sends[send]
+            ends[index] = (arrival if arrival > start else start) + us[node]
+
+        def waited(index: int) -> int:
+            before, source = self.before[index], self.source[index]
+            received = source >= 0 and ends[source] + sends[self.send[index]] > ends[before]
+            return source if received else before
+
+        last = max((actions[-1] for actions in self.ranks), key=ends.__getitem__)
+        return ends[last], self._path(last, waited)
+
+    @cached_property
+    def _rows(self) -> tuple[list[Node], list[tuple[int, int, int, int]]]:
+        """The distinct nodes, and of each action the index of its node, before, source and send."""
+        numbers = {node: k for k, node in enumerate(dict.fromkeys(self.nodes))}
+        which = [numbers[node] for node in self.nodes]
+        return list(numbers), list(zip(which, self.before, self.source, self.send, strict=True))
 
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
         nodes: Counter[Node] = Counter()
