@@ -270,3 +270,26 @@ class Misshapen(Recipes):
 def test_a_model_that_fails_by_itself_is_told_so() -> None:
     with pytest.raises(CaptureError, match=r"its forward fails on tokens \[7, 13\]: .*shape"):
         capture(Misshapen, "misshapen", "f32")
+
+
+def test_an_einsum_is_contracted_in_the_order_that_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With opt_einsum, where it is installed, torch would order the factors by their numbers."""
+    asked = []
+    monkeypatch.setattr(torch.backends.opt_einsum.m, "enabled", True)  # as where it is installed
+
+    class Four(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(31, 8), nn.Linear(8, 31)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            asked.append(torch.backends.opt_einsum.enabled)
+            x = self.embed(tokens)
+            return self.head(torch.einsum("bid,bjd,bij,bje->bie", x, x, (x @ x.mT).tril(), x))
+
+    assert torch.backends.opt_einsum.enabled
+    trace(Four, "four", "f64", 31)
+    assert asked and not any(asked)
+    assert torch.backends.opt_einsum.enabled
