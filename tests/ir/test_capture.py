@@ -277,7 +277,8 @@ def test_an_einsum_is_contracted_in_the_order_that_it_is_written(
 ) -> None:
     """With opt_einsum, where it is installed, torch would order the factors by their numbers."""
     asked = []
-    monkeypatch.setattr(torch.backends.opt_einsum.m, "enabled", True)  # as where it is installed
+    for name, value in {"_opt_einsum": object(), "enabled": True, "strategy": "auto"}.items():
+        monkeypatch.setattr(torch.backends.opt_einsum.m, name, value)  # as where it is installed
 
     class Four(nn.Module):
         def __init__(self) -> None:
