@@ -277,8 +277,9 @@ def test_an_einsum_is_contracted_in_the_order_that_it_is_written(
 ) -> None:
     """With opt_einsum, where it is installed, torch would order the factors by their numbers."""
     asked = []
-    for name, value in {"_opt_einsum": object(), "enabled": True, "strategy": "auto"}.items():
-        monkeypatch.setattr(torch.backends.opt_einsum.m, name, value)  # as where it is installed
+    installed = {"is_available": lambda: True, "enabled": True, "strategy": "auto"}
+    for name, value in installed.items():
+        monkeypatch.setattr(torch.backends.opt_einsum.m, name, value)
 
     class Four(nn.Module):
         def __init__(self) -> None:
