@@ -157,7 +157,7 @@ def _why(problem: Problem, backend: str, status: int, pywraplp: Any) -> str:
     return (
         f"no placement satisfies {len(problem.rows)} constraints"
         + (f"; nothing can satisfy {empty[0]}" if empty else "")
-        + "; drop a pin"
+        + "; drop a pin, or take other sizes of the axes"
     )
 
 

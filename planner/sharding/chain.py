@@ -34,6 +34,8 @@ from .nodes import Demands, Ops, nodes_of, ops_of
 from .objective import objective_us
 from .sequence_orders import MIRRORED, orders_of
 
+# Tied parameters that a refusal names.
+_NAMED = 4
 # Common placements of tied parameters that are tried one by one.
 MAX_COMMON = 64
 CUTS = ("activation", "grad")  # kinds of the inputs that cross the cuts of a segment
@@ -205,8 +207,12 @@ class _Chain:
             if chain is not None and (found is None or chain[0] < found[0]):
                 found = chain
         if found is None:
-            names = ", ".join(sorted(f"{self._segment(k)}.{n}" for homes in tied for k, n in homes))
-            raise InfeasibleError(f"tied parameters {names} have no common placement; drop a pin")
+            names = sorted({f"{self._segment(k)}.{n}" for homes in tied for k, n in homes})
+            more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            raise InfeasibleError(
+                f"tied parameters {', '.join(names[:_NAMED])}{more} have no common placement; drop "
+                "a pin, or take another size of the tensor or context axis"
+            )
         return self._model(found[1])
 
     def _common(self, tied: list[list[tuple[int, str]]]) -> Iterable[tuple[Common, ...]]:
