@@ -201,13 +201,14 @@ class Supervisor:
 
     def _nodes_again(self, without: tuple[str, ...]) -> int:
         """Return how many nodes the job asks for when it is queued again without some: as many as
-        it had, or as its partition has others. Raises TooFewError for fewer than it needs,
-        which it would await for ever."""
+        it had, or as its partition has others that are up. Raises TooFewError for fewer than it
+        needs, which it would await for ever."""
         others = nodes_in(os.environ.get("SLURM_JOB_PARTITION", "")) - set(without)
+        others -= gone(sorted(others)) if others else set()
         if len(others) < self._needed():
             raise TooFewError(
-                f"{', '.join(without)} failed twice, {len(others)} other nodes are in the "
-                f"partition, {self._needed()} are needed; submit the job again once they work"
+                f"{', '.join(without)} failed twice, {len(others)} other nodes of the partition "
+                f"are up, {self._needed()} are needed; submit the job again once they work"
             )
         return min(len(self.allocation.nodes), len(others))
 

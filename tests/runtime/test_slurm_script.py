@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sampling import mostly_long
 
 from meshwright.api import slurm as api
 from meshwright.api.errors import MeshwrightError
@@ -37,6 +38,7 @@ SCONTROL = """#!/bin/sh
 echo "$*" >> "$KEPT/scontrol.txt"
 case "$*" in
     "show hostnames"*) echo node1 ;;
+    "show node node3"*) echo "NodeName=node3 NodeAddr=127.0.0.1 State=DOWN*" ;;
     "show node"*) echo "NodeName=node1 NodeAddr=127.0.0.1 State=ALLOCATED" ;;
     *) echo "JobId=7 JobState=RUNNING EndTime=Unknown" ;;
 esac
@@ -166,11 +168,11 @@ def test_tasks_of_an_array_have_a_folder_each() -> None:
         log_pattern(Path("/a\\b/slurm"), array=False)
 
 
-@pytest.mark.parametrize("others", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("other", mostly_long(["", "node2", "node3"], "node3"))
 def test_a_job_on_nodes_that_failed_twice_goes_to_others_or_ends(
-    others: int, program: Path, tmp_path: Path
+    other: str, program: Path, tmp_path: Path
 ) -> None:
-    """It would wait for ever for nodes that its partition does not have."""
+    """It would wait for ever for nodes that its partition does not have, or that are down."""
     bash, out = Bash(tmp_path), tmp_path / "run"
     made = submit(program, options={"out": str(out)}, dry_run=True)
     for number in (1, 2):
@@ -178,18 +180,19 @@ def test_a_job_on_nodes_that_failed_twice_goes_to_others_or_ends(
         Attempts(out, "7").add(
             Attempt("7", 0, number, ("node1",), **times, failed={"node1": "why"}, then="restart")
         )
-    names = "".join(f"node{n + 1}\\n" for n in range(others + 1))
-    (bash.folder / "sinfo").write_text(f"#!/bin/sh\nprintf '{names}'\n")
+    (bash.folder / "sinfo").write_text(f"#!/bin/sh\nprintf 'node1\\n{other}\\n'\n")
     (bash.folder / "sinfo").chmod(0o755)
     done = bash.run(made.script)
     asked = (bash.folder / "scontrol.txt").read_text().splitlines()
-    if others:
+    if other == "node2":
         assert done.returncode == 75 and "is queued again without node1" in done.stderr
         update = "update JobId=7 ExcNodeList=node1 NumTasks=1 NumNodes=1"
         assert asked[-2:] == ["requeue 7", update]
     else:
         assert done.returncode == 2 and "requeue 7" not in asked
-        assert "node1 failed twice, 0 other nodes are in the partition, 1 are needed" in done.stderr
+        assert (
+            "node1 failed twice, 0 other nodes of the partition are up, 1 are needed" in done.stderr
+        )
 
 
 def test_a_second_job_of_a_run_writes_nothing(
