@@ -30,6 +30,6 @@ def _run(arguments: argparse.Namespace) -> int:
         preflight(arguments.program, Path(folder) / "run", anyway=arguments.anyway)
         found = json.loads((Path(folder) / "run" / "preflight.json").read_text())
     slow = found["slow"]
-    text = "\n".join(f"slow: {line}" for line in slow) or "nothing is slower than planned"
+    text = "\n".join(f"not as planned: {line}" for line in slow) or "all is as planned"
     print_result(arguments, found, text)
     return 1 if slow else 0

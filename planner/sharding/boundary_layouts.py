@@ -47,16 +47,15 @@ def format_layout(layout: Layout) -> str:
 def uncut(value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> Placement:
     """Return how a value lies that only context axes cut.
 
-    A value without a sequence is whole on every rank. Raises PlanError where the sequence does not
-    divide.
+    A value without a sequence is whole on every rank, and one whose sequence has more tokens than a
+    row, so that it does not divide. Raises PlanError where that of a row does not divide.
     """
     if sizes["S"] % mesh.count(CONTEXT):
         over, count = mesh.only(CONTEXT), mesh.count(CONTEXT)
         raise PlanError(
             f"S={sizes['S']} does not divide over {over}; give --seq as a multiple of {count}"
         )
-    at, outer = _sequence(value.shape)
-    return _placed(value, None, mesh, (at, outer), mirrored)
+    return _placed(value, None, mesh, _sequence(value.shape, mesh, sizes, mirrored), mirrored)
 
 
 def layouts_of(graph: Graph, costs: Costs, mirrored: bool = False) -> tuple[Layout, ...]:
@@ -86,7 +85,7 @@ def _options(value: Value, graph: Graph, costs: Costs, mirrored: bool) -> list[P
     ops = forward_ops(graph)
     cuts = [c for c in _cuts(value, ops, graph) if _divides(c, mesh, sizes)]
     kept = [c for c in cuts if _stays_cut(c, value.name, ops, graph, costs)]
-    sequence = _sequence(value.shape)
+    sequence = _sequence(value.shape, mesh, sizes, mirrored)
     return [plain, *(_placed(value, c, mesh, sequence, mirrored) for c in kept or cuts)]
 
 
@@ -175,9 +174,13 @@ def _placed(
     return Placement(tuple(map(tuple, dims)))
 
 
-def _sequence(shape: Shape) -> tuple[int | None, Size]:
-    """The dim that holds the sequence, and the size of what is more major in it: B * S has B."""
+def _sequence(
+    shape: Shape, mesh: Mesh, sizes: dict[str, int], mirrored: bool
+) -> tuple[int | None, Size]:
+    """The dim that holds the sequence, and the size of what is more major in it: B * S has B; None
+    where context axes do not divide it, as of a row that memory tokens are put before."""
+    shards = mesh.count(CONTEXT) * (2 if mirrored and mesh.count(CONTEXT) > 1 else 1)
     for dim, size in enumerate(shape):
-        if is_sequence(size):
+        if is_sequence(size) and number(size, sizes) % shards == 0:
             return dim, B if B in size.free_symbols else 1
     return None, 1

@@ -235,7 +235,7 @@ def _clock(ranks: list[RankRead]) -> str:
 def check(
     folder: Path, dtype: str, policy: str, out: Path, say: Callable[[str], None]
 ) -> list[str]:
-    """Take the readings, keep them in OUT/preflight.json, and say what is slow; return that.
+    """Take the readings, keep them in OUT/preflight.json, say and return what is not as planned.
 
     policy: "say" goes on whatever is found. Raises PreflightError, on all ranks, by "stop" where
     anything is slow.
@@ -249,7 +249,7 @@ def check(
         kept = {**asdict(found), "assumed": plan, "slow": said, "slow_hosts": slow_hosts(said)}
         (out / "preflight.json").write_text(json.dumps(kept, indent=1) + "\n")
     for line in said:
-        say(f"slow: {line}")
+        say(f"not as planned: {line}")
     if said and policy == "stop":
         raise PreflightError(
             f"{said[0]}" + (f" ({len(said) - 1} more)" if said[1:] else "") + "; leave that host "

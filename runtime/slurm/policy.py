@@ -79,7 +79,7 @@ def verdict(ending: Ending, left: int, planned: int, policy: Policy) -> Verdict:
     bad = {node for node, count in ending.times.items() if count >= TWICE}
     if ending.code == UNFIT:
         if not ending.failed:
-            return Verdict("stop", "the machines are slower than planned, and no node stands out")
+            return Verdict("stop", "the machines are not as planned, and no node stands out")
         bad |= set(ending.failed)
     without = tuple(sorted(bad))
     return _failed(ending, left, planned, policy, without)

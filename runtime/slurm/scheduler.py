@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _LIMIT_S, _ANSWER_S = 60.0, 15.0
+# How long a job waits for a controller that is away, and after how long it asks again.
+_AWAY_S, _AGAIN_S = 600.0, 10.0
+# What Slurm says of a controller that is away.
+_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused")
 # In a word of a run of an array: the number of the task.
 TASK = "%a"
 # States of a node on which nothing can be started.
@@ -18,6 +22,10 @@ _GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN", "
 
 class SlurmError(ValueError):
     """A command of Slurm that fails, or an environment that is not that of a job."""
+
+
+class AwayError(SlurmError):
+    """A controller that does not answer, as while it starts again."""
 
 
 class TooFewError(SlurmError):
@@ -39,7 +47,8 @@ class Allocation:
 
 
 def call(words: Sequence[str], limit_s: float = _LIMIT_S) -> str:
-    """Return what a command of Slurm prints. Raises SlurmError where it fails or is missing."""
+    """Return what a command of Slurm prints. Raises SlurmError where it fails or is missing, and
+    AwayError where the controller does not answer."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
     except FileNotFoundError:
@@ -48,11 +57,25 @@ def call(words: Sequence[str], limit_s: float = _LIMIT_S) -> str:
             "compute nodes"
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} did not answer in {limit_s:g} s; try again") from None
+        raise AwayError(f"{words[0]} did not answer in {limit_s:g} s; try again") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0]
-        raise SlurmError(f"{words[0]} ended with {done.returncode}: {said}")
+        kind = AwayError if any(text in done.stderr for text in _AWAY) else SlurmError
+        raise kind(f"{words[0]} ended with {done.returncode}: {said}")
     return done.stdout
+
+
+def call_again(words: Sequence[str]) -> str:
+    """Return what a command of Slurm prints, asked again and again while the controller is away,
+    for up to _AWAY_S. Raises SlurmError as `call` does."""
+    deadline = time.monotonic() + _AWAY_S
+    while True:
+        try:
+            return call(words)
+        except AwayError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def read_allocation(environment: Mapping[str, str] = os.environ) -> Allocation:
@@ -101,7 +124,7 @@ def _switches(text: str) -> list[set[str]]:
 
 def gone(nodes: Sequence[str]) -> set[str]:
     """Return those of the nodes on which nothing can be started, as Slurm sees them now."""
-    text = call(["scontrol", "show", "node", ",".join(nodes), "--oneliner"])
+    text = call_again(["scontrol", "show", "node", ",".join(nodes), "--oneliner"])
     states = {_field(line, "NodeName"): _field(line, "State") for line in text.splitlines()}
     return {node for node, state in states.items() if any(word in _words(state) for word in _GONE)}
 
@@ -167,11 +190,11 @@ def requeue(job: str, without: Sequence[str] = (), nodes: int = 1) -> None:
     ends what runs in the job at once, which the change must outlive.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # also of what is called from here
-    call(["scontrol", "requeue", job])
+    call_again(["scontrol", "requeue", job])
     if without:
         change = f"ExcNodeList={','.join(sorted(without))}"
         count = [f"NumTasks={nodes}", f"NumNodes={nodes}"]  # a task a node
-        call(["scontrol", "update", f"JobId={job}", change, *count])
+        call_again(["scontrol", "update", f"JobId={job}", change, *count])
 
 
 def cancel_step(job: str, step: str) -> None:

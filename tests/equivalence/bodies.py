@@ -276,6 +276,24 @@ class Halves(Body):
         return torch.where(h > 0, torch.cat([odd.cumsum(1), even], 1), h)
 
 
+class Memory(Body):
+    """Tokens of memory before or behind a row, which make it longer than what context axes cut."""
+
+    def parts(self):
+        super().parts()
+        self.memory = nn.Parameter(torch.randn(1 + self.kind, DIM) * 0.3)
+
+    def forward(self, h):
+        count, kept = len(self.memory), self.memory.expand(h.shape[0], -1, -1)
+        if self.kind % 2:
+            y = self.mixed(torch.cat([h, kept], 1))
+            return y[:, : h.shape[1]] + y[:, -count:].mean(1, keepdim=True)
+        return self.mixed(torch.cat([kept, h], 1))[:, count:]
+
+    def mixed(self, x):
+        return x + torch.tanh(self.proj(x)).cumsum(1) * 0.3
+
+
 # Bodies of which each is refused, or computed.
 
 

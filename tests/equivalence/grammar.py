@@ -24,6 +24,7 @@ from equivalence.bodies import (
     Hidden,
     InPlace,
     Looped,
+    Memory,
     Padded,
     Rows,
     Scan,
@@ -360,7 +361,7 @@ WEIGHTS: dict[type[Body], int] = {
     Decay: 4, Recurrent: 3, Routed: 5, Normed: 5, HandNormed: 4, Scalars: 4, Buffers: 4,
     Names: 4, Wide: 4, Sizes: 5, Stopped: 5, Writes: 5, Picks: 4, Started: 5, Idle: 3, Layer: 2,
     Experts: 5, Looped: 3, Scan: 4, Biased: 5, Dropped: 5, Streams: 4, InPlace: 4,
-    Constants: 4, Checkpointed: 4, Padded: 4, Halves: 4,
+    Constants: 4, Checkpointed: 4, Padded: 4, Halves: 4, Memory: 4,
 }  # fmt: skip
 # One drawn module in fourteen has one of these, in turn.
 EDGES: tuple[type[Body], ...] = (Hidden, Stateful, Rows)

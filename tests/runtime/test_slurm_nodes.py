@@ -1,6 +1,7 @@
 """Nodes of a job: their order, the way to them, and who watches over the job's script."""
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,3 +149,26 @@ def test_what_was_lost_is_told_once(tmp_path: Path) -> None:
     begun = Begun(("node3", "node1"), 8, 2.0)
     tell_begun(tmp_path, begun)
     assert read_begun(tmp_path) == begun
+
+
+def test_a_job_asks_a_controller_that_is_away_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers the third time; what it refuses is not asked again."""
+    command = tmp_path / "scontrol"
+    command.write_text(
+        '#!/bin/sh\necho x >> "$0.asked"\n'
+        '[ "$3" = bad ] && { echo "slurm_load_node error: Invalid node name" >&2; exit 1; }\n'
+        '[ $(wc -l < "$0.asked") -lt 3 ] && { echo "slurm_load_node error: Unable to contact slurm '
+        'controller (connect failure)" >&2; exit 1; }\n'
+        'echo "NodeName=n1 State=DOWN*"\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(scheduler, "_AGAIN_S", 0.0)
+    assert scheduler.gone(["n1"]) == {"n1"}
+    asked = tmp_path / "scontrol.asked"
+    assert asked.read_text().count("x") == 3
+    with pytest.raises(scheduler.SlurmError, match="Invalid node name"):
+        scheduler.gone(["bad"])
+    assert asked.read_text().count("x") == 4

@@ -171,7 +171,7 @@ def test_a_preflight_that_finds_all_nodes_slow_ends_the_job(program: Path, tmp_p
         job.until(lambda: bool(job.attempts), "the end of the attempt")
         first = job.attempts[0]
         assert first.code == UNFIT and not first.failed
-        assert first.then.startswith("stop: the machines are slower than planned"), job.log
+        assert first.then.startswith("stop: the machines are not as planned"), job.log
 
 
 @pytest.mark.long
