@@ -5,11 +5,14 @@ from families import traced
 from stream_models import VOCAB, ValueResidual
 
 from meshwright.ir.capture.export import trace
+from meshwright.ir.graph import Value
 from meshwright.ir.mesh import compute_mesh
+from meshwright.ir.placement import format_placement
+from meshwright.ir.sizes import B, S
 from meshwright.ir.traced import Traced
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.sharding.boundary_layouts import format_layout, layouts_of
+from meshwright.planner.sharding.boundary_layouts import format_layout, layouts_of, uncut
 from meshwright.planner.sharding.chain import shard_model
 
 
@@ -39,6 +42,24 @@ def test_features_are_offered_where_the_sequence_does_not_divide() -> None:
 
 def test_nothing_is_cut_where_nothing_divides() -> None:
     assert offered(traced("tiny-llama"), "ffn", 33, tp=7) == ["[{}, {}, {}]"]
+
+
+@pytest.mark.parametrize(
+    ("more", "mirrored", "found"),
+    [
+        (0, False, "[{}, {cp}, {}]"),
+        (2, False, "[{}, {cp}, {}]"),
+        (3, False, "[{}, {}, {}]"),
+        (2, True, "[{}, {}, {}]"),
+        (4, True, "[{}, {cp~}, {}]"),
+    ],
+)
+def test_a_row_with_tokens_of_memory_is_whole_where_it_does_not_divide(
+    more: int, mirrored: bool, found: str
+) -> None:
+    value = Value("x", "bf16", (B, S + more, 8))
+    placed = uncut(value, compute_mesh(1, 2), {"B": 4, "S": 8}, mirrored)
+    assert format_placement(placed) == found
 
 
 def test_nothing_crosses_before_the_first_segment() -> None:
