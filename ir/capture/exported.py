@@ -272,7 +272,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_texts(name),
             no_causal_detection(),
             no_failing_suggestions(),
-            torch.backends.opt_einsum.flags(enabled=False),  # its order hangs on numbers
+            torch.backends.opt_einsum.flags(enabled=False),  # it would order factors by size
             complex_as_pairs(),
             lines_of_model(),
             quiet(),

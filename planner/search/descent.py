@@ -6,9 +6,9 @@ units all together, to the best of all such neighbours, until none is better. Th
 without collectives, under given options and over the first micro-batches; every further one takes
 what the busiest rank takes.
 
-The best neighbour is found without following the schedule of each: one is at least as long as any
-path is under its cuts, so only the one whose bound is the lowest is followed, its longest path
-joins the bounds of all, until the lowest bound is of one that was followed.
+The best neighbour is found without following the schedule of each. A step is at least as long as
+any path under its cuts, so the neighbour with the lowest bound is followed, and its longest path
+raises the bounds of all. The search ends when the lowest bound is of one that was followed.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Length:
     """Step times of cuts. more: micro-batches that the waits leave out.
 
     passed, sends_us: how often each path found so far passes each node, [paths, nodes], and how
-    long its transfers take, [paths], in us.
+    long its transfers take, [paths], in us. of_rank: 1 where a node is of a rank, [ranks, nodes].
     """
 
     def __init__(
@@ -75,6 +75,9 @@ class Length:
         self.send_us = units.sends_us(self.ranks)
         self.sums = {kind: _sums(units, picks, kind) for kind in _kinds(c)}
         self.nodes: list[Node] = [(s, kind) for kind in self.sums for s in range(len(self.ranks))]
+        self.of_rank: Floats = np.zeros((max(self.ranks) + 1, len(self.nodes)))
+        for column, (stage, kind) in enumerate(self.nodes):
+            self.of_rank[self.ranks[stage], column] = float(kind != LAST)
         self.passed: Floats = np.zeros((0, len(self.nodes)))
         self.sends_us: Floats = np.zeros(0)
 
@@ -109,10 +112,7 @@ class Length:
 
     def _busiest(self, node_us: Floats) -> Floats:
         """Return how long a micro-batch takes the busiest rank under each of the cuts, [cuts]."""
-        of_rank = np.zeros((max(self.ranks) + 1, len(self.nodes)))
-        for column, (stage, kind) in enumerate(self.nodes):
-            of_rank[self.ranks[stage], column] = float(kind != LAST)
-        busiest: Floats = np.max(of_rank @ node_us, axis=0)
+        busiest: Floats = np.max(self.of_rank @ node_us, axis=0)
         return busiest
 
 

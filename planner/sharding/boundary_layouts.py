@@ -179,7 +179,7 @@ def _sequence(
 ) -> tuple[int | None, Size]:
     """The dim that holds the sequence, and the size of what is more major in it: B * S has B; None
     where context axes do not divide it, as of a row that memory tokens are put before."""
-    shards = mesh.count(CONTEXT) * (2 if mirrored and mesh.count(CONTEXT) > 1 else 1)
+    shards = mesh.count(CONTEXT) * (2 if mirrored else 1)
     for dim, size in enumerate(shape):
         if is_sequence(size) and number(size, sizes) % shards == 0:
             return dim, B if B in size.free_symbols else 1

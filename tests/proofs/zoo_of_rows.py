@@ -251,3 +251,9 @@ def apart_from_the_token_24(self, h):
 def window_of_the_last_tokens(self, h):
     y = self.proj(h)
     return h + y[:, -3:].mean(1, keepdim=True) + y[:, h.shape[1] - 3 :].mean(1, keepdim=True)
+
+
+@plain
+def padded_to_a_multiple(self, h):
+    padded = F.pad(h, (0, 0, 0, -h.shape[1] % 4)).unflatten(1, (-1, 4))
+    return self.proj(padded.mean(2)).repeat_interleave(4, 1)[:, : h.shape[1]]
