@@ -51,17 +51,20 @@ def plan(
     job: Job,
     say: Say = silent,
     stoppable: bool = False,
+    processes: int | None = None,
 ) -> Plan:
     """Plan a model for a cluster: prove its capture, then search over all that is not pinned.
 
     say: takes each line of progress. stoppable: Ctrl-C ends the search with the best plan so far,
-    where there is one. Raises MeshwrightError for demands that do not fit together,
+    where there is one. processes: that search at once, None for one a core and 4 at most; the plan
+    is the same for any number. Raises MeshwrightError for demands that do not fit together,
     and where no plan fits the devices, with the nearest changes that would.
     """
     source = _named(model, job)
     hardware, pins = _demanded(at_hand(cluster_of(cluster), say), job)
     dtype = job.dtype or usual_dtype(hardware)
-    return _planned(source, hardware, pins, replace(job, dtype=dtype), say, stoppable)
+    given = replace(job, dtype=dtype), say, stoppable, searching(processes)
+    return _planned(source, hardware, pins, *given)
 
 
 def _planned(
@@ -71,6 +74,7 @@ def _planned(
     job: Job,
     say: Say,
     stoppable: bool,
+    processes: int,
 ) -> Plan:
     from meshwright.planner import budget
     from meshwright.planner.clock import Clock
@@ -99,12 +103,22 @@ def _planned(
         budget=budget.EFFORTS[job.effort],
         clock=clock,
         stop=Stop(stoppable),
+        processes=processes,
     )
     say(f"planned; time by layer: {clock.text()}")
     made = replace(made, identity=identity)
     return Plan(
         made, f"{search_report(made, found, prediction)}\n{proof}\n", found, prediction, proof
     )
+
+
+def searching(processes: int | None) -> int:
+    """Return the processes of a search. Raises PlanError for less than one."""
+    from meshwright.planner.search.ahead import usual_processes
+
+    if processes is not None and processes < 1:
+        raise PlanError(f"--processes {processes}: at least 1, the search itself")
+    return processes or usual_processes()
 
 
 def _named(model: Model, job: Job) -> "ModelSource":

@@ -10,7 +10,14 @@ from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
 from .modules import Model, load_model
-from .planning import check_demands, check_lengths, check_positions, proven_capture, usual_dtype
+from .planning import (
+    check_demands,
+    check_lengths,
+    check_positions,
+    proven_capture,
+    searching,
+    usual_dtype,
+)
 from .plans import Plan
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ def what_if(
     told: "Callable[[Answer], None]" = lambda _: None,
     least: bool = False,
     software: str = "",
+    processes: int | None = None,
 ) -> "list[Answer]":
     """Search every cluster at every combination of the sweeps' values for its best plan.
 
@@ -40,8 +48,8 @@ def what_if(
     profile under which the best layout of each point is priced, too: a built-in name, or a file.
     sweeps: NAME=VALUE,VALUE,... as `meshwright what-if --help` has them; they replace what the
     cluster and the job say. prices: a file of figures beside those that are built in. told: takes
-    each answer as it is found. Raises MeshwrightError for bad input; a point that nothing fits is
-    an answer without a step.
+    each answer as it is found. processes: as `plan` has them. Raises MeshwrightError for bad input;
+    a point that nothing fits is an answer without a step.
     """
     from meshwright.planner.budget import EFFORTS
     from meshwright.planner.search.pins import parse_pins
@@ -52,6 +60,7 @@ def what_if(
     asked, source = _points(clusters, job, sweeps, say, least), load_model(model)
     pins, read = parse_pins(job.pin_texts), read_prices(prices)
     other = read_software(software) if software else None
+    at_once = searching(processes)
     for point in asked:
         check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
         check_positions(source, point.seq)
@@ -62,7 +71,7 @@ def what_if(
         traced, _ = proven_capture(source, of, say)
         for point in asked:
             check_lengths(traced, point.seq)
-        return Search(traced, pins, read, EFFORTS[job.effort], other)
+        return Search(traced, pins, read, EFFORTS[job.effort], other, at_once)
 
     if least:
         asked.sort(key=lambda point: point.cluster.num_devices)

@@ -12,6 +12,7 @@ against head with them open. Exit code 0: all equal; 1: not, as the table says; 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,8 +79,12 @@ class Side:
         }
 
     def _environment(self) -> dict[str, str]:
-        # One thread: CPU seconds of waiting threads are no work.
-        return {**os.environ, "PYTHONPATH": str(self.work), "OMP_NUM_THREADS": "1"}
+        # One thread: CPU seconds of waiting threads are no work. A capture that was kept would be
+        # read by the side that keeps captures, and traced by the other.
+        cache = self.work / "cache"
+        shutil.rmtree(cache, ignore_errors=True)
+        own = {"PYTHONPATH": str(self.work), "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **own}
 
 
 def _git(*words: str) -> str:

@@ -53,6 +53,10 @@ LISTED: tuple[Rewrite, ...] = (
     Rewrite(r"devices_per_node: \d+$", "", "plans carry the devices of a node since v2"),
     Rewrite(r"device_(type|name): .*$", "", "plans say which devices they are for"),
     Rewrite(r"predicted_host_bytes .*$", "", "plans say what a device offloads at most"),
+    Rewrite(r"effort: \w+$", "", "plans say the effort of their search"),
+    Rewrite(r"rounding: nearest$", "", "plans say how updates of bf16 are rounded"),
+    Rewrite(r"\bpartial$", "partial(tp)", "a partial value says over which axis"),
+    Rewrite(r"capture: .*$", "", "plans say how their capture was proven"),
     Rewrite(r" [\d.e-]+$", " 0", "an LP bound begins with paths of its schedule", "bound_us |gap "),
 )
 

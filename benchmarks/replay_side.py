@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 ROOMS = ("ir", "models", "planner")
+ALONE = (("--trust-capture",), ("--processes", "1"))
 
 
 def main() -> int:
@@ -31,7 +32,7 @@ def main() -> int:
     pinned = [axis for axis in spec["axes"] if axis in known]
     pins = [word for axis in pinned for word in ("--pin", f"{axis}=1")]
     asked = _without_unknown(spec["arguments"], known)
-    reading = _read(modules, [*asked, *pins, "-o", spec["plan"]])
+    reading = _read(modules, [*asked, *pins, *_alone(), "-o", spec["plan"]])
     Path(spec["reading"]).write_text(json.dumps({**reading, "pinned": pinned}))
     return 0
 
@@ -45,6 +46,16 @@ def _without_unknown(words: list[str], known: set[str]) -> list[str]:
         else:
             kept.append(word)
     return kept
+
+
+def _alone() -> list[str]:
+    """Return what this side knows of the options that leave the proof of a capture out, and other
+    processes, whose work would not be counted."""
+    help_text = io.StringIO()
+    with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
+        importlib.import_module("meshwright.cli").main(["plan", "--help"])
+    known = [option for option in ALONE if option[0] in help_text.getvalue()]
+    return [word for option in known for word in option]
 
 
 def _check_origin(checkout: str) -> None:

@@ -47,3 +47,14 @@ def add_effort(parser: argparse.ArgumentParser, default: str | None) -> None:
         help="of the search: fast passes over what could gain less than 5%%, normal less than "
         f"0.5%%, best nothing, which takes the longest (default: {usual})",
     )
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add --processes of a command that searches."""
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="that search at once; the result is the same for any number (default: one a core, at "
+        "most 4)",
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .output import print_result
-from .parsers import add_command, add_effort
+from .parsers import add_command, add_effort, add_processes
 from .planning import plan_of
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="do not run the captured program against the module before planning",
     )
     add_effort(parser, "normal")
+    add_processes(parser)
     parser.add_argument(
         "--no-search",
         dest="search",

@@ -25,4 +25,7 @@ def plan_of(model: str, options: argparse.Namespace, stoppable: bool = False) ->
     known = {item.name for item in fields(Job)}
     job = Job(**{k: v for k, v in given.items() if k in known}, pins=tuple(options.pin))
     with Doing() as say:
-        return plan(model, cluster=cluster, job=job, say=say, stoppable=stoppable)
+        processes = given.get("processes")
+        return plan(
+            model, cluster=cluster, job=job, say=say, stoppable=stoppable, processes=processes
+        )

@@ -14,7 +14,7 @@ from meshwright.runtime.given import check_file_place
 
 from .doing import Doing
 from .output import print_result
-from .parsers import add_command, add_effort
+from .parsers import add_command, add_effort, add_processes
 from .what_if_table import FIGURES, OBJECTIVES, Table, unknown_figure
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def add(commands: Any) -> None:
         "--trust-capture", action="store_true", help="do not prove the capture, as of plan"
     )
     add_effort(parser, "fast")
+    add_processes(parser)
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -146,6 +147,7 @@ def _fill(table: Table, arguments: argparse.Namespace) -> None:
         return
     with Doing() as say:
         least = arguments.objective == "hardware"
+        words["processes"] = arguments.processes
         search = partial(what_if, arguments.model, say=say, least=least, **words)
         own = _job(arguments, arguments.pin)
         search(job=own, told=table.answers.append, software=arguments.software)

@@ -85,8 +85,13 @@ def _logged_trunc_normal(log: InitLog) -> Iterator[None]:
         nn.init._no_grad_trunc_normal_ = draw
 
 
+# Of each real storage, by view: a tensor on it, and the fake parameter that stands for it. It hangs
+# on the storage and keeps it alive, in a circle that Python cannot see, so that it must be emptied.
+_Twins = dict[View, tuple[Tensor, nn.Parameter]]
+
+
 @contextmanager
-def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
+def _fake_parameters(mode: FakeTensorMode, known: list[_Twins]) -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_fake(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -97,7 +102,7 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
                 "its sizes, as nn.Linear takes them where nn.LazyLinear does not"
             )
         if param is not None and not isinstance(param, FakeTensor):
-            module._parameters[name] = _fake_of(param, mode)
+            module._parameters[name] = _fake_of(param, mode, known)
 
     cast: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # so that tied ones stay tied
 
@@ -121,6 +126,8 @@ def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
         nn.Module._apply = apply  # type: ignore[method-assign]
+        for twins in known:
+            twins.clear()
 
 
 def _cast(
@@ -140,9 +147,9 @@ def _cast(
 class _FakeData(TorchFunctionMode):
     """Lets `w.data = values` give a fake parameter the fake twin of real values."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, known: list[_Twins]) -> None:
         super().__init__()
-        self.mode = mode
+        self.mode, self.known = mode, known
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -150,14 +157,16 @@ class _FakeData(TorchFunctionMode):
         if func == _SET_DATA and isinstance(args[0], FakeTensor):
             target, values = args
             if not isinstance(values, FakeTensor):
-                args = (target, _fake_of(values.detach(), self.mode).detach())
+                args = (target, _fake_of(values.detach(), self.mode, self.known).detach())
         return func(*args, **(kwargs or {}))
 
 
-def _fake_of(param: Tensor, mode: FakeTensorMode) -> nn.Parameter:
+def _fake_of(param: Tensor, mode: FakeTensorMode, known: list[_Twins]) -> nn.Parameter:
     """The fake twin of a real parameter, the same one each time it is registered."""
     storage = param.untyped_storage()
-    twins = storage.__dict__.setdefault("meshwright_fakes", {})
+    twins: _Twins = storage.__dict__.setdefault("meshwright_fakes", {})
+    if not twins:
+        known.append(twins)
     view = view_of(param)
     if view not in twins:
         with mode:
@@ -196,12 +205,12 @@ def build_fake(build: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     Raises CaptureError for a parameter whose initial values no recipe gives again.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    log = InitLog()
+    log, known = InitLog(), list[_Twins]()
     with (
         default_dtype(dtype),
-        _fake_parameters(mode),
+        _fake_parameters(mode, known),
         _logged_trunc_normal(log),
-        _FakeData(mode),
+        _FakeData(mode, known),
         log,
         _no_choices(),
     ):

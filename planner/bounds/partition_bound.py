@@ -6,11 +6,14 @@ allow, take all units: whatever a stage leaves to those behind it makes theirs l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
+from operator import le
 
 from ..pipeline.partition import MemoryCost, no_memory_cost
 
 INF = float("inf")
+CLOSE = 1e-5  # shares that bounds may be below what could be proven
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,22 @@ def pipeline_bound(
     limits = _Limits(units, num_microbatches, warmups, memory, send_us, silent)
     if not limits.met(INF):
         return INF
-    low = max(sum(units.both), num_microbatches * send_us * (num_stages > 1))
-    high = low * (num_microbatches + 1) + sum(units.reduce)
-    while not limits.met(high):
-        low, high = high, 2 * high
-    while high - low > 1e-6 * high:
+    whole = sum(units.both)
+    busy = num_microbatches * whole / num_stages  # of the mean stage
+    return _least(limits.met, max(whole, busy, num_microbatches * send_us * (num_stages > 1)))
+
+
+def _least(met: Callable[[float], bool], low: float) -> float:
+    """Return the most, within a share of CLOSE, below which no limit is met. low: such a limit.
+
+    The step up from it doubles until a limit is met, which is then near.
+    """
+    step = 0.02 * low
+    while not met(high := low + step):
+        low, step = high, 2 * step
+    while high - low > CLOSE * high:
         limit = (low + high) / 2
-        if limits.met(limit):
+        if met(limit):
             high = limit
         else:
             low = limit
@@ -105,44 +117,68 @@ class _Limits:
         self.extras: dict[tuple[int, int], _Extra] = {}
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total = sum(units.both)
-        self.ahead = [0.0, *accumulate(units.both)]
         apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
-        self.slowed = [0.0, *accumulate(units.slowed)]
-        self.spared = max(units.slowed)
         self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
+        self.spared = max(units.slowed)
+        sums = units.both, units.forward, units.backward, units.longest_forward, units.reduce
+        # Sums over units, of those ahead of each.
+        self.both, self.forward, self.backward, self.longest, self.reduce = (
+            [0.0, *accumulate(one)] for one in sums
+        )
+        self.slowed = [0.0, *accumulate(units.slowed)]
+        # Then a stage takes longer with each unit, and the first too many is found by halves.
+        self.grows = memory is None and all(map(le, units.longest_forward, units.both))
 
     def met(self, limit: float) -> bool:
         """Whether stages packed in order, each as far as it may, take all units."""
         index = 0
+        packed = self._packed_by_halves if self.grows else self._packed
         for stage, warmup in enumerate(self.warmups):
-            index = self._packed(index, warmup, stage, limit)
+            index = packed(index, warmup, stage, limit)
         return index == len(self.units.both)
 
     def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
-        units, m = self.units, self.m
-        ahead = self.ahead[index] + self.sends_us[stage]
-        total = self.total + self.sends_us[-1]
-        extra = self._extra(stage, index)
-        both = forward = backward = longest = reduce = 0.0
-        while index < len(units.both):
-            both += units.both[index]
-            forward += units.forward[index]
-            backward += units.backward[index]
-            longest += units.longest_forward[index]
-            reduce += units.reduce[index]
-            more = extra.at(index)
-            t = both + more
-            steady = (m - w) * t
-            late = total + more + steady + (w - 1) * max(backward, t - longest)
-            last_pass = max(0.0, self.slowed[index + 1] - (stage + 1) * self.spared)
-            if more == INF or max(m * t + ahead, late) + last_pass > limit:
-                break
-            last = self.behind[index + 1] + steady + (w - 1) * backward + forward + reduce
-            if m > 1 and last > limit:
+        first, extra = index, self._extra(stage, index)
+        while index < len(self.units.both):
+            if self._takes_us(first, index, w, stage, extra.at(index)) > limit:
                 break
             index += 1
         return index
+
+    def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
+        """The same where no memory is short and each unit adds to the time."""
+        first, low, step = index, index, 1
+        high = len(self.units.both)
+        while low + step < high:  # low units are taken
+            if self._takes_us(first, low + step - 1, w, stage, 0.0) > limit:
+                high = low + step - 1
+                break
+            low, step = low + step, 2 * step
+        while low < high:
+            middle = (low + high) // 2
+            if self._takes_us(first, middle, w, stage, 0.0) > limit:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _takes_us(self, first: int, last: int, w: int, stage: int, more: float) -> float:
+        """Return the least step with a stage of these units. more: us of them for short memory."""
+        m, stop = self.m, last + 1
+        t = self.both[stop] - self.both[first] + more
+        backward = self.backward[stop] - self.backward[first]
+        steady = (m - w) * t
+        ahead = self.both[first] + self.sends_us[stage]
+        longest = self.longest[stop] - self.longest[first]
+        late = self.total + self.sends_us[-1] + more + steady
+        late += (w - 1) * max(backward, t - longest)
+        last_pass = max(0.0, self.slowed[stop] - (stage + 1) * self.spared)
+        found = max(m * t + ahead, late) + last_pass
+        if m == 1:
+            return found
+        started = self.forward[stop] - self.forward[first] + self.reduce[stop] - self.reduce[first]
+        return max(found, self.behind[stop] + steady + (w - 1) * backward + started)
 
     def _extra(self, stage: int, first: int) -> "_Extra":
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""
@@ -178,14 +214,9 @@ def warmup_bound(
     forward, both: of one micro-batch through each unit, both with its backward. A stage of t starts
     after the forwards P ahead of it: step >= m t + P.
     """
-    low, high = sum(forward), (num_microbatches + 1) * sum(both)
-    while high - low > 1e-6 * high:
-        limit = (low + high) / 2
-        if _starts_within(forward, both, num_stages, num_microbatches, limit):
-            high = limit
-        else:
-            low = limit
-    return low
+    busy = num_microbatches * sum(both) / num_stages  # of the mean stage
+    met = partial(_starts_within, forward, both, num_stages, num_microbatches)
+    return _least(met, max(sum(forward), busy))
 
 
 def _starts_within(

@@ -133,7 +133,10 @@ def told_gap(found: Found) -> str:
 
 
 def _prices(found: Found) -> str:
-    return "one price" if found.num_prices == 1 else f"each of {found.num_prices} prices"
+    if found.num_prices == 1:
+        return "one price"
+    mesh = found.best.candidate.compute
+    return f"one price, for {mesh or 'one device'} at each of {found.num_prices} prices"
 
 
 def _above(found: Found) -> str:

@@ -57,12 +57,18 @@ class Fitted:
 
 
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, option of every unit
+Found = tuple[tuple[Placed, float], ...]  # what fits, with its peak in bytes
 
 
-def fit(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Fitted | None:
-    """Cut and simulate; None where nothing is found that fits the memory."""
+def fit(
+    costs: CandidateCosts, c: Candidate, limit_bytes: float, placed: Found | None = None
+) -> Fitted | None:
+    """Cut and simulate; None where nothing is found that fits the memory. placed: what is known to
+    fit."""
     with costs.memo.clock.layer("cuts and options"):
-        found = [_fitted(costs, c, *option) for option in _found(costs, c, limit_bytes)]
+        if placed is None:
+            placed = found_to_fit(costs, c, limit_bytes)
+        found = [_fitted(costs, c, one, step_of(costs, c, *one), peak) for one, peak in placed]
     return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
 
 
@@ -180,6 +186,11 @@ def never_fits(costs: CandidateCosts, c: Candidate) -> bool:
     """Return whether `fit` finding nothing proves that there is nothing: 1F1B and GPipe, short
     models."""
     return c.schedule in PLAIN and is_exact(costs.units_of(c).options, costs.problem.budget)
+
+
+def found_to_fit(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> Found:
+    """Return cuts and options that fit, one of each way to cut."""
+    return tuple((placed, peak) for placed, _, peak in _found(costs, c, limit_bytes))
 
 
 def _found(

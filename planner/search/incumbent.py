@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.mesh import Mesh
 
-from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
-from .fitting import Fitted, descended, fit, never_fits, polished, reordered
-from .lp_bound import tightened
+from .fitting import Fitted, Found, descended, fit, never_fits, polished, reordered
+from .lp_bound import tightened, tighter
+from .made import Made
 
 INF = float("inf")
 Progress = Callable[[str], None]
@@ -80,9 +80,14 @@ class Incumbent:
         """The bound from which a candidate is not worth simulating."""
         return self.best_us / (1 + self.costs.problem.budget.worth)
 
-    def consider(self, c: Candidate, bound: float) -> None:
-        """Bound a candidate again, and simulate it unless that is enough."""
-        bound = _tighter(self.costs, c, bound, self.enough_us, self.limit)
+    def consider(self, c: Candidate, bound: float, made: Made | None = None) -> None:
+        """Bound a candidate again, and simulate it unless that is enough. made: what another
+        process found of it."""
+        if made is None or not made.serves(self.enough_us):
+            made = None
+            bound = tighter(self.costs, c, bound, self.enough_us, self.limit)
+        else:
+            bound = max(bound, made.tighter_us)
         if bound == INF:
             self._unfit(c, bound)
         elif bound >= self.enough_us:
@@ -90,14 +95,14 @@ class Incumbent:
             if bound < self.best_us:
                 self.bounds[c] = bound
         else:
-            self._fit(c, bound)
+            self._fit(c, bound, made.placed if made else None)
 
     def _unfit(self, c: Candidate, bound: float) -> None:
         self.num_unfit += 1
         self.losers.append(Loser(c, bound, fits=False))
 
-    def _fit(self, c: Candidate, bound: float) -> None:
-        fitted = fit(self.costs, c, self.limit)
+    def _fit(self, c: Candidate, bound: float, placed: Found | None) -> None:
+        fitted = fit(self.costs, c, self.limit, placed)
         if fitted is not None or not never_fits(self.costs, c):
             self.bounds[c] = bound
         if fitted is None:
@@ -208,13 +213,3 @@ def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, Candida
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)
             yield share, other
-
-
-def _tighter(
-    costs: CandidateCosts, c: Candidate, bound_us: float, most_us: float, limit: float
-) -> float:
-    """The best bound known, dearer ones only while they matter."""
-    bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit))
-    if bound_us < most_us:
-        bound_us = max(bound_us, tightened(costs, c, limit, most_us).step_us)
-    return bound_us

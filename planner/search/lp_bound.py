@@ -46,6 +46,16 @@ def tightened(
     return known[*key, enough_us]
 
 
+def tighter(
+    costs: CandidateCosts, c: Candidate, bound_us: float, most_us: float, limit: float
+) -> float:
+    """The best bound known, dearer ones only while they matter."""
+    bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit))
+    if bound_us < most_us:
+        bound_us = max(bound_us, tightened(costs, c, limit, most_us).step_us)
+    return bound_us
+
+
 def _tightened(
     costs: CandidateCosts,
     c: Candidate,

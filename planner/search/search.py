@@ -16,7 +16,7 @@ placements at that price as well.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from functools import partial
 
 from meshwright.ir.capture.collector import rarely_collected
 from meshwright.ir.errors import InfeasibleError, PlanError
@@ -32,6 +32,7 @@ from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
 from ..simulate.stage_memory import usable_bytes
+from .ahead import Ahead
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
@@ -44,6 +45,7 @@ from .memo import Memo
 from .pins import Pins
 from .problem import Problem
 from .stopping import Stop
+from .waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ def search_plan(
     budget: SearchBudget = BUDGET,
     clock: Clock | None = None,
     stop: Stop | None = None,
+    processes: int = 1,
 ) -> tuple[Plan, Found, Prediction]:
     """The fastest plan under the pins that fits every device, with what was predicted and why.
 
     clock: to count the search's time by, beside what it has counted. stop: whether Ctrl-C ends it
-    with the best plan so far, where there is one.
+    with the best plan so far, where there is one. processes: that may bound candidates at once; the
+    plan is the same for any number.
 
     Raises PlanError for pins that contradict each other or the sizes, InfeasibleError with the
     nearest changes that fit when nothing does.
@@ -94,7 +98,7 @@ def search_plan(
     problem = Problem(traced, cluster, seq, global_batch, pins, budget)
     costs = CandidateCosts(problem, Memo(clock))
     with clock.layer("the rest"):
-        found = search(costs, progress, stop)
+        found = search(costs, progress, stop, processes=processes)
     plan = plan_of(found, problem)
     prediction = predict(plan, cluster)
     limits = ("bound_us", found.bound_us), ("gap", found.gap)
@@ -122,9 +126,11 @@ def search(
     progress: Progress = lambda _: None,
     stop: Stop | None = None,
     advise: bool = True,
+    processes: int = 1,
 ) -> Found:
-    """Compare every candidate that the pins leave; again with the placements of the best, where
-    they are of another price of a byte. stop: whether Ctrl-C ends it with the best so far.
+    """Compare every candidate that the pins leave; those on the compute mesh of the best again with
+    its placements, where they are of another price of a byte. stop: whether Ctrl-C ends it with the
+    best so far.
 
     Raises InfeasibleError where nothing fits. advise: look for the nearest changes that would,
     which takes seconds.
@@ -132,7 +138,7 @@ def search(
     _check(costs)
     stop = stop or Stop()
     limit = usable_bytes(costs.problem.cluster)
-    explored = [_explore(costs, limit, progress, stop)]
+    explored = [_explore(costs, limit, progress, stop, processes)]
     first = explored[0].incumbent
     if first.best is None:
         if not advise:
@@ -145,8 +151,9 @@ def search(
         with stop.within(first):
             first.finish()
             if first.priced_by is not costs:
-                first.doing("all combinations again, with the placements of the best")
-                explored.append(_explore(first.priced_by, limit, progress, stop, first.best))
+                first.doing("combinations on its mesh again, with the placements of the best")
+                again = first.priced_by, limit, progress, stop, processes, first.best
+                explored.append(_explore(*again))
                 if not stop.at:
                     explored[-1].incumbent.finish()
     last = explored[-1].incumbent
@@ -187,15 +194,17 @@ def _explore(
     limit: float,
     progress: Progress,
     stop: Stop,
+    processes: int,
     best: Fitted | None = None,
 ) -> _Explored:
-    """Consider candidates, the lowest bound first, until none can be faster than the best."""
-    ranked, num_unfit = _ranked(costs, limit, progress)
+    """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
+    these placements, which only those on its compute mesh are compared with."""
+    ranked, num_unfit = _ranked(costs, limit, progress, best)
     incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     known = {candidate: floor for floor, candidate in ranked}
     found = _Explored(incumbent, known, len(ranked) + num_unfit)
-    with stop.within(incumbent):
-        found.left_us = _considered(incumbent, ranked, known)
+    with stop.within(incumbent), Ahead(costs, limit, processes) as ahead:
+        found.left_us = _considered(incumbent, ranked, known, ahead)
         return found
     seen = {loser.candidate for loser in incumbent.losers}
     found.left_us = min((us for c, us in known.items() if c not in seen), default=INF)
@@ -203,7 +212,10 @@ def _explore(
 
 
 def _considered(
-    incumbent: Incumbent, ranked: list[tuple[float, Candidate]], known: dict[Candidate, float]
+    incumbent: Incumbent,
+    ranked: list[tuple[float, Candidate]],
+    known: dict[Candidate, float],
+    ahead: Ahead,
 ) -> float:
     """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
     costs, budget = incumbent.costs, incumbent.costs.problem.budget
@@ -213,18 +225,19 @@ def _considered(
         first.add(candidate)
         incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
-    waiting = [(floor, False, c) for floor, c in ranked if c not in first]  # a heap
+    waiting = Waiting(costs, [(floor, c) for floor, c in ranked if c not in first], known)
     while waiting:
-        bound, bounded, candidate = heappop(waiting)
-        if incumbent.simulated == budget.max_simulated or bound >= incumbent.enough_us:
+        bound, enough_us = waiting.least_us, incumbent.enough_us
+        if incumbent.simulated == budget.max_simulated or bound >= enough_us:
             return bound
-        if bounded:
-            count = len(ranked) - len(waiting)
-            incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
-            incumbent.consider(candidate, bound)
-        else:
-            known[candidate] = max(bound, CandidateBounds(costs).bound_us(candidate))
-            heappush(waiting, (known[candidate], True, candidate))
+        if waiting.bound_next():
+            continue
+        ahead.give(waiting.coming(enough_us), enough_us)
+        _, candidate = waiting.pop()
+        made = ahead.ask(candidate, partial(waiting.bound_early, enough_us))
+        count = len(ranked) - len(waiting)
+        incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
+        incumbent.consider(candidate, bound, made)
     return INF
 
 
@@ -297,10 +310,10 @@ def _space(costs: CandidateCosts) -> list[Candidate]:
 
 
 def _ranked(
-    costs: CandidateCosts, limit: float, progress: Progress
+    costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
-    space = _space(costs)
+    space = [c for c in _space(costs) if best is None or c.compute == best.candidate.compute]
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
         progress(f"placements for {str(mesh) or 'one device'}")
         costs.sharding(mesh)

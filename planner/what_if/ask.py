@@ -29,13 +29,15 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class Search:
     """Searches points of one model for their best plans; what two points share is made once.
-    software: a stack under which the best layout of each is priced, too."""
+    software: a stack under which the best layout of each is priced, too. processes: that search at
+    once."""
 
     traced: Traced
     pins: Pins
     prices: Prices
     budget: SearchBudget
     software: Software | None = None
+    processes: int = 1
     memo: Memo = field(default_factory=Memo, compare=False)
 
     def answer(self, point: Point, progress: Progress = lambda _: None) -> Answer:
@@ -53,7 +55,8 @@ class Search:
         traced, cluster, pins = self.traced, point.cluster, self.pins
         check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
         problem = Problem(traced, cluster, point.seq, point.global_batch, pins, self.budget)
-        found = search(CandidateCosts(problem, self.memo), progress, advise=False)
+        costs = CandidateCosts(problem, self.memo)
+        found = search(costs, progress, advise=False, processes=self.processes)
         best, c = found.best, found.best.candidate
         said = f"{c} micro_batches={c.num_microbatches}"
         made = best.model, best.timeline, c.mesh, best.peak_bytes

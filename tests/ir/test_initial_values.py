@@ -1,5 +1,7 @@
 """Initial values equal those of plain PyTorch: to the bit, in distribution, or they are refused."""
 
+import gc
+
 import pytest
 import torch
 from initial_cases import (
@@ -179,3 +181,10 @@ def test_values_set_by_hand_travel_with_a_line_that_says_so() -> None:
     assert captured.warnings == (
         "initial values set by hand travel in the plan: 1 tensors, 32 bytes",
     )
+
+
+def test_no_memory_of_a_parameter_outlives_the_capture() -> None:
+    build_fake(lambda: nn.Linear(37, 4099), torch.float32)
+    gc.collect()
+    held = [o for o in gc.get_objects() if type(o) is Tensor and o.shape == (4099, 37)]
+    assert not held

@@ -1,0 +1,159 @@
+"""Bounds and fits of the next candidates, made by other processes while the search goes on.
+
+What is made follows from the problem, the candidate and the step that is enough alone, so that the
+search finds the same whatever the number of processes and whichever is the fastest: a result is
+taken where the search itself would have made the same, else it is left and made anew.
+
+The processes are forked, for they begin with all that the search has kept (memo.py).
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from ..pipeline.schedule_table import Listing
+from .candidate_costs import CandidateCosts
+from .candidates import Candidate
+from .made import Asked, Made, make
+
+FIRST_S = 1.0  # of a search, before it is worth to start processes
+MOST = 4  # processes by default: beyond them a search waits for itself
+EACH = 3  # candidates that a process is given in advance
+
+
+def usual_processes() -> int:
+    """Return the processes of a search that is not told how many: one a core that it may use."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return min(cores, MOST)
+
+
+@dataclass
+class _Process:
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    given: list[Asked] = field(default_factory=list)
+    listings: set[Listing] = field(default_factory=set)  # whose schedules it has made
+
+
+@dataclass
+class Ahead:
+    """The processes beside a search, started when it has taken a second. count: how many at most;
+    use as a context, whose end stops them."""
+
+    costs: CandidateCosts
+    limit: float
+    count: int
+    made: dict[Candidate, Made] = field(default_factory=dict)
+    processes: list[_Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        if self.count == 1 or sys.platform != "linux":  # elsewhere a fork beside threads is unsafe
+            self.count = 0
+
+    def __enter__(self) -> "Ahead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.processes:
+            one.pipe.close()
+            one.process.terminate()
+            one.process.join()
+        self.processes.clear()
+
+    def give(self, coming: Iterable[Candidate], enough_us: float) -> None:
+        """Give the processes candidates that the search will soon consider."""
+        if not self._started():
+            return
+        self._receive(0.0)
+        for c in coming:
+            free = [one for one in self.processes if len(one.given) < EACH]
+            if not free:
+                return
+            known = self.made.get(c)
+            if not (known and known.serves(enough_us)) and not self._is_given(c):
+                self._send(min(free, key=lambda one: _effort(one, c)), Asked(c, enough_us))
+
+    def ask(self, c: Candidate, meanwhile: Callable[[], bool]) -> Made | None:
+        """Return what was made of a candidate, once it is ready; None where no process has it.
+
+        meanwhile: does a part of what else there is to do; returns whether there was any.
+        """
+        while self._is_given(c):
+            self._receive(0.0 if meanwhile() else None)
+        return self.made.get(c)
+
+    def _started(self) -> bool:
+        """Start the processes when it is time; return whether there are any."""
+        if len(self.processes) < self.count and time.perf_counter() - self.began > FIRST_S:
+            try:
+                while len(self.processes) < self.count:
+                    self.processes.append(self._fork())
+            except OSError:  # no memory, or no more processes allowed
+                self.count = len(self.processes)
+        return bool(self.processes)
+
+    def _fork(self) -> _Process:
+        forked = multiprocessing.get_context("fork")
+        ours, theirs = forked.Pipe()
+        inherited = [ours, *(one.pipe for one in self.processes)]
+        given = self.costs, self.limit, theirs, inherited
+        process = forked.Process(target=_serve, args=given, daemon=True)
+        with warnings.catch_warnings():  # of threads, which the child has no use for
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return _Process(process, ours)
+
+    def _send(self, to: _Process, asked: Asked) -> None:
+        try:
+            to.pipe.send(asked)
+            to.given.append(asked)
+            to.listings.add(asked.candidate.listing)
+        except OSError:
+            self._lose(to)
+
+    def _is_given(self, c: Candidate) -> bool:
+        return any(c == asked.candidate for one in self.processes for asked in one.given)
+
+    def _receive(self, seconds: float | None) -> None:
+        """Take what is ready; wait for something for so long, None for as long as it takes."""
+        for pipe in wait([one.pipe for one in self.processes], seconds):
+            sender = next(one for one in self.processes if one.pipe is pipe)
+            try:
+                self.made[sender.given[0].candidate] = sender.pipe.recv()
+                sender.given.pop(0)
+            except (EOFError, OSError):
+                self._lose(sender)
+
+    def _lose(self, dead: _Process) -> None:
+        """Go on without a process that ended, such as one that the system took for its memory."""
+        self.count -= 1
+        self.processes.remove(dead)
+        dead.pipe.close()
+
+
+def _effort(one: _Process, c: Candidate) -> tuple[bool, bool, int]:
+    """Return what a process must do for a candidate, as an order: one that has nothing else to do
+    comes first, then one that has made its schedule."""
+    return bool(one.given), c.listing not in one.listings, len(one.given)
+
+
+def _serve(
+    costs: CandidateCosts, limit: float, pipe: Connection, inherited: list[Connection]
+) -> None:
+    """Answer until the search ends; it alone minds Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:  # else no end of the search would be seen
+        other.close()
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send(make(costs, limit, pipe.recv()))

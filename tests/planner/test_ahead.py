@@ -1,0 +1,87 @@
+"""Processes beside a search: it finds the same with them, without them, and when they end."""
+
+import os
+
+import pytest
+from families import traced
+
+from meshwright.ir.text.plan_text import format_plan
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search import ahead
+from meshwright.planner.search.ahead import Ahead
+from meshwright.planner.search.made import Made
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.search import Found, search_plan
+
+QUESTION = {"seq": 64, "global_batch": 16, "pins": Pins()}
+
+
+@pytest.fixture
+def sent(monkeypatch) -> list:
+    """Let processes start at once; return what they are asked."""
+    asked: list = []
+    send = Ahead._send
+
+    def spy(self, to, one) -> None:
+        asked.append(one)
+        send(self, to, one)
+
+    monkeypatch.setattr(ahead, "FIRST_S", -1.0)
+    monkeypatch.setattr(Ahead, "_send", spy)
+    return asked
+
+
+def _told(processes: int) -> tuple[str, list]:
+    cluster = parse_cluster("h200:4")
+    plan, found, _ = search_plan(traced("tiny-llama"), cluster, **QUESTION, processes=processes)
+    return format_plan(plan), _considered(found)
+
+
+def _considered(found: Found) -> list:
+    """Return all that the search found of each combination."""
+    seen = [(x.candidate, x.bound_us, x.step_us, x.fits) for x in found.losers]
+    return [seen, found.bound_us, found.num_simulated, found.num_unfit]
+
+
+def test_the_number_of_processes_changes_nothing(sent) -> None:
+    alone = _told(1)
+    assert not sent
+    for processes in (2, 3):
+        assert _told(processes) == alone
+    assert len({one.candidate for one in sent}) > 3
+
+
+def test_a_search_goes_on_without_processes_that_end(sent, monkeypatch) -> None:
+    alone = _told(1)
+    monkeypatch.setattr(ahead, "make", lambda *_: os._exit(1))
+    assert _told(2) == alone
+    assert len(sent) >= 2
+
+
+def test_a_search_goes_on_where_no_process_starts(sent, monkeypatch) -> None:
+    alone = _told(1)
+
+    def refuse(self) -> None:
+        raise OSError("cannot allocate memory")
+
+    monkeypatch.setattr(Ahead, "_fork", refuse)
+    assert _told(2) == alone
+    assert not sent
+
+
+def test_no_process_is_left_behind(sent) -> None:
+    _told(2)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize(
+    "now, serves", [(100.0, True), (90.0, False), (70.0, False)], ids=["same", "less", "far less"]
+)
+def test_a_bound_that_was_enough_serves_the_same_step_alone(now, serves) -> None:
+    assert Made(100.0, 120.0).serves(now) == serves
+
+
+@pytest.mark.parametrize("now, serves", [(90.0, True), (81.0, True), (80.0, False)])
+def test_a_bound_that_was_not_enough_serves_until_it_is(now, serves) -> None:
+    assert Made(100.0, 80.0, ()).serves(now) == serves
