@@ -127,14 +127,14 @@ class _Limits:
         )
         self.slowed = [0.0, *accumulate(units.slowed)]
         # Then a stage takes longer with each unit, and the first too many is found by halves.
-        self.grows = memory is None and all(map(le, units.longest_forward, units.both))
+        grows = memory is None and all(map(le, units.longest_forward, units.both))
+        self.packed = self._packed_by_halves if grows else self._packed
 
     def met(self, limit: float) -> bool:
         """Whether stages packed in order, each as far as it may, take all units."""
         index = 0
-        packed = self._packed_by_halves if self.grows else self._packed
         for stage, warmup in enumerate(self.warmups):
-            index = packed(index, warmup, stage, limit)
+            index = self.packed(index, warmup, stage, limit)
         return index == len(self.units.both)
 
     def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
@@ -147,7 +147,7 @@ class _Limits:
         return index
 
     def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
-        """The same where no memory is short and each unit adds to the time."""
+        """Return the same, where no memory is short and each unit adds to the time."""
         first, low, step = index, index, 1
         high = len(self.units.both)
         while low + step < high:  # low units are taken

@@ -18,7 +18,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Made:
-    """What was found of a candidate. tighter_us: its bound within memory, by its linear relaxation.
+    """Result of a process on a candidate. tighter_us: its bound within memory, by its linear relaxation.
     placed: what fits, where that bound is not enough."""
 
     enough_us: float
@@ -34,6 +34,5 @@ def make(costs: CandidateCosts, limit: float, asked: Asked) -> Made:
     """Bound a candidate, and cut it where that is not enough."""
     c, enough_us = asked.candidate, asked.enough_us
     better = tighter(costs, c, 0.0, enough_us, limit)
-    if better >= enough_us:
-        return Made(enough_us, better)
-    return Made(enough_us, better, found_to_fit(costs, c, limit))
+    placed = found_to_fit(costs, c, limit) if better < enough_us else None
+    return Made(enough_us, better, placed)
