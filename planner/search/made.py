@@ -18,8 +18,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Made:
-    """Result of a process on a candidate. tighter_us: its bound within memory, by its linear relaxation.
-    placed: what fits, where that bound is not enough."""
+    """Result of a process on a candidate.
+
+    tighter_us: its bound within memory, by its linear relaxation. placed: what fits, where that
+    bound is not enough.
+    """
 
     enough_us: float
     tighter_us: float

@@ -70,7 +70,8 @@ class _Stage:
     """The units of a stage, and how long each kind of action is when nothing runs beside it.
 
     first: the unit that backward ends with; those before it are frozen, and all that is below.
-    passes: us of each unit by the kind of action; us: of all of them.
+    passes: us of each unit by the kind of action; us: of all of them. fetched: by unit, those that
+    it fetches in backward for the units after it, the nearest first.
     """
 
     units: tuple[Unit, ...]
@@ -84,6 +85,15 @@ class _Stage:
         self.first = sum(not u.work.runs_backward for u in self.units)
         self.gathers = any(u.gather_us for u in self.units)
         self.offloads = any(u.work.away_us for u in self.units)
+        away = [bool(u.work.away_us) for u in self.units]
+        self.fetched = [
+            [
+                before
+                for before in range(index - 1, max(-1, index - IN_TRANSIT - 1), -1)
+                if away[before]
+            ]
+            for index in range(len(away))
+        ]
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
         self.passes = {kind: [u.pass_us(kind) for u in self.units] for kind in kinds}
@@ -154,9 +164,10 @@ class _Rank:
 
     def offload(self, stage: _Stage, index: int, microbatch: int) -> None:
         """After a unit's forward: what those before it offload has left, but of the nearest."""
-        nearest = index - IN_TRANSIT if index < len(stage.units) - 1 else index
-        for before in [k for k in self.leaving if k <= nearest]:
-            self.wait(self.leaving.pop(before))
+        if self.leaving:
+            nearest = index - IN_TRANSIT if index < len(stage.units) - 1 else index
+            for before in [k for k in self.leaving if k <= nearest]:
+                self.wait(self.leaving.pop(before))
         unit = stage.units[index]
         if unit.work.away_us:
             start = max(self.copied_out, self.compute)
@@ -174,10 +185,11 @@ class _Rank:
 
     def bring(self, stage: _Stage, index: int, microbatch: int) -> None:
         """Wait for what a unit offloaded; start to fetch what the next units in backward did."""
-        self.fetch(stage, index, microbatch)
-        self.wait(stage.back.pop((index, microbatch), 0.0))
-        for before in range(1, IN_TRANSIT + 1):
-            self.fetch(stage, index - before, microbatch)
+        if stage.units[index].work.away_us:
+            self.fetch(stage, index, microbatch)
+            self.wait(stage.back.pop((index, microbatch), 0.0))
+        for before in stage.fetched[index]:
+            self.fetch(stage, before, microbatch)
 
 
 def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
