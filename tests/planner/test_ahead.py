@@ -69,10 +69,20 @@ def test_a_search_goes_on_where_no_process_starts(sent, monkeypatch) -> None:
     assert not sent
 
 
-def test_no_process_is_left_behind(sent) -> None:
+def test_no_process_is_left_behind(sent, monkeypatch) -> None:
+    started: list = []
+    fork = Ahead._fork
+
+    def spy(self):
+        started.append(fork(self))
+        return started[-1]
+
+    monkeypatch.setattr(Ahead, "_fork", spy)
     _told(2)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(started) == 2
+    for one in started:
+        with pytest.raises(ChildProcessError):  # it was waited for: no zombie
+            os.waitpid(one.process.pid, os.WNOHANG)
 
 
 @pytest.mark.parametrize(
