@@ -106,11 +106,13 @@ def segment(graph: Graph) -> Segmented:
 
 
 def _without_repeats(graph: Graph) -> Graph:
-    """Equal ops on constants alone are one op: each layer of some models makes its own mask or
-    rotary view, which would make its segment differ from the others."""
+    """Equal constants are one, and equal ops on constants alone are one op: each layer of some
+    models keeps its own table, or makes its own mask or rotary view, which would make its segment
+    differ from the others."""
     varying = {i.value.name for i in graph.inputs if i.kind != "constant"}
+    same_as = {i.ref: i.value.name for i in reversed(graph.inputs_of("constant"))}
+    names = {i.value.name: same_as[i.ref] for i in graph.inputs_of("constant")}
     first: dict[tuple, Op] = {}
-    names: dict[str, str] = {}
     kept = []
     for op in graph.ops:
         op = replace(op, inputs=tuple(names.get(n, n) for n in op.inputs))
@@ -123,7 +125,8 @@ def _without_repeats(graph: Graph) -> Graph:
             kept.append(op)
         names.update((v.name, w.name) for v, w in zip(op.outputs, same.outputs, strict=True))
     outputs = tuple(names.get(n, n) for n in graph.outputs)
-    return Graph(graph.name, graph.inputs, tuple(kept), outputs)
+    inputs = tuple(i for i in graph.inputs if names.get(i.value.name, i.value.name) == i.value.name)
+    return Graph(graph.name, inputs, tuple(kept), outputs)
 
 
 def _dependent_on_params(graph: Graph) -> set[str]:

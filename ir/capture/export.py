@@ -220,13 +220,7 @@ class _Reader(FxReader):
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
         self._inputs()
-        check_row_ops(self.program.graph, self.symbols, self.lengths, self._labels())
-        for node in self.program.graph.nodes:
-            if node.op == "call_function":
-                self.call(node)
-        output = next(n for n in self.program.graph.nodes if n.op == "output")
-        made = [str(self.values[node]) for node in output.args[0]]
-        loss = self._ending(made)
+        loss = self._loss()
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), (loss,))
         graph = verify(draws_from(_without_unused_inputs(prune(graph)), 0))
         self._check_draws(graph)
@@ -238,6 +232,29 @@ class _Reader(FxReader):
         if initial:
             self.warnings.append(told_of([every[ref] for ref in sorted(initial)]))
         return Captured(graph, tuple(kept), tuple(self.warnings))
+
+    def _loss(self) -> str:
+        """Read every op up to the loss, whose name is returned; refuse one that mixes rows first.
+
+        A program that ends in no head is left unchecked: another one is read in its place.
+        """
+        given = self.program.graph, self.symbols, self.lengths, self._labels()
+        try:
+            loss = self._read_ops()
+        except _NoHeadError:
+            raise
+        except MeshwrightError:
+            check_row_ops(*given)
+            raise
+        check_row_ops(*given)
+        return loss
+
+    def _read_ops(self) -> str:
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.call(node)
+        output = next(n for n in self.program.graph.nodes if n.op == "output")
+        return self._ending([str(self.values[node]) for node in output.args[0]])
 
     def _labels(self) -> Node | None:
         """The node of the labels, where the program takes them."""

@@ -399,8 +399,10 @@ def _run(node: Node, operand: Any) -> Any:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two results are one but for rounding, in relation to the largest finite element."""
+    if torch.equal(one, other):
+        return True
     if not one.is_floating_point():
-        return torch.equal(one, other)
+        return False
     size = one.double().nan_to_num(0.0, 0.0, 0.0).abs().amax() if one.numel() else 0.0
     slack = float(size) * max(1e-5, 8 * torch.finfo(one.dtype).eps)
     return torch.allclose(one.double(), other.double(), 1e-3, slack, equal_nan=True)

@@ -1,14 +1,18 @@
 """Models of which several values cross a cut: their programs equal the plain model."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
 from equivalence.pool import Pool
 from sampling import mostly_long
-from stream_models import LAYERS, VOCAB, Gated, TwoStreams, ValueResidual
+from stream_models import DIM, LAYERS, VOCAB, Gated, TwoStreams, ValueResidual
+from torch import Tensor
+from torch.nn import functional as F
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.plan import Plan
@@ -74,3 +78,26 @@ def test_their_program_equals_the_plain_model(court: Court, case: Case) -> None:
     assert {r.kind for r in readings} == {"loss", "norm", "grad", "param"}
     worst = max((r.error, r.name) for r in readings if r.kind != "param")
     assert worst[0] < 1e-11, worst
+
+
+class OwnTables(ValueResidual):
+    """Every layer keeps a table of its own, as a buffer; that of the last one can differ."""
+
+    def __init__(self, last: float = 1.0) -> None:
+        super().__init__()
+        scales = [1.0] * (LAYERS - 1) + [last]
+        for layer, scale in zip(self.layers, scales, strict=True):
+            layer.register_buffer("table", torch.linspace(0.5, scale, DIM), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer.down(F.gelu(layer.up(layer.norm_2(x) * layer.table)))
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("last, segments", [(1.0, {"up": LAYERS}), (0.75, {"up": 2, "up_2": 1})])
+def test_layers_with_equal_tables_are_one_segment(last: float, segments: dict) -> None:
+    segmented = trace(lambda: OwnTables(last), "tables", "f64", VOCAB).segmented
+    found = Counter(i.segment for i in segmented.instances)
+    assert {name: found[name] for name in segments} == segments
