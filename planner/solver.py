@@ -12,6 +12,9 @@ from typing import Any
 from meshwright.ir.errors import InfeasibleError, PlanError
 
 _INTEGRAL = 1e-6
+# Presolving alone settles the placements whose relaxation is fractional: on those of a gated delta
+# rule, cutting planes take two thirds to nine tenths of SCIP's time and save no node.
+_WITHOUT_CUTS = "separating/maxrounds = 0\nseparating/maxroundsroot = 0"
 
 
 @dataclass
@@ -61,14 +64,27 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Raise InfeasibleError naming the first family at fault, PlanError without OR-tools."""
+    found = relax(problem)
+    if isinstance(found, Solution):
+        return found
+    solver, variables = _built(problem, "SCIP", True)
+    solver.SetSolverSpecificParametersAsString(_WITHOUT_CUTS)
+    values = tuple(map(round, _run(problem, "SCIP", solver, variables)[0]))
+    return Solution(values, _objective(problem, values), found, True)
+
+
+def relax(problem: Problem) -> Solution | float:
+    """Return the solution where the linear relaxation is integral, its value where it is not.
+
+    Raises as `solve` does.
+    """
     relaxed = problem.relaxed()
     _price(*relaxed, problem)
     found, bound = _run(problem, "GLOP", *relaxed)
-    branched = any(abs(found[k] - round(found[k])) > _INTEGRAL for k in problem.integer)
-    if branched:
-        found, _ = _run(problem, "SCIP", *_built(problem, "SCIP", True))
+    if any(abs(found[k] - round(found[k])) > _INTEGRAL for k in problem.integer):
+        return bound
     values = tuple(map(round, found))
-    return Solution(values, _objective(problem, values), bound, branched)
+    return Solution(values, _objective(problem, values), bound, False)
 
 
 @dataclass(frozen=True)

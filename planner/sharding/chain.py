@@ -1,11 +1,12 @@
 """The chain: one boundary layout per cut, one common placement per tied parameter.
 
 Every unique segment is solved for each pair of boundary layouts that a chain can ask of it; a
-Viterbi pass picks the cheapest sequence of layouts. Layouts agree at
-a cut, so nothing is redistributed between instances. A parameter that several instances share must
-lie the same in all of them, with its gradient: every common placement is tried, the best total
-kept. Where that is too many (whole blocks are shared), those that the segments choose for
-themselves between each pair of layouts are tried.
+Viterbi pass picks the cheapest sequence of layouts. A relaxation that is fractional gives a bound;
+such a problem is branched on only where a cheapest sequence holds it. Layouts agree at a cut, so
+nothing is redistributed between instances. A parameter that several instances share must lie the
+same in all of them, with its gradient: every common placement is tried, the best total kept. Where
+that is too many (whole blocks are shared), those that the segments choose for themselves between
+each pair of layouts are tried.
 """
 
 import math
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
@@ -28,7 +29,7 @@ from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
-from .ilp import Program, Sharding, shard
+from .ilp import Program, Sharding, shard, shard_or_bound
 from .lower import lower
 from .nodes import Demands, Ops, nodes_of, ops_of
 from .objective import objective_us
@@ -43,6 +44,7 @@ CUTS = ("activation", "grad")  # kinds of the inputs that cross the cuts of a se
 Progress = Callable[[str], None]
 Pins = tuple[tuple[str, Placement], ...]
 Common = tuple[Placement, Placement]  # of a tied parameter and of its gradient
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class _Chain:
     progress: Progress | None
     mirrored: bool
     left: "_Left"
-    solved: dict[tuple, Sharding] = field(default_factory=dict)
+    solved: dict[tuple, Sharding | float | None] = field(default_factory=dict)
 
     def whole(self) -> ShardedModel:
         """One device on the axis: everything whole, nothing to solve."""
@@ -203,8 +205,8 @@ class _Chain:
         tied = self._tied()
         found: tuple[float, list[tuple]] | None = None
         for common in self._common(tied):
-            chain = self._viterbi(self._pins(tied, common))
-            if chain is not None and (found is None or chain[0] < found[0]):
+            chain = self._cheapest(self._pins(tied, common), found[0] if found else math.inf)
+            if chain is not None:
                 found = chain
         if found is None:
             names = sorted({f"{self._segment(k)}.{n}" for homes in tied for k, n in homes})
@@ -229,8 +231,7 @@ class _Chain:
         graph = self.joints[self._segment(index)]
         offered = (self._layouts(index), self._layouts(index + 1))
         chosen = (found[min(k, len(found) - 1)] for found, k in zip(offered, sides, strict=True))
-        found = self._solve((self._segment(index), *chosen, (), ()))
-        assert found is not None
+        found = self._found((self._segment(index), *chosen, (), ()))
         grad = Joint(graph).grads[name]
         placed = found.made[name]
         return placed, found.outputs[graph.outputs.index(grad)] or placed if grad else placed
@@ -271,17 +272,34 @@ class _Chain:
                 found[index] = ((*params, (name, placed)), (*grads, (name, grad)))
         return found
 
+    def _cheapest(
+        self, pins: dict[int, tuple[Pins, Pins]], below: float
+    ) -> tuple[float, list[tuple]] | None:
+        """Cheapest layouts of the cuts: (total us, key of the solution of each instance).
+
+        None where no chain costs less than `below`. A problem whose relaxation is fractional is
+        branched on once a cheapest chain of bounds holds it.
+        """
+        while (chain := self._viterbi(pins)) is not None and chain[0] < below:
+            bounded = {key for key in chain[1] if isinstance(self.solved[key], float)}
+            if not bounded:
+                return chain
+            for key in dict.fromkeys(chain[1]):
+                if key in bounded:
+                    self._solve(key)
+        return None
+
     def _viterbi(self, pins: dict[int, tuple[Pins, Pins]]) -> tuple[float, list[tuple]] | None:
-        """Cheapest layouts of the cuts: (total us, key of the solution of each instance)."""
+        """The cheapest chain of what each segment costs, or of a bound below it."""
         best: dict[Layout, tuple[float, list[tuple]]] = {(): (0.0, [])}
         for index in range(len(self.segmented.instances)):
             arrivals: dict[Layout, tuple[float, list[tuple]]] = {}
             for side_in, side_out in product(best, self._layouts(index + 1)):
                 key = (self._segment(index), side_in, side_out, *pins.get(index, ((), ())))
-                sharding = self._solve(key)
-                if sharding is None:
+                cost = self._bound(key)
+                if cost is None:
                     continue
-                total = best[side_in][0] + sharding.objective_us
+                total = best[side_in][0] + cost
                 if side_out not in arrivals or total < arrivals[side_out][0]:
                     arrivals[side_out] = (total, [*best[side_in][1], key])
             best = arrivals
@@ -297,27 +315,46 @@ class _Chain:
             offered[name] = layouts_of(self.joints[name], self.costs, self.mirrored)
         return offered[name]
 
+    def _bound(self, key: tuple) -> float | None:
+        """What one segment costs under its boundaries and pins, or a bound below it where that
+        takes branching; None when it has no placement."""
+        if key not in self.solved:
+            self.solved[key] = self._asked(key, shard_or_bound)
+        found = self.solved[key]
+        return found.objective_us if isinstance(found, Sharding) else found
+
     def _solve(self, key: tuple) -> Sharding | None:
         """The solution of one segment under its boundaries and pins; None when there is none."""
-        if key not in self.solved:
-            name, side_in, side_out, params, grads = key
-            if self.progress is not None:
-                order = ", mirrored" if self.mirrored else ""
-                sides = f"{format_layout(side_in)} in, {format_layout(side_out)} out"
-                self.progress(f"placements of {name}, {sides}{order}")
-            demands = Demands(
-                side_in, side_out, params, grads, self.shard_matmul_weights, self.num_microbatches,
-                self.mirrored,
-            )  # fmt: skip
-            try:
-                given = self.joints[name], self.costs, self.price, demands
-                programs = self.left.programs.setdefault(name, {})
-                self.solved[key] = shard(*given, self._ops(name), programs)
-            except InfeasibleError:
-                if not params:
-                    raise
-                return None
-        return self.solved[key]
+        self._bound(key)
+        if isinstance(self.solved[key], float):
+            self.solved[key] = self._asked(key, shard)
+        found = self.solved[key]
+        assert not isinstance(found, float)
+        return found
+
+    def _found(self, key: tuple) -> Sharding:
+        """The solution of a key that has one."""
+        found = self._solve(key)
+        assert found is not None
+        return found
+
+    def _asked(self, key: tuple, of: Callable[..., Found]) -> Found | None:
+        name, side_in, side_out, params, grads = key
+        if self.progress is not None:
+            order = ", mirrored" if self.mirrored else ""
+            sides = f"{format_layout(side_in)} in, {format_layout(side_out)} out"
+            self.progress(f"placements of {name}, {sides}{order}")
+        demands = Demands(
+            side_in, side_out, params, grads, self.shard_matmul_weights, self.num_microbatches,
+            self.mirrored,
+        )  # fmt: skip
+        given = self.joints[name], self.costs, self.price, demands
+        try:
+            return of(*given, self._ops(name), self.left.programs.setdefault(name, {}))
+        except InfeasibleError:
+            if not params:
+                raise
+            return None
 
     def _ops(self, name: str) -> Ops:
         """Return the nodes of a segment's ops, which all of its boundaries share."""
@@ -329,7 +366,7 @@ class _Chain:
     def _model(self, keys: list[tuple]) -> ShardedModel:
         names = _piece_names(keys)
         lowered = {name: self._lowered(name, key) for key, name in names.items()}
-        chosen = [self.solved[key] for key in keys]
+        chosen = [self._found(key) for key in keys]
         return ShardedModel(
             lowered,
             tuple(names[key] for key in keys),
@@ -341,7 +378,7 @@ class _Chain:
 
     def _lowered(self, name: str, key: tuple) -> Lowered:
         segment, side_in, side_out, *_ = key
-        found = self.solved[key]
+        found = self._found(key)
         graph, placements = lower(self.joints[segment], found, self.costs)
         graph = Graph(name, graph.inputs, graph.ops, graph.outputs)
         return Lowered(

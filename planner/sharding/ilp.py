@@ -85,7 +85,7 @@ class Program:
     chosen: list[list[int]]
     resident: dict[int, float]
 
-    def at(self, nodes: tuple[Node, ...], price: float) -> "Formulation":
+    def at(self, nodes: tuple[Node, ...], price: float, coverage: tuple[str, ...]) -> "Formulation":
         """Return the problem at a price, with what the choices of its nodes cost now."""
         costs, tie_us = self.problem.costs, 0.0
         for variable, size in self.resident.items():
@@ -94,7 +94,7 @@ class Program:
             for k, (variable, choice) in enumerate(zip(variables, node.choices, strict=True)):
                 costs[variable] = choice.us + price * choice.bytes + k * TIE_US
             tie_us += max(0, len(node.choices) - 1) * TIE_US
-        return Formulation(self, nodes, tie_us)
+        return Formulation(self, nodes, tie_us, coverage)
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class Formulation:
     program: Program
     nodes: tuple[Node, ...]
     tie_us: float
+    coverage: tuple[str, ...]
 
 
 def shard(
@@ -120,13 +121,37 @@ def shard(
     known. known: problems of this graph and costs that were formulated before, by their demands.
     Raises InfeasibleError for contradicting pins.
     """
+    posed = _posed(graph, costs, price, demands, ops, {} if known is None else known)
+    return invert(posed, solver.solve(posed.program.problem))
+
+
+def shard_or_bound(
+    graph: Graph,
+    costs: Costs,
+    price: float,
+    demands: Demands,
+    ops: Ops,
+    known: dict[Hashable, Program],
+) -> Sharding | float:
+    """Return what `shard` does where that takes no branching, else a bound below its objective."""
+    posed = _posed(graph, costs, price, demands, ops, known)
+    found = solver.relax(posed.program.problem)
+    return found - posed.tie_us if isinstance(found, float) else invert(posed, found)
+
+
+def _posed(
+    graph: Graph,
+    costs: Costs,
+    price: float,
+    demands: Demands,
+    ops: Ops | None,
+    known: dict[Hashable, Program],
+) -> "Formulation":
     nodes, coverage = nodes_of(graph, costs, demands, ops)
-    known = {} if known is None else known
     key = replace(demands, num_microbatches=1), price > 0
     if key not in known:
         known[key] = _Builder(graph, nodes, costs, price > 0, demands).build()
-    formulation = known[key].at(nodes, price)
-    return invert(formulation, solver.solve(formulation.program.problem), coverage)
+    return known[key].at(nodes, price, coverage)
 
 
 class _Builder:
@@ -260,9 +285,7 @@ def _unmoved(graph: Graph, nodes: tuple[Node, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def invert(
-    formulation: Formulation, solution: solver.Solution, coverage: tuple[str, ...]
-) -> Sharding:
+def invert(formulation: Formulation, solution: solver.Solution) -> Sharding:
     """The placements behind a solution's values."""
     program = formulation.program
     picked = [
@@ -288,7 +311,7 @@ def invert(
         bound_us=min(solution.objective - ties, solution.bound - formulation.tie_us),
         branched=solution.branched,
         num_variables=len(program.problem.names),
-        coverage=coverage,
+        coverage=formulation.coverage,
     )
 
 
