@@ -8,17 +8,32 @@ from ..cost.counts import number
 from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
 from ..hardware.cluster_file import parse_cluster
+from ..simulate.stage_memory import usable_bytes
 from .problem import Problem
 
 
-def states_bytes(problem: Problem) -> float:
-    """Return bytes of all parameters, with gradients and optimizer state where they train."""
+def states_by_kind(problem: Problem) -> dict[str, float]:
+    """Return bytes of all parameters, and of gradients and optimizer state where they train."""
     p, params = problem.precision, problem.traced.graph.inputs_of("param")
-    return sum(
-        (p.param + p.grad + p.state if i.trainable else p.param)
-        * number(num_elements(i.value.shape), {})
-        for i in params
-    )
+    counts = [(i.trainable, number(num_elements(i.value.shape), {})) for i in params]
+    trained = sum(count for trains, count in counts if trains)
+    return {
+        "optimizer": p.state * trained,
+        "gradients": p.grad * trained,
+        "parameters": p.param * sum(count for _, count in counts),
+    }
+
+
+def states_bytes(problem: Problem) -> float:
+    """Return bytes of all parameters and of their states."""
+    return sum(states_by_kind(problem).values())
+
+
+def overfull(problem: Problem, cluster: Cluster | None = None) -> bool:
+    """Return whether what the states take is more than all devices hold together. cluster: other
+    than the problem's own."""
+    cluster = cluster or problem.cluster
+    return states_bytes(problem) > usable_bytes(cluster) * cluster.num_devices
 
 
 def larger(cluster: Cluster) -> Iterator[Cluster]:

@@ -19,11 +19,11 @@ from meshwright.ir.errors import PlanError
 
 from ..hardware.cluster import Cluster
 from ..remat.options import CHOSEN
-from ..simulate.stage_memory import Peak, usable_bytes
+from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
-from .elsewhere import larger, other_devices, states_bytes
+from .elsewhere import larger, other_devices, overfull, states_by_kind
 from .fitting import fits, least_bound_bytes, least_peak_bytes, peak_under
 from .pins import MESH_PINS, Pins
 from .precision import resolve_precision
@@ -52,8 +52,7 @@ class Refusal:
     def text(self) -> str:
         """Return what is missing, and what would fit."""
         conflict = self.conflict()
-        need, candidate = self.least(conflict)
-        text = self._missing(conflict, need, candidate)
+        need, text = self._shortage(conflict)
         ways = list(self.changes())
         ways += ["--pin offload=on"] if self.fits_offloading() else []
         ways += [_WITHOUT_MASTERS] if self.fits_without_masters() else []
@@ -61,19 +60,33 @@ class Refusal:
         ways += [f"--seq {short} instead of {self.costs.problem.seq}"] if short else []
         ways += self.elsewhere(alone=not ways)
         pinned = tuple(self.pinned())
-        most = need if conflict == pinned else self.least(pinned)[0]
+        most = need if conflict == pinned else self._shortage(pinned)[0]
         times = math.ceil(10 * most / self.limit_bytes) / 10
-        ways.append(f"about {times:.1f} times the memory of a device")
+        about = "more than" if overfull(self.costs.problem) else "about"
+        ways.append(f"{about} {times:.1f} times the memory of a device")
         return f"{text}; what would fit: {'; '.join(ways)}"
 
     def shortage(self) -> tuple[str, float]:
         """Return what is missing under all pins together, and the bytes that a device needs."""
-        pins = tuple(self.pinned())
-        need, candidate = self.least(pins)
-        return self._missing(pins, need, candidate), need
+        need, text = self._shortage(tuple(self.pinned()))
+        return text, need
 
-    def _missing(self, conflict: tuple[str, ...], need: float, candidate: Candidate) -> str:
-        parts = _parts(peak_under(self.under_alone(conflict), candidate, need))
+    def _shortage(self, conflict: tuple[str, ...]) -> tuple[float, str]:
+        """The bytes that a device needs under these pins alone, and what is missing."""
+        freed = self.under_alone(conflict)
+        if overfull(freed.problem):
+            count = freed.problem.cluster.num_devices
+            kinds = {kind: size / count for kind, size in states_by_kind(freed.problem).items()}
+            need = sum(kinds.values())
+            how = "for parameters and their states alone" + (count > 1) * f", shared by all {count}"
+            return need, self._missing(conflict, need, how, kinds)
+        need, candidate = self.least(conflict)
+        kinds = dict(peak_under(freed, candidate, need).bytes_by_kind)
+        return need, self._missing(conflict, need, f"at the least found ({candidate})", kinds)
+
+    def _missing(
+        self, conflict: tuple[str, ...], need: float, how: str, kinds: dict[str, float]
+    ) -> str:
         device, pins = self.costs.problem.cluster.device, self.costs.problem.pins
         names = " and ".join(f"{name}={getattr(pins, name)}" for name in conflict)
         what = names or f"{self.costs.problem.traced.model} at seq {self.costs.problem.seq}"
@@ -81,8 +94,8 @@ class Refusal:
             what += f" under {' and '.join(sparing)}"
         verb = "need" if len(conflict) > 1 else "needs"
         return (
-            f"no plan fits: {what} {verb} {gib(need)} a device at the least found ({candidate}), "
-            f"{gib(need - self.limit_bytes)} too much: {parts}; {device.name} holds "
+            f"no plan fits: {what} {verb} {gib(need)} a device {how}, "
+            f"{gib(need - self.limit_bytes)} too much: {_parts(kinds)}; {device.name} holds "
             f"{gib(device.memory_bytes)}, {gib(self.limit_bytes)} of it usable"
         )
 
@@ -139,7 +152,7 @@ class Refusal:
         """The longest of half the sequence, a quarter of it and so on that fits."""
         seq = self.costs.problem.seq // 2
         while seq >= self.costs.problem.budget.least_seq:
-            if self.fitting(self.costs.under(seq=seq)):
+            if self.any_fits(self.costs.under(seq=seq)):
                 return seq
             seq //= 2
         return None
@@ -163,13 +176,8 @@ class Refusal:
     def _holding(self, clusters: Iterable[Cluster]) -> list[str]:
         """Return the clusters on which something fits under all pins, up to the most that are
         tried."""
-        found = []
-        for asked in self._asked(clusters):
-            # The first needs no placements.
-            by_tp = sorted(frugal(asked.costs), key=lambda c: c.compute.num_devices)
-            if any(asked._fits(asked.costs, c) for c in by_tp):
-                found.append(asked.costs.problem.cluster.name)
-        return found
+        asked = (a for a in self._asked(clusters) if a.any_fits(a.costs))
+        return [a.costs.problem.cluster.name for a in asked]
 
     def _with_pins(self, clusters: Iterable[Cluster]) -> list[str]:
         """Return the first cluster on which something fits under fewer pins, with these changed."""
@@ -181,10 +189,8 @@ class Refusal:
 
     def _asked(self, clusters: Iterable[Cluster]) -> "Iterator[Refusal]":
         """Yield the question on each of the first clusters that can hold parameters and states."""
-        problem = self.costs.problem
-        least = states_bytes(problem)
-        able = (c for c in clusters if least <= usable_bytes(c) * c.num_devices)
-        for cluster in islice(able, problem.budget.max_clusters):
+        able = (c for c in clusters if not overfull(self.costs.problem, c))
+        for cluster in islice(able, self.costs.problem.budget.max_clusters):
             other = self.costs.under(cluster=cluster, placing=None)
             yield Refusal(other, usable_bytes(cluster))
 
@@ -203,7 +209,7 @@ class Refusal:
 
     def _fits_under(self, pins: Pins) -> bool:
         other = self.costs.under(pins=pins)
-        return bool(Refusal(other, self.limit_bytes).fitting(other))
+        return Refusal(other, self.limit_bytes).any_fits(other)
 
     def under_alone(self, names: tuple[str, ...]) -> CandidateCosts:
         """Return the costs with all pins free but these."""
@@ -216,7 +222,17 @@ class Refusal:
 
     def fitting(self, costs: CandidateCosts) -> list[Candidate]:
         """The frugal candidates that fit; none when the pins contradict each other."""
-        return [c for c in frugal(costs) if self._fits(costs, c)]
+        return list(self._fitting(costs))
+
+    def any_fits(self, costs: CandidateCosts) -> bool:
+        """Return whether a frugal candidate fits."""
+        return any(True for _ in self._fitting(costs))
+
+    def _fitting(self, costs: CandidateCosts) -> Iterator[Candidate]:
+        """Those on the fewest compute devices first, as one device needs no placements."""
+        if not overfull(costs.problem):
+            by_size = sorted(frugal(costs), key=lambda c: c.compute.num_devices)
+            yield from (c for c in by_size if self._fits(costs, c))
 
     def _fits(self, costs: CandidateCosts, c: Candidate) -> bool:
         pins = costs.problem.pins
@@ -233,9 +249,9 @@ def _sparing(pins: Pins) -> list[str]:
     return [name for name, less in found.items() if less]
 
 
-def _parts(peak: Peak) -> str:
+def _parts(bytes_by_kind: dict[str, float]) -> str:
     """Return the kinds of memory that make up most of a peak, the largest first."""
-    kinds = sorted(peak.bytes_by_kind, key=lambda kind: -kind[1])[:_MOST_PARTS]
+    kinds = sorted(bytes_by_kind.items(), key=lambda kind: -kind[1])[:_MOST_PARTS]
     return ", ".join(f"{kind} {gib(size)}" for kind, size in kinds if size)
 
 

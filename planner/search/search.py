@@ -37,6 +37,7 @@ from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
 from .demands import check_defaults
+from .elsewhere import overfull
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
@@ -138,15 +139,12 @@ def search(
     _check(costs)
     stop = stop or Stop()
     limit = usable_bytes(costs.problem.cluster)
+    if overfull(costs.problem):
+        raise _unfit(costs, limit, progress, advise, len(_space(costs)))
     explored = [_explore(costs, limit, progress, stop, processes)]
     first = explored[0].incumbent
     if first.best is None:
-        if not advise:
-            count = explored[0].num_candidates
-            text, need = Refusal(costs, limit).shortage()
-            raise InfeasibleError(f"{text}; of {count} combinations", need)
-        progress("nothing fits; looking for what would")
-        raise InfeasibleError(Refusal(costs, limit).text())
+        raise _unfit(costs, limit, progress, advise, explored[0].num_candidates)
     if not stop.at:
         with stop.within(first):
             first.finish()
@@ -172,6 +170,18 @@ def search(
         costs.problem.budget,
         stop.at,
     )
+
+
+def _unfit(
+    costs: CandidateCosts, limit: float, progress: Progress, advise: bool, count: int
+) -> InfeasibleError:
+    """What to raise where none of `count` candidates fits."""
+    refusal = Refusal(costs, limit)
+    if advise:
+        progress("nothing fits; looking for what would")
+        return InfeasibleError(refusal.text())
+    text, need = refusal.shortage()
+    return InfeasibleError(f"{text}; of {count} combinations", need)
 
 
 @dataclass

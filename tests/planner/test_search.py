@@ -126,6 +126,22 @@ def test_what_a_pin_saves_is_not_asked_for(model) -> None:
     assert needed["pure"] < needed["master"]
 
 
+def test_states_that_no_devices_hold_are_refused_before_anything_is_placed(model) -> None:
+    """Weights, gradients, masters and moments, evenly over both devices; and nothing is solved."""
+    count = sum(number(num_elements(p.value.shape), {}) for p in model.graph.inputs_of("param"))
+    cluster = machine(2, 1_000_000, 1e12, 1e9, 0.0)
+    precision = Problem(model, cluster, SEQ, 8, Pins()).precision
+    each = count * (precision.param + precision.grad + precision.state) / 2
+    share = usable_bytes(cluster) / cluster.device.memory_bytes
+    for spare, said in ((0.99, "alone, shared by all 2, "), (1.01, "at the least found (")):
+        device = replace(cluster.device, memory_bytes=spare * each / share)
+        small, lines = replace(cluster, device=device), []
+        with pytest.raises(InfeasibleError, match=re.escape(said)):
+            search(CandidateCosts(Problem(model, small, SEQ, 8, Pins())), lines.append)
+        placed = [line for line in lines if line.startswith("placements")]
+        assert bool(placed) == (spare > 1)
+
+
 def _check_conflict(costs: CandidateCosts, pins: Pins, message: str) -> None:
     """Nothing fits under the pins named, and something under all but any one of them."""
     named = message.split("no plan fits: ")[1].split(" need")[0].split(" and ")
