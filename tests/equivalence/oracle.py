@@ -107,8 +107,9 @@ def plain_run(
     module = _built(build, torch.float64 if wide else getattr(torch, TORCH_NAMES[plan.dtype]))
     params = dict(module.named_parameters())
     _initialise(params, plan, case.seed, torch.device(drawn_on))
-    for name, param in params.items():
-        param.requires_grad_(not any(fnmatchcase(name, pattern) for pattern in case.freeze))
+    for name, param in module.named_parameters(remove_duplicate=False):  # by any name of a tied one
+        if any(fnmatchcase(name, pattern) for pattern in case.freeze):
+            param.requires_grad_(False)
     trained = {n: p for n, p in params.items() if p.requires_grad}
     planned = {p.name for p in plan.params}
     if plan.precision == "master" and not wide:
