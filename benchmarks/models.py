@@ -1,4 +1,4 @@
-"""Check causal language models of the installed `transformers` against the law.
+"""Check language models of the installed `transformers` against the law.
 
     python benchmarks/models.py [MODEL_TYPE ...] [--out FILE] [--limit S] [--again RESULT]
     python benchmarks/models.py --pairs MODEL_TYPE ... --out FILE      two axes at once, four ranks
@@ -7,9 +7,10 @@
 
 Each model type gets a tiny config (models_tiny.py) and is planned, compiled and run in float64 on
 one device, dp=2, tp=2 and pp=2, beside the stock class under autograd (models_check.py). Without
-types: all causal decoders of text that the library has. A type is one line of FILE; those that FILE
-has are not run again unless --again names their result ("all": every one). Results: equal; refused,
-in one line; wrong; traceback; timeout; no config, where the library refuses the small sizes.
+types: all decoders and encoder-decoders of text that the library has. A type is one line of FILE;
+those that FILE has are not run again unless --again names their result ("all": every one). Results:
+equal; refused, in one line; wrong; traceback; timeout; no config, where the library refuses the
+small sizes.
 """
 
 import argparse
@@ -156,10 +157,10 @@ def main() -> None:
         return
     sys.path[:0] = [str(HERE), str(ROOT / "tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests"), *sys.path[2:]])
-    from models_tiny import text_types
+    from models_tiny import pair_types, text_types
 
     options = "" if given.options is None else f"+{given.options}"
-    names = [f"{name}{options}" for name in given.names or text_types()]
+    names = [f"{name}{options}" for name in given.names or text_types() + pair_types()]
     run(names, given.out, given.limit, given.again, given.pairs)
 
 

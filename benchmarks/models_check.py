@@ -1,7 +1,8 @@
-"""Check one causal language model of `transformers` against the law, on four plans in float64.
+"""Check one language model of `transformers` against the law, on four plans in float64.
 
 The oracle is the stock class as the library builds it, with its own eager attention and its own
-loop over experts, in train() under autograd, updated by torch.optim.SGD. The other side are emitted
+loop over experts, in train() under autograd, updated by torch.optim.SGD; an encoder-decoder reads
+padded sources, and the labels that came before. The other side are emitted
 programs, each rank in a process: loss and gradients of the first step, the parameters after two.
 """
 
@@ -13,15 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job as RankJob
-from models_tiny import parameters, tiny_config, with_options
+from models_tiny import auto_class, parameters, reads_pairs, tiny_config, with_options
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -44,7 +44,7 @@ from meshwright.runtime.optimizers.options import OptimizerOptions
 from meshwright.runtime.training.program import decode
 
 SEQ, ROWS, STEPS, RATE, SEED = 16, 4, 2, 0.1, 0
-IGNORED, MOST_PARAMETERS = -100, 30_000_000
+IGNORED, NOTHING, MOST_PARAMETERS = -100, -1, 30_000_000
 # Pins by plan; each has as many ranks as its axis.
 PLANS = {
     "one": {},
@@ -191,24 +191,43 @@ def matmul_weights(traced: Traced) -> set[str]:
     return found
 
 
-def _batches(vocab: int) -> list[tuple[Tensor, Tensor]]:
+class _Step(NamedTuple):
+    """Rows of a step: tokens and labels, int64 [ROWS, SEQ], and the source of a pair."""
+
+    tokens: Tensor
+    labels: Tensor
+    source: Tensor | None = None
+
+
+def _batches(vocab: int, pairs: bool) -> list[_Step]:
     generator = torch.Generator().manual_seed(SEED)
     found = []
     for _ in range(STEPS):
-        tokens = torch.randint(3, vocab, (ROWS, SEQ + 1), generator=generator)
-        labels = tokens[:, 1:].clone()
+        ids = torch.randint(3, vocab, (ROWS, SEQ + 1), generator=generator)
+        labels = ids[:, 1:].clone()
         labels[0, :3] = IGNORED
-        found.append((tokens[:, :-1].contiguous(), labels))
+        own = _Step(ids[:, :-1].contiguous(), labels)
+        found.append(_pairs(own, generator) if pairs else own)
     return found
+
+
+def _pairs(step: _Step, generator: torch.Generator) -> _Step:
+    """Make sources of the tokens and targets of the labels, each row of a length of its own."""
+    sizes = torch.randint(1, SEQ + 1, (2, ROWS, 1), generator=generator)
+    past = torch.arange(SEQ) >= sizes
+    labels = step.labels.abs().masked_fill(past[1], IGNORED)
+    tokens = torch.cat([torch.full((ROWS, 1), NOTHING), labels[:, :-1]], 1)
+    return _Step(tokens.clamp(min=NOTHING), labels, step.tokens.masked_fill(past[0], NOTHING))
 
 
 def _compare(plan: Plan, config: Any, folder: Path, pool: Pool, sites: Mapping[int, Site]) -> None:
     """Run a plan's program and the stock class; raise WrongError where they differ."""
-    data = _batches(config.vocab_size)
+    data = _batches(plan.vocab_size, reads_pairs(config))
     write_program(plan, folder)
-    steps = [(tokens.numpy(), labels.numpy(), RATE) for tokens, labels in data]
+    steps = [(step.tokens.numpy(), step.labels.numpy(), RATE) for step in data]
     job = RankJob(folder, plan.mesh.num_devices, steps, SEED, asdict(_OPTIMIZER), False, _TIMEOUT_S)
-    ranks = pool.run(job)
+    sources = tuple(step.source.numpy() for step in data if step.source is not None)
+    ranks = pool.run(replace(job, sources=sources))
     losses, grads, params = _oracle(config, plan, data, sites)
     for step, (own, other) in enumerate(zip(ranks[0].losses, losses, strict=True)):
         if not abs(own - other) <= TOLERANCE * abs(other):
@@ -231,7 +250,7 @@ def _same(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
 
 
 def _oracle(
-    config: Any, plan: Plan, data: list[tuple[Tensor, Tensor]], sites: Mapping[int, Site]
+    config: Any, plan: Plan, data: list[_Step], sites: Mapping[int, Site]
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, gradients of the first step and last parameters of the stock class, its dropouts
     replaced by the draws of the run."""
@@ -250,15 +269,15 @@ def _oracle(
         params[param.name].data.copy_(value)
     optimizer = torch.optim.SGD(params.values(), lr=RATE, momentum=0.9)
     losses, grads = [], {}
-    for step, (tokens, labels) in enumerate(data):
+    for step, batch in enumerate(data):
         optimizer.zero_grad()
         draws = drawn(sites, torch.arange(ROWS), SEQ, step_draws(SEED, step))
         with default_dtype(torch.float64), Widened(), draws:
-            logits = module(input_ids=tokens, use_cache=False).logits
+            logits = module(**_read(batch, config), use_cache=False).logits
         total = nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+            logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        loss = total / (labels != IGNORED).sum()
+        loss = total / (batch.labels != IGNORED).sum()
         loss.backward()
         losses.append(float(loss.detach()))
         if not grads:
@@ -268,6 +287,20 @@ def _oracle(
     # A gradient of 0 of what no plan holds, as of rows that nothing reads.
     live = {n: g for n, g in grads.items() if n in planned or bool(g.any())}
     return losses, live, kept
+
+
+def _read(step: _Step, config: Any) -> dict[str, Tensor]:
+    """What a stock class is given for a step."""
+    if step.source is None:
+        return {"input_ids": step.tokens}
+    pad, start = config.pad_token_id, getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        start = config.decoder.bos_token_id if hasattr(config, "decoder") else pad
+    return {
+        "input_ids": step.source.masked_fill(step.source == NOTHING, pad),
+        "attention_mask": (step.source != NOTHING).long(),
+        "decoder_input_ids": step.tokens.masked_fill(step.tokens == NOTHING, start),
+    }
 
 
 def decode_constant(dtype: str, shape: Any, text: str) -> Tensor:
@@ -280,7 +313,7 @@ def decode_constant(dtype: str, shape: Any, text: str) -> Tensor:
 def stock_model(config: Any) -> nn.Module:
     """The class as the library builds it, in float64 and train(), eager in all that it swaps."""
     options: dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float64}
-    make = transformers.AutoModelForCausalLM.from_config
+    make = auto_class(config).from_config
     own = copy.deepcopy(config)
     with default_dtype(torch.float64), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

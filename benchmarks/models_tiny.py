@@ -1,4 +1,4 @@
-"""A tiny config of any causal language model of `transformers`, by one rule for all classes.
+"""A tiny config of any language model of text of `transformers`, by one rule for all classes.
 
 The rule divides what the default config says: each field that a pattern below names takes the small
 number beside it, where the class has the field and its default is a larger integer. Everything else
@@ -12,23 +12,32 @@ from typing import Any
 import transformers
 from models_options import random_options
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 VOCAB, WIDTH, LAYERS, POSITIONS = 128, 64, 2, 128
 
 # The first pattern that fits the whole name of a field counts.
 _SIZES = (
     (r"\w*vocab_size\w*|n_vocab|\w*_vocab", VOCAB),
-    (r"max_position_embeddings|n_positions|n_ctx|max_sequence_length|max_seq_len|seq_length", 128),
+    (
+        r"max_((en|de)coder_)?position_embeddings|n_positions|n_ctx|max_sequence_length|max_seq_len|seq_length",
+        128,
+    ),
     (r"(hidden|embedding|embed|model|word_embed_proj)_(size|dim)|d_model|n_embd|dim_model", WIDTH),
     (r"emb_dim|attention_hidden_size|(in|out)put_embedding_size|mamba_d_ssm", WIDTH),
     (r"hidden_size_per_layer_input|\w+_embed_dim|hc_lowrank|rel_extent", 16),
-    (r"(num_|n_)?(hidden_|decoder_|mtp_)?layers?|num_hidden_layers|n_layer|num_layers", LAYERS),
+    (
+        r"(num_|n_)?(hidden_|encoder_|decoder_|mtp_)?layers?|num_hidden_layers|n_layer|num_layers",
+        LAYERS,
+    ),
     (r"(moe|expert|shared_expert)\w*(intermediate_size|hidden_size)\w*", 32),
     (r"\w*intermediate_size\w*|ffn_dim|n_inner|d_?ff|dim_ff|ffn_hidden_size", 96),
-    (r"decoder_ffn_dim|inner_dim|d_inner", 96),
+    (r"(en|de)coder_ffn_dim|inner_dim|d_inner", 96),
     (r"(num_|n_|multi_query_)?(key_value|kv)_heads|num_key_value_heads|multi_query_group_num", 2),
-    (r"(num_|n_)?(attention_|decoder_attention_|attn_)?heads?|n_head|num_heads", 4),
+    (r"(num_|n_)?((en|de)coder_)?(attention_|attn_)?heads?|n_head|num_heads", 4),
     (r"(linear|swa|global)?_?num_(key|value)_heads|linear_num_key_heads|linear_num_value_heads", 4),
     (r"qk_rope_\w+|rotary_dim", 8),
     (r"qk_head_dim", 24),
@@ -110,13 +119,35 @@ def text_types() -> list[str]:
     """Model types whose causal class takes tokens alone: decoders of text, not towers or pairs."""
     found = []
     for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            config = CONFIG_MAPPING[name]()
-        except Exception:  # a default config that its own class refuses
-            continue
-        if config.get_text_config(decoder=True) is config and not config.is_encoder_decoder:
-            found.append(name)
+        config = _default(name)
+        if config and config.get_text_config(decoder=True) is config:
+            found += [] if config.is_encoder_decoder else [name]
     return sorted(found)
+
+
+def _default(name: str) -> Any:
+    try:
+        return CONFIG_MAPPING[name]()
+    except Exception:  # a default config that its own class refuses
+        return None
+
+
+def pair_types() -> list[str]:
+    """Model types of an encoder and a decoder of text."""
+    configs = {name: _default(name) for name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
+    return sorted(n for n, config in configs.items() if config and config.is_encoder_decoder)
+
+
+def reads_pairs(config: Any) -> bool:
+    """Tell whether the class of a config reads a source beside its tokens."""
+    named = config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    return named and bool(config.is_encoder_decoder)
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of the library that builds the model of a config."""
+    pairs = reads_pairs(config)
+    return transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
 
 
 def tiny_config(name: str) -> Any:
@@ -144,7 +175,7 @@ def with_options(name: str, seed: int) -> tuple[Any, dict[str, Any]]:
 def _as_decoder(config: Any, fields: dict[str, Any]) -> Any:
     for key in ("is_decoder", "use_cache"):
         if key in fields:
-            setattr(config, key, key == "is_decoder")
+            setattr(config, key, key == "is_decoder" and not reads_pairs(config))
     return config
 
 
@@ -204,5 +235,5 @@ def parameters(config: Any) -> int:
     import torch
 
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
     return sum(p.numel() for p in model.parameters())

@@ -29,9 +29,10 @@ def _run(arguments: argparse.Namespace) -> None:
     check_folder_place("-o", Path(arguments.output))
     program = compile(plan, arguments.output)
     folder, files = program.folder, program.files
+    data = "pairs:DIR" if "source" in {i.role for i in plan.decisions.inputs} else "demo"
     print_result(
         arguments,
         {"program": str(folder), "files": files},
         f"program written to {folder}/: {', '.join(files)}\n"
-        f"run it with: meshwright run {folder} --data demo --steps 100",
+        f"run it with: meshwright run {folder} --data {data} --steps 100",
     )

@@ -13,6 +13,7 @@ from .sizes import B, S, Shape
 
 Role: TypeAlias = Literal[
     "tokens",  # ids in the vocabulary
+    "source",  # ids in the vocabulary that an encoder reads, negative where a row has ended
     "labels",  # the id that follows each token, negative where none counts
     "positions",  # of each token in its row, from 0
     "denominator",  # labels of the global batch that count
@@ -25,6 +26,8 @@ _ARGUMENTS: dict[str, Role] = {
     "positions": "positions",
     "position_ids": "positions",
     "pos": "positions",
+    "source": "source",
+    "source_ids": "source",
 }
 
 

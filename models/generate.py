@@ -11,6 +11,7 @@ import torch
 
 from .errors import ModelError
 from .hf_extra import transformers_for
+from .huggingface import is_seq2seq, read_hf_config, start_and_pad
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Sampling:
             raise ModelError(f"top_p = {self.top_p}: give more than 0 and at most 1")
 
 
+_NUL = 0  # ends a document of bytes
+
+
 class Bytes:
     """A byte a token; an id that is none is a mark of what cannot be read."""
 
@@ -47,7 +51,7 @@ class Bytes:
 
 
 def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | None) -> list[str]:
-    """Texts that go on from `prompt`, prompt included.
+    """Texts that go on from `prompt`, prompt included; of an encoder-decoder, what it makes of it.
 
     folder: of a config.json and safetensors. tokenizer: "bytes", a tokenizers JSON file or a
     folder; None takes bytes where the vocabulary is theirs.
@@ -61,12 +65,16 @@ def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | Non
         raise ModelError(f"{folder} has {vocab} tokens, bytes are 256; give its --tokenizer")
     if max(tokens) >= vocab:
         raise ModelError(f"the tokenizer gave token {max(tokens)}, {folder} has {vocab}")
-    _check_length(model.config.get_text_config(), len(tokens), sampling.max_tokens)
+    pairs = bool(model.config.is_encoder_decoder)
+    before = 0 if pairs else len(tokens)
+    _check_length(model.config.get_text_config(), before, sampling.max_tokens)
     torch.manual_seed(sampling.seed)
-    ids = torch.tensor([tokens] * sampling.samples, device=model.device)
+    # A source of bytes ends as a document of shards does; other tokenizers end it themselves.
+    given = [*tokens, _NUL] if pairs and isinstance(coder, Bytes) else tokens
+    ids = torch.tensor([given] * sampling.samples, device=model.device)
     with torch.no_grad():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **_words(sampling))
-    return [coder.decode(row.tolist()) for row in out]
+    return [coder.decode(row.tolist()[int(pairs) :]) for row in out]
 
 
 def _check_length(config: Any, given: int, more: int) -> None:
@@ -101,13 +109,19 @@ def _model(folder: Path) -> Any:
         raise ModelError(f"{folder} holds 0 safetensors files; other weights are not opened")
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()  # no log or pipe wants "Loading weights"
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    config = read_hf_config(str(folder), folder)
+    pairs = is_seq2seq(str(folder), config)
+    kind = transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
-    # Of the model's own ways to sample only the tokens that end a text: penalties and the like of a
-    # generation_config.json would come in unasked.
+    # Of the model's own ways to sample only the tokens that end a text, and the one that begins a
+    # target: penalties and the like of a generation_config.json would come in unasked.
     end = model.generation_config.eos_token_id
-    model.generation_config = transformers.GenerationConfig(eos_token_id=end)
+    start = start_and_pad(str(folder), config)[0] if pairs else None
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=end, decoder_start_token_id=start
+    )
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

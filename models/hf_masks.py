@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 @contextmanager
 def one_document_a_row() -> Iterator[None]:
@@ -64,6 +67,15 @@ for _name in "sub add mul floordiv mod and or le lt ge gt eq ne abs".split():
     setattr(_Place, f"__{_name}__", _calculated(f"__{_name}__"))
 
 
+def sees_all(rule: Callable[..., Any], reach: int | None) -> bool:
+    """Tell whether a mask function shows every key to every query. reach: as of visible_of."""
+    places = _places_around(reach)
+    try:
+        return all(rule(0, 0, _Place(q), _Place(k)) for q in places for k in places)
+    except Exception:  # it reads tensors
+        return False
+
+
 def visible_of(rule: Callable[..., Any], reach: int | None) -> Visible:
     """Return what a mask function shows. reach: the length that its caller names beside it.
 
@@ -84,8 +96,9 @@ def visible_of(rule: Callable[..., Any], reach: int | None) -> Visible:
 
 def _places_around(reach: int | None) -> list[int]:
     near = [0, 1, 2, 3, 5, 8, 13, 21]
-    far = [n * reach + d for n in (1, 2, 3) for d in (-2, -1, 0, 1, 2)] if reach else []
-    return sorted({p for p in near + far if p >= 0})
+    far = [10**n for n in range(2, 7)]  # past every window that a caller does not name
+    edges = [n * reach + d for n in (1, 2, 3) for d in (-2, -1, 0, 1, 2)] if reach else []
+    return sorted({p for p in near + far + edges if p >= 0})
 
 
 def rule_mask(
@@ -103,3 +116,20 @@ def rule_mask(
     if q_offset or kv_offset:
         raise OtherMaskError
     return visible_of(mask_function, local_size)
+
+
+def either_mask(make: Callable[..., Tensor], **given: Any) -> Visible | Tensor:
+    """The mask function of the library that returns a rule where there is one.
+
+    Else it returns the padding, bool [B, 1, 1, S], where that alone hides keys, or what `make`
+    makes.
+    """
+    try:
+        return rule_mask(**given)
+    except OtherMaskError:
+        padding: Tensor | None = given.get("attention_mask")
+        if padding is None or padding.shape[-1] != given["kv_length"]:
+            return make(**given)
+        if not sees_all(given["mask_function"], given.get("local_size")):
+            return make(**given)
+        return padding.to(torch.bool)[:, None, None, :]

@@ -1,8 +1,10 @@
 """Stock `transformers` models from a folder with a config.json, with their kernels handed over.
 
-A class is built in one of three ways, the first that its forward takes:
+A causal language model reads tokens, an encoder-decoder a source beside them. A class is built in
+one of these ways, the first that its forward takes; an encoder-decoder begins with the second:
 
     rules   attention through the library's AttentionInterface, each layer with the rule of its mask
+    either  the same, a layer whose mask has no such rule with a tensor
     masks   the same, each layer with its mask as a tensor
     own     attention as the class itself writes it
 
@@ -31,14 +33,14 @@ from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
 from .hf_kernels import kernels_of
-from .hf_masks import Visible, one_document_a_row, rule_mask
+from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .recurrence import RecurrenceCore
 from .source import ModelSource
 
 _EXPERTS = "meshwright"
 _OWN = "eager"
 # Ways of attending, as the library knows them by name.
-_WAYS = ("meshwright", "meshwright_masks", _OWN)
+_RULES, _EITHER, _MASKS = "meshwright", "meshwright_either", "meshwright_masks"
 
 
 class HuggingFaceCausalLM(nn.Module):
@@ -61,6 +63,29 @@ class HuggingFaceCausalLM(nn.Module):
             return self.hf(input_ids=tokens, use_cache=False).logits
 
 
+class HuggingFaceSeq2Seq(nn.Module):
+    """A stock encoder-decoder of text behind a forward of tokens and a source to logits.
+
+    Parameters keep the library's names behind the prefix `hf.`. start: the id that the decoder
+    reads where no token comes before. pad: the id behind the end of a source, which no position
+    attends to.
+    """
+
+    def __init__(self, hf: nn.Module, start: int, pad: int) -> None:
+        super().__init__()
+        self.hf, self.start, self.pad = hf, start, pad
+
+    def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
+        """tokens, source, int64 [B, S], negative where nothing stands -> logits [B, S, V]."""
+        with one_document_a_row():
+            return self.hf(
+                input_ids=source.masked_fill(source < 0, self.pad),
+                attention_mask=(source >= 0).to(torch.int64),
+                decoder_input_ids=tokens.masked_fill(tokens < 0, self.start),
+                use_cache=False,
+            ).logits
+
+
 def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     """The source of the model that a folder's config.json describes; of its text part, if it has
     parts. Weights are not read.
@@ -77,12 +102,11 @@ def stock_source(spec: str, config: Any) -> ModelSource:
     Raises ModelError as `hugging_face_source` does.
     """
     _check(spec, config)
-    max_seq = getattr(config, "max_position_embeddings", None)
     rebuild = partial(_build, spec)
     return ModelSource(
         spec,
-        config.vocab_size,
-        max_seq,
+        _vocabulary(spec, config),
+        _longest(config),
         partial(rebuild, config),
         hf_config=config,
         rebuild=rebuild,
@@ -120,19 +144,53 @@ def read_hf_config(spec: str, folder: Path) -> Any:
     except Exception as error:
         # The library's messages run to paragraphs of advice; the first line says what is wrong.
         raise ModelError(f"{spec}: config.json refused: {str(error).splitlines()[0]}") from error
-    return config.get_text_config(decoder=True)
+    return config if is_seq2seq(spec, config) else config.get_text_config(decoder=True)
 
 
 def _check(spec: str, config: Any) -> None:
     causal = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in causal:
-        raise ModelError(f"{spec}: {config.model_type} is no causal language model of transformers")
+    if type(config) not in causal and not is_seq2seq(spec, config):
+        raise ModelError(
+            f"{spec}: {config.model_type} is no causal language model of transformers, and no "
+            "encoder-decoder of text"
+        )
+
+
+def is_seq2seq(spec: str, config: Any) -> bool:
+    """Tell whether a config is of a class with an encoder and a decoder, not of its decoder."""
+    pairs = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    named = config.architectures or ()
+    decoder_alone = any(name.endswith("ForCausalLM") for name in named)
+    return bool(config.is_encoder_decoder) and type(config) in pairs and not decoder_alone
+
+
+def _vocabulary(spec: str, config: Any) -> int:
+    """Return how many tokens a model has. Raises ModelError where source and target have other
+    ones."""
+    if hasattr(config, "vocab_size"):
+        return int(config.vocab_size)
+    parts = {name: getattr(config, name, None) for name in ("encoder", "decoder")}
+    sizes = {getattr(part, "vocab_size", None) for part in parts.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise ModelError(
+            f"{spec}: {config.model_type} has one vocabulary for its source and another for its "
+            "target; a plan takes one for both"
+        )
+    return size
+
+
+def _longest(config: Any) -> int | None:
+    """Return the most tokens of a row that a config states, of encoder and decoder both."""
+    names = ("max_position_embeddings", "max_encoder_position_embeddings")
+    stated = (getattr(config, name, None) for name in (*names, "max_decoder_position_embeddings"))
+    return min((length for length in stated if length is not None), default=None)
 
 
 def _build(spec: str, config: Any) -> nn.Module:
     """The class in the first way that takes tokens on meta; in its own where none does."""
     _register(transformers_for(spec))
-    for way in _WAYS[:-1]:
+    for way in (_EITHER, _MASKS) if is_seq2seq(spec, config) else (_RULES, _MASKS):
         try:
             model = _made(spec, config, way, _EXPERTS)
         except KeyError:  # a class with a table of its own for the ways of attending
@@ -154,8 +212,10 @@ def _register(transformers: Any) -> None:
     from transformers.integrations.moe import ExpertsInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    masks = (rule_mask, partial(_tensor_mask, sdpa_mask))
-    for name, mask in zip(_WAYS, masks, strict=False):
+    tensor_mask = partial(_tensor_mask, sdpa_mask)
+    either = partial(either_mask, tensor_mask)
+    masks = {_RULES: rule_mask, _EITHER: either, _MASKS: tensor_mask}
+    for name, mask in masks.items():
         transformers.AttentionInterface.register(name, _attend)
         AttentionMaskInterface.register(name, mask)
     ExpertsInterface.register(_EXPERTS, apply_experts)
@@ -166,18 +226,40 @@ def _tensor_mask(make: Any, **given: Any) -> Tensor:
     return make(**given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
-def _made(spec: str, config: Any, attention: str, experts: str) -> HuggingFaceCausalLM:
-    make = transformers_for(spec).AutoModelForCausalLM.from_config
+def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
+    library, seq2seq = transformers_for(spec), is_seq2seq(spec, config)
+    make = (library.AutoModelForSeq2SeqLM if seq2seq else library.AutoModelForCausalLM).from_config
     options = {"attn_implementation": attention, "dtype": torch.get_default_dtype()}
     try:
         model = make(copy.deepcopy(config), experts_implementation=experts, **options)
     except (TypeError, ValueError):  # a class without experts, or that lets none take their place
         model = _built(spec, make, copy.deepcopy(config), options)
+    if seq2seq:
+        return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
     with suppress(Exception):  # the library's own kind, of a config that must have one
         model.config.pad_token_id = None
     return HuggingFaceCausalLM(model, plain=experts != _EXPERTS)
+
+
+def start_and_pad(spec: str, config: Any) -> tuple[int, int]:
+    """Return the id that a decoder reads first, and the one that fills up a source.
+
+    Raises ModelError where a config names neither.
+    """
+    pad, decoder = config.pad_token_id, getattr(config, "decoder", None)
+    # A class with a config of its decoder begins with the token that begins a text.
+    firsts = (
+        getattr(config, "decoder_start_token_id", None),
+        getattr(decoder, "bos_token_id", None),
+    )
+    start = next((token for token in (*firsts, pad) if token is not None), None)
+    if start is None:
+        raise ModelError(
+            f"{spec}: config.json names no decoder_start_token_id, which the decoder reads first"
+        )
+    return start, start if pad is None else pad
 
 
 def _built(spec: str, make: Any, config: Any, options: dict[str, Any]) -> nn.Module:
@@ -194,11 +276,12 @@ def _attach_cores(model: nn.Module) -> bool:
     named = (*model.named_parameters(), *model.named_buffers())
     on_meta = {name: _on_meta(tensor.detach()) for name, tensor in named}
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    given = (tokens, tokens) if isinstance(model, HuggingFaceSeq2Seq) else (tokens,)
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch's own log of a call that fails
     try:
         with torch.no_grad():
-            torch.func.functional_call(model, on_meta, (tokens,))
+            torch.func.functional_call(model, on_meta, given)
     except Exception:  # whatever a class does with a mask that is none
         return False
     finally:

@@ -24,8 +24,12 @@ from .source import ModelSource
 _HEAD, _VOCAB, _WINDOW, _POSITIONS = 16, 96, 4, 64
 
 # Fields of a Hugging Face config that a common factor does not divide: depths and lengths.
-_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_KEPT = (*_DEPTHS, "max_position_embeddings", "n_positions", "n_ctx", "chunk_size")
+_DEPTHS = (
+    *("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+)
+_LENGTHS = ("max_encoder_position_embeddings", "max_decoder_position_embeddings")
+_KEPT = (*_DEPTHS, *_LENGTHS, "max_position_embeddings", "n_positions", "n_ctx", "chunk_size")
 _FACTORS = (64, 32, 16, 8, 4, 2)
 _CHILDREN = (2, 3, 4)  # kept of a list of the user's own modules
 _SMALLEST = 32  # integers below it are counts and choices, not widths
@@ -131,7 +135,8 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
     for key, value in config.to_dict().items():
         if key.endswith("token_id"):
             # Rows of padding have no gradient: an embedding that has such a row keeps one.
-            setattr(small, key, None if value is None or key != "pad_token_id" else 0)
+            kept = value is not None and key in ("pad_token_id", "decoder_start_token_id")
+            setattr(small, key, 0 if kept else None)
         elif key in _DEPTHS:
             setattr(small, key, depth)
         elif key == "first_k_dense_replace":  # layers before the first with experts

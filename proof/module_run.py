@@ -258,4 +258,4 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Tensor:
     with Widened(plan_dtype) if plan_dtype else nullcontext():
-        return batch.loss(logits_of(module, batch.tokens))
+        return batch.loss(logits_of(module, batch.tokens, batch.source))

@@ -13,13 +13,15 @@ from meshwright.ir.capture.own_loss import OwnLoss
 from .draws import Site, drawn
 
 IGNORED = -100  # a label that does not count
+NOTHING = -1  # a token that is none
 
 
 @dataclass(frozen=True)
 class Batch:
     """A global batch. tokens, labels: int64 [rows, seq]. own_loss: None for the cross-entropy.
 
-    rows: int64 [rows], by which each row's dropouts are drawn. sites: the model's dropouts.
+    source: as tokens, for a model that reads one. rows: int64 [rows], by which each row's dropouts
+    are drawn. sites: the model's dropouts.
     """
 
     tokens: Tensor
@@ -27,6 +29,7 @@ class Batch:
     rows: Tensor
     own_loss: OwnLoss | None = None
     sites: Mapping[int, Site] = field(default_factory=dict)
+    source: Tensor | None = None
 
     @property
     def label_count(self) -> int:
@@ -39,8 +42,9 @@ class Batch:
 
     def only(self, order: Tensor | slice) -> "Batch":
         """Return some rows, in the order of `order`."""
-        parts = {name: getattr(self, name)[order] for name in ("tokens", "labels", "rows")}
-        return replace(self, **parts)
+        names = ("tokens", "labels", "rows", "source")
+        parts = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: part[order] for n, part in parts.items() if part is not None})
 
     def drawing(self) -> AbstractContextManager[None]:
         """Let the dropouts of a module that is called on these rows be those of its program."""
@@ -72,12 +76,14 @@ def random_batch(
     named: Sequence[int] = (),
     sites: Mapping[int, Site] | None = None,
     alike: bool = False,
+    source: bool = False,
 ) -> Batch:
     """Draw a batch of which the first row and some more labels do not count.
 
     named: tokens that the module may ask for. A third of all are drawn from these and from the
     first and last ids, where padding and ends of text lie, and a sixth repeat the one before.
     alike: of the last third of the rows, let each be of one such token alone, as a row of padding.
+    source: draw one, of rows of several lengths, and let no token come before the first label.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -95,4 +101,13 @@ def random_batch(
         for row, token in zip(range(rows // 3), (0, *named, 1, 2), strict=False):
             tokens[-1 - row] = token
     labels[0, ::2] = IGNORED
-    return Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})
+    batch = Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})
+    return _with_source(batch, drawn(vocab), generator) if source else batch
+
+
+def _with_source(batch: Batch, ids: Tensor, generator: torch.Generator) -> Batch:
+    rows, seq = ids.shape
+    lengths = torch.randint(1, seq + 1, (rows, 1), generator=generator)
+    ids = ids.where(torch.arange(seq) < lengths, torch.tensor(NOTHING))
+    batch.tokens[:, 0] = NOTHING
+    return replace(batch, source=ids)

@@ -77,9 +77,13 @@ def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
     buckets = {bucket.bucket.name: _filled(bucket, weights) for bucket in made}
     stage = Stage(module, buckets, constants, None)
     executor = Executor({0: stage}, schedules[0], layout, buckets, _Recorder())
-    given = (batch.tokens, batch.labels, batch.rows)
-    parts = zip(*(x.split(plan.micro_batch) for x in given), strict=True)
-    inputs: list[Mapping[str, Tensor]] = [batch_of(layout.inputs, *part) for part in parts]
+    given = {"tokens": batch.tokens, "labels": batch.labels, "rows": batch.rows}
+    given |= {"source": batch.source} if batch.source is not None else {}
+    split = {name: x.split(plan.micro_batch) for name, x in given.items()}
+    inputs: list[Mapping[str, Tensor]] = [
+        batch_of(layout.inputs, **dict(zip(split, part, strict=True)))
+        for part in zip(*split.values(), strict=True)
+    ]
     loss, _ = executor.train_step(inputs, batch.label_count, 0.0)
     trained = (b.grads() for b in buckets.values() if b.trainable)
     return Outcome(loss, {n: g.clone() for views in trained for n, g in views.items()})

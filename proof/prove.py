@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from meshwright.ir.capture.exported import roles_of
 from meshwright.ir.capture.fx import torch_dtype
 from meshwright.ir.capture.own_loss import OwnLoss
 from meshwright.ir.capture.ways import parted
@@ -212,6 +213,28 @@ def _lengths(subject: Subject, traced: Traced) -> tuple[int, int | None]:
     return least, min(known, default=None)
 
 
+def _batch(
+    subject: Subject,
+    traced: Traced,
+    module: nn.Module,
+    variant: Variant,
+    seed: int,
+    alike: bool = False,
+) -> Batch:
+    """Draw the batch of a variant, of what the module reads."""
+    return random_batch(
+        variant.rows * variant.microbatches,
+        variant.seq,
+        subject.vocab_size,
+        seed,
+        subject.own_loss,
+        named_tokens(traced),
+        sites_of(traced.graph),
+        alike=alike,
+        source="source" in roles_of(module, subject.name),
+    )
+
+
 @dataclass(frozen=True)
 class _Trial:
     """One way of running a module in float64 and the program of its capture, on one batch."""
@@ -237,12 +260,7 @@ class _Trial:
 
     @property
     def batch(self) -> Batch:
-        rows = self.variant.rows * self.variant.microbatches
-        vocab, own_loss = self.subject.vocab_size, self.subject.own_loss
-        named = named_tokens(self.traced)
-        sites = sites_of(self.traced.graph)
-        seq, seed = self.variant.seq, self.seed
-        return random_batch(rows, seq, vocab, seed, own_loss, named, sites, self.alike)
+        return _batch(self.subject, self.traced, self.module, self.variant, self.seed, self.alike)
 
     def outcomes(self) -> tuple[Outcome, Outcome]:
         """The module's outcome, and the program's on the same rows in another order."""
@@ -366,10 +384,7 @@ def _prove_rounding(
     kinds = {n: p.dtype for n, p in narrow.named_parameters()}
     rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
     variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
-    vocab, own_loss = subject.vocab_size, subject.own_loss
-    named = named_tokens(traced)
-    sites = sites_of(traced.graph)
-    batch = random_batch(variant.rows, variant.seq, vocab, seed, own_loss, named, sites)
+    batch = _batch(subject, traced, module, variant, seed)
     exact = run_module(module, rounded, batch, subject.name, torch_dtype(traced.dtype))
     own = run_module(narrow, rounded, batch, subject.name)
     found = run_program(one_rank_plan(traced, variant), rounded, batch)

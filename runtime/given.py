@@ -8,6 +8,7 @@ from pathlib import Path
 _DATA = {
     "file": "PATH",
     "shards": "DIR",
+    "pairs": "DIR",
     "mix": "FILE.toml",
     "hf-stream": "NAME",
     "py": "module:name",
@@ -185,10 +186,18 @@ def check_data(option: str, name: str) -> None:
 
 
 def _check_readable(said: str, kind: str, path: Path) -> None:
-    if kind not in ("file", "shards", "mix"):
-        return
-    file = path / "manifest.json" if kind == "shards" else path
-    way = "; make the folder with: meshwright data tokenize" if kind == "shards" else ""
+    way = "; make the folder with: meshwright data tokenize" if kind in _MADE_OF else ""
+    for folder in _MADE_OF.get(kind, ()):
+        _open(said, path / folder / "manifest.json", way)
+    if kind in ("file", "mix"):
+        _open(said, path, way)
+
+
+# The folders of shards in a folder of data, by its kind.
+_MADE_OF = {"shards": (".",), "pairs": ("source", "target")}
+
+
+def _open(said: str, file: Path, way: str) -> None:
     try:
         open(file, "rb").close()
     except OSError as error:

@@ -167,16 +167,15 @@ def _logits_in(out: Any) -> Tensor:
     return found
 
 
-def logits_of(module: nn.Module, tokens: Tensor) -> Tensor:
-    """Return a module's logits [B, S, V], given what its forward asks for. tokens: int64 [B, S].
+def logits_of(module: nn.Module, tokens: Tensor, source: Tensor | None = None) -> Tensor:
+    """Return a module's logits [B, S, V], given what its forward asks for.
 
-    Raises CaptureError as capture does.
+    tokens, source: int64 [B, S]. Raises CaptureError as capture does.
     """
     roles = roles_of(module, type(module).__name__)
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return Logits(module, tuple(roles.values()))(
-        *(tokens if r == "tokens" else places for r in roles)
-    )
+    known = {"tokens": tokens, "positions": places, "source": source}
+    return Logits(module, tuple(roles.values()))(*(known[role] for role in roles))
 
 
 def _swap_semantic(module: nn.Module) -> None:
@@ -243,7 +242,8 @@ def exported_for(module: Logits, name: str) -> Exported:
 
 def _within_tables(found: Exported, module: Logits, name: str) -> SeqRange:
     program, lengths = found.program, found.lengths
-    positions = program.graph_signature.user_inputs[1 : len(module.arguments)]
+    given = zip(program.graph_signature.user_inputs, module.arguments, strict=False)
+    positions = tuple(node for node, asked in given if role_of(asked) == "positions")
     known = [n for n in (lengths[1], longest(program, positions, name)) if n is not None]
     return lengths[0], min(known, default=None)
 

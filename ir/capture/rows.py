@@ -10,6 +10,8 @@ from ..graph import Graph, Op, Value
 from ..ops.elements import reads_elements
 from ..sizes import B, is_symbolic
 
+# Inputs of a step that tell rows from each other.
+_OF_ROWS = ("tokens", "source", "rows")
 _WAY_OUT = (
     "rows see each other. A plan cuts a batch into micro-batches, so compute each row by itself"
 )
@@ -21,7 +23,7 @@ def check_rows(graph: Graph) -> None:
     That is a value without rows, made of one that has them, which an op with rows reads. What reads
     labels is the loss, which adds up over rows.
     """
-    of_rows = {i.value.name for i in graph.inputs_of("data") if i.ref in ("tokens", "rows")}
+    of_rows = {i.value.name for i in graph.inputs_of("data") if i.ref in _OF_ROWS}
     of_loss = {i.value.name for i in graph.inputs_of("data") if i.ref == "labels"}
     mixed: dict[str, Op] = {}  # values without rows that are made of rows, and by which op
     for op in graph.ops:

@@ -45,8 +45,9 @@ _PLAIN = """
     mul.Tensor div.Tensor rsub.Scalar add.Scalar sub.Scalar abs exp log sqrt rsqrt reciprocal
     pow.Tensor_Scalar pow.Scalar sin cos tanh sigmoid relu silu gelu where.self where.ScalarOther
     eq.Scalar ne.Scalar gt.Scalar lt.Scalar ge.Scalar le.Scalar eq.Tensor ne.Tensor gt.Tensor
-    lt.Tensor le.Tensor ge.Tensor logical_not logical_and bitwise_and.Tensor bitwise_or.Tensor
-    maximum minimum clamp clamp_min ones_like zeros_like fill.Scalar masked_fill.Scalar sign
+    lt.Tensor le.Tensor ge.Tensor logical_not logical_and bitwise_not bitwise_and.Tensor
+    bitwise_or.Tensor maximum minimum clamp clamp_min ones_like zeros_like fill.Scalar
+    masked_fill.Scalar sign
 """.split()
 _BACKWARD = "silu_backward gelu_backward tanh_backward sigmoid_backward threshold_backward".split()
 

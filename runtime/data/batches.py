@@ -13,11 +13,15 @@ from .samples import IGNORED, Fixed, Samples, Shuffled, check_length, check_voca
 
 
 class Batch(NamedTuple):
-    """Rows of a global batch. label_count: unignored labels of *all* its rows, the denominator."""
+    """Rows of a global batch. label_count: unignored labels of *all* its rows, the denominator.
+
+    Of pairs, tokens are NOTHING where no token of the target came before.
+    """
 
     tokens: torch.Tensor  # int64 [rows, seq]
     labels: torch.Tensor  # int64 [rows, seq], the next token or IGNORED
     label_count: int
+    source: torch.Tensor | None = None  # int64 [rows, seq] of pairs, NOTHING behind a source's end
 
 
 class Reader(Protocol):

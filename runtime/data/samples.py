@@ -11,6 +11,7 @@ from .errors import DataError
 from .permutation import hash_of, permute
 
 IGNORED = -100  # the label that counts for nothing, as in torch's cross entropy
+NOTHING = -1  # the id of a place where a source has ended, or no token came before
 
 
 class Samples(Protocol):

@@ -8,11 +8,15 @@ from .batches import BatchReader, Reader, shuffled_reader
 from .builtin import file_bytes, standard_library, synthetic
 from .corpus import Corpus, JoinedCorpus
 from .errors import DataError
+from .held_out import HeldOut, HeldOutPairs, HeldOutWindows
 from .manifest import read_manifest
 from .mixture import Mixture, read_mixture, shares_of
 from .own_rows import open_own_rows
+from .pairs import DrawnPairs, FolderPairs, PairReader, Pairs
 from .shards import open_shards
 from .stream import StreamReader, open_stream, stream_file
+
+_PATHS = ("file", "shards", "pairs")
 
 
 def open_corpus(name: str, split: str) -> Corpus:
@@ -46,6 +50,11 @@ def open_corpus(name: str, split: str) -> Corpus:
         return synthetic(name, held_out)
     if kind in ("hf-stream", "py") and held_out:
         raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
+    if kind == "pairs":
+        raise DataError(
+            f"{name} holds pairs of a source and a target, the model reads no source; give a model "
+            "with an encoder and a decoder, or other data"
+        )
     raise DataError(f"unknown corpus {name!r}; give {DATA_KINDS}")
 
 
@@ -82,23 +91,60 @@ def held_out_name(name: str, eval_data: str) -> str:
     return _HELD_OUT.get(kind, "none")
 
 
-def held_out_corpus(name: str, eval_data: str) -> Corpus:
-    """Open what an evaluation reads: `eval_data` whole where it is shards, else a held-out part."""
-    if eval_data.startswith("shards:"):
-        return open_corpus(eval_data, "train")
-    return open_corpus(eval_data or name, "held-out")
+def open_held_out(name: str, eval_data: str, seq: int, pairs: bool = False) -> HeldOut:
+    """Open what an evaluation reads: `eval_data` whole where it is shards or pairs, else a held-out
+    part. pairs: whether the model reads a source.
+
+    Raises DataError for data that cannot be read, or has no held-out part.
+    """
+    if pairs:
+        return HeldOutPairs(_held_out_pairs(name, eval_data, seq))
+    whole = eval_data.startswith("shards:")
+    return HeldOutWindows(open_corpus(eval_data or name, "train" if whole else "held-out"))
+
+
+def _held_out_pairs(name: str, eval_data: str, seq: int) -> Pairs:
+    if not eval_data and name.startswith("pairs:"):
+        raise DataError(f"{name} names no held-out part; give --eval-data pairs:DIR")
+    return open_pairs(eval_data or name, seq, "held-out")
+
+
+def open_pairs(name: str, seq: int, split: str = "train") -> Pairs:
+    """Open the pairs called `name`, of up to `seq` ids on either side.
+
+    pairs:DIR               the documents of DIR/source and DIR/target, each a folder of shards
+    random:VOCAB[:SEED]     uniform ids without end; fixed: the same batch at every step
+    Raises DataError for data that cannot be read, or holds no pairs.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "pairs" and rest:
+        return FolderPairs(name, Path(rest))
+    if kind in ("random", "fixed") and rest:
+        return DrawnPairs(open_corpus(name, split), seq)
+    raise DataError(
+        f"{name} holds no sources, and the model reads one beside its tokens; give pairs:DIR, "
+        "random:VOCAB or fixed:VOCAB"
+    )
 
 
 def open_reader(
-    name: str, *, global_batch: int, seq: int, seed: int, vocab: int | None = None
+    name: str,
+    *,
+    global_batch: int,
+    seq: int,
+    seed: int,
+    vocab: int | None = None,
+    pairs: bool = False,
 ) -> Reader:
     """The training batches of `name`, shuffled by seed and epoch; a stream in its own order.
 
-    vocab: the model's. Raises DataError for data that cannot be read, is shorter than a sample, or
-    has a larger vocabulary than the model.
+    vocab: the model's. pairs: whether it reads a source. Raises DataError for data that cannot be
+    read, is shorter than a sample, or has a larger vocabulary than the model.
     """
     kind, _, rest = name.partition(":")
     sizes = {"global_batch": global_batch, "seq": seq}
+    if pairs:
+        return PairReader(open_pairs(name, seq), **sizes, seed=seed, vocab=vocab)
     if kind == "mix" and rest:
         mixture = _mixture(name, Path(rest), seq + 1, seed)
         return BatchReader(mixture, **sizes, vocab=vocab)
@@ -119,7 +165,7 @@ def _mixture(name: str, path: Path, width: int, seed: int) -> Mixture:
 def beside(file: Path, name: str) -> str:
     """`name` with its path seen from the folder of `file`."""
     kind, _, rest = name.partition(":")
-    if kind in ("file", "shards") and rest:
+    if kind in _PATHS and rest:
         return f"{kind}:{file.parent / rest}"
     return name
 
@@ -127,5 +173,5 @@ def beside(file: Path, name: str) -> str:
 def absolute(name: str) -> str:
     """`name` with its path made absolute: a program runs in its own folder."""
     kind, _, rest = name.partition(":")
-    is_path = kind in ("file", "shards", "mix") or (kind == "hf-stream" and stream_file(rest))
+    is_path = kind in (*_PATHS, "mix") or (kind == "hf-stream" and stream_file(rest))
     return f"{kind}:{Path(rest).resolve()}" if is_path and rest else name

@@ -162,7 +162,7 @@ def _kept(executor: Executor[Optimizer]) -> Iterator[Tensor]:
 
 def _batches(layout: Layout) -> list[Batch]:
     tokens = torch.empty((layout.micro_batch, layout.seq), dtype=torch.int64, device=META)
-    batch = batch_of(layout.inputs, tokens, tokens)
+    batch = batch_of(layout.inputs, tokens, tokens, source=tokens)
     return [batch] * layout.num_microbatches
 
 

@@ -14,6 +14,11 @@ def _positions(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
 
 
+def _told(source: Tensor | None) -> Tensor:
+    assert source is not None, "the program reads a source"
+    return source
+
+
 def step_draws(seed: int, step: int, device: torch.device | None = None) -> Tensor:
     """Return the key of what a step of a run draws, int64 [5]: four words of 32 bits, and 1."""
     digest = hashlib.sha256(f"draws/{seed}/{step}".encode()).digest()
@@ -27,18 +32,20 @@ def batch_of(
     labels: Tensor,
     rows: Tensor | None = None,
     draws: Tensor | None = None,
+    source: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return by role what the inputs of a program ask for, of one micro-batch on its device.
 
-    tokens, labels: int64 [B, S]. rows: int64 [B], places in the global batch, from 0 where they are
-    not told. draws: of step_draws, of seed 0 and step 0 where it is not told; a stage makes keys of
-    it. The executor adds the denominator.
+    tokens, labels, source: int64 [B, S], no source where none is asked for. rows: int64 [B], places
+    in the global batch, from 0 where they are not told. draws: of step_draws, of seed 0 and step 0
+    where it is not told; a stage makes keys of it. The executor adds the denominator.
     """
     places = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     key = step_draws(0, 0, tokens.device) if draws is None else draws
     made: dict[str, Callable[[], Tensor]] = {
         "tokens": lambda: tokens,
         "labels": lambda: labels,
+        "source": lambda: _told(source),
         "positions": lambda: _positions(tokens),
         "rows": lambda: row_keys(key, places),
         "draws": lambda: key,

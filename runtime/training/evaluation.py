@@ -7,19 +7,18 @@ import torch
 
 from ..data import (
     Batch,
-    Corpus,
     DataError,
+    HeldOut,
+    Part,
     check_tokenizers,
     check_vocab,
-    eval_batches,
-    held_out_corpus,
-    num_eval_batches,
+    open_held_out,
 )
 from ..engine.executor import Executor
 from ..engine.layout import Layout
 from ..metrics.step_log import StepLog
 from ..optimizers.optimizer import Optimizer
-from .feed import Feed
+from .feed import Feed, reads_source
 from .options import RunOptions
 
 
@@ -41,10 +40,10 @@ class Evaluation:
     def __init__(self, options: RunOptions, layout: Layout, feed: Feed, own_loss: str) -> None:
         """own_loss: the name of the program's, "" for the cross-entropy."""
         self.options, self.layout, self.feed, self.own_loss = options, layout, feed, own_loss
-        self._opened: Corpus | None = None
+        self._opened: HeldOut | None = None
         self.last_loss: float | None = None
         if options.eval_every or options.eval_data:
-            self._corpus()
+            self._data()
 
     def due_after(self, step: int) -> bool:
         """Tell whether an evaluation comes after this step; not the one at the end of the run."""
@@ -75,34 +74,28 @@ class Evaluation:
 
     def measure(self, executor: Executor[Optimizer]) -> Evaluated:
         """Evaluate the weights as they are."""
-        corpus = self._corpus()
+        data = self._data()
         total, count, batches = 0.0, 0, 0
         with torch.no_grad(), executor.optimizer.averaged():
-            for rows in self._batches(corpus):
-                pairs = self.feed.micro_batches(rows)
-                total += executor.evaluate(pairs, rows.label_count) * rows.label_count
+            for rows in self._batches(data):
+                given = self.feed.micro_batches(rows)
+                total += executor.evaluate(given, rows.label_count) * rows.label_count
                 count += rows.label_count
                 batches += 1
-        held_out = num_eval_batches(corpus, self.feed.global_batch, self.layout.seq)
+        held_out = data.num_batches(self.feed.global_batch, self.layout.seq)
         self.last_loss = total / count
-        return Evaluated(self.last_loss, count, batches, held_out, corpus.name)
+        return Evaluated(self.last_loss, count, batches, held_out, data.name)
 
-    def _corpus(self) -> Corpus:
+    def _data(self) -> HeldOut:
         if self._opened is None:
-            corpus = held_out_corpus(self.options.data, self.options.eval_data)
-            check_vocab(corpus.name, corpus.vocab, self.layout.vocab_size)
-            check_tokenizers((self.feed.reader, corpus))
-            self._opened = corpus
+            given = self.options.data, self.options.eval_data
+            data = open_held_out(*given, self.layout.seq, reads_source(self.layout))
+            check_vocab(data.name, data.vocab, self.layout.vocab_size)
+            check_tokenizers((self.feed.reader, data))
+            self._opened = data
         return self._opened
 
-    def _batches(self, corpus: Corpus) -> Iterator[Batch]:
-        start, stop = self.feed.rows
-        return eval_batches(
-            corpus,
-            global_batch=self.feed.global_batch,
-            seq=self.layout.seq,
-            start=start,
-            stop=stop,
-            limit=self.options.eval_batches or None,
-            vocab=self.layout.vocab_size,
-        )
+    def _batches(self, data: HeldOut) -> Iterator[Batch]:
+        limit = self.options.eval_batches or None
+        sizes = self.feed.global_batch, self.layout.seq
+        return data.batches(Part(*sizes, *self.feed.rows, limit))

@@ -32,6 +32,7 @@ class Feed:
             seq=layout.seq,
             seed=options.seed,
             vocab=layout.vocab_size,
+            pairs=reads_source(layout),
         )
         beacon.mark("AGREE")  # a rank that still opens it is what the others wait for
         _check_same(self.reader)
@@ -53,15 +54,16 @@ class Feed:
 
     def micro_batches(self, rows: Rows, step: int = 0) -> list[Batch]:
         """Cut rows into micro-batches on the device, with the key of what the step draws."""
-        size, device = self.layout.micro_batch, mesh.device()
-        places = torch.arange(self.first_row, self.first_row + len(rows.tokens), device=device)
-        draws = step_draws(self.seed, step, device)
-        parts = zip(
-            rows.tokens.split(size), rows.labels.split(size), places.split(size), strict=True
-        )
+        device, draws = mesh.device(), step_draws(self.seed, step, mesh.device())
+        places = torch.arange(self.first_row, self.first_row + len(rows.tokens))
+        given = {"tokens": rows.tokens, "labels": rows.labels, "rows": places}
+        if rows.source is not None:
+            given["source"] = rows.source
+        pieces = (part.split(self.layout.micro_batch) for part in given.values())
+        batches = (dict(zip(given, piece, strict=True)) for piece in zip(*pieces, strict=True))
         return [
-            batch_of(self.layout.inputs, tokens.to(device), labels.to(device), own, draws)
-            for tokens, labels, own in parts
+            batch_of(self.layout.inputs, draws=draws, **{n: x.to(device) for n, x in own.items()})
+            for own in batches
         ]
 
     def samples(self, step: int) -> int:
@@ -82,6 +84,11 @@ class Feed:
             self._batches.restore(done, state.data_position)
         else:
             self._batches.close()
+
+
+def reads_source(layout: Layout) -> bool:
+    """Tell whether a program asks for a source beside its tokens."""
+    return any(asked.role == "source" for asked in layout.inputs)
 
 
 def _check_same(reader: Reader) -> None:

@@ -56,7 +56,8 @@ class RunOptions:
 
     data: str = _option(
         "demo",
-        "demo, shards:DIR (see data tokenize), mix:FILE.toml (weighted [[source]] tables), "
+        "demo, shards:DIR (see data tokenize), pairs:DIR (DIR/source and DIR/target, for an "
+        "encoder-decoder), mix:FILE.toml (weighted [[source]] tables), "
         "hf-stream:NAME[:SPLIT] or hf-stream:FILE.toml, file:PATH (bytes), py:module:name (code of "
         "your own), random:VOCAB[:SEED] or fixed:VOCAB[:SEED]",
     )

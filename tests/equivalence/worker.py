@@ -22,9 +22,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Job:
-    """steps: per step the global batch (tokens, labels) and the learning rate. options: fields of
-    OptimizerOptions. resume: steps before the run is saved and taken up again, 0: never. cuda: each
-    rank on a GPU of its own, by NCCL; else on the CPU, by gloo."""
+    """steps: per step the global batch (tokens, labels) and the learning rate. sources: per step
+    what an encoder reads, for a model with one. options: fields of OptimizerOptions. resume: steps
+    before the run is saved and taken up again, 0: never. cuda: each rank on a GPU of its own, by
+    NCCL; else on the CPU, by gloo."""
 
     folder: Path
     world: int
@@ -35,6 +36,7 @@ class Job:
     timeout_s: float
     resume: int = 0
     cuda: bool = False
+    sources: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,10 @@ def _train(job: Job, device: torch.device) -> RankResult:
         if job.resume and done == job.resume:
             # Other weights than the run began with, so that all of them have to be loaded.
             executor = _taken_up(executor, built(job.seed + 1), job)
-        pairs = _micro_batches(layout, mesh, tokens, labels, (job.seed, done))
-        loss, norm = executor.train_step(pairs, int((labels >= 0).sum()), rate)
+        given = {"tokens": tokens, "labels": labels, "rows": np.arange(len(tokens))}
+        given |= {"source": job.sources[done]} if job.sources else {}
+        own = _micro_batches(layout, mesh, given, (job.seed, done))
+        loss, norm = executor.train_step(own, int((labels >= 0).sum()), rate)
         losses.append(loss)
         norms.append(norm)
     coordinates = {axis: mesh.coordinate(axis) for axis in layout.mesh}
@@ -203,15 +207,15 @@ def _record_first_grads(executor: Any) -> dict[str, np.ndarray]:
 
 
 def _micro_batches(
-    layout: Any, mesh: Any, tokens: np.ndarray, labels: np.ndarray, drawn: tuple[int, int]
+    layout: Any, mesh: Any, given: dict[str, np.ndarray], drawn: tuple[int, int]
 ) -> list[dict[str, torch.Tensor]]:
     """This rank's rows of the global batch, cut into micro-batches. drawn: seed and step."""
     rows = layout.micro_batch * layout.num_microbatches
     first = mesh.index(*mesh.BATCH) * rows
-    given = (tokens, labels, np.arange(len(tokens)))
-    cut = (torch.from_numpy(x[first : first + rows].copy()) for x in given)
+    cut = (torch.from_numpy(x[first : first + rows].copy()) for x in given.values())
     own = [x.to(mesh.device()) for x in cut]
-    pairs = zip(*(x.split(layout.micro_batch) for x in own), strict=True)
+    parts = zip(*(x.split(layout.micro_batch) for x in own), strict=True)
     inputs = importlib.import_module("runtime.engine.inputs")
     draws = inputs.step_draws(*drawn, mesh.device())
-    return [inputs.batch_of(layout.inputs, *pair, draws) for pair in pairs]
+    named = (dict(zip(given, part, strict=True)) for part in parts)
+    return [inputs.batch_of(layout.inputs, draws=draws, **part) for part in named]

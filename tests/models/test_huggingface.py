@@ -17,7 +17,7 @@ from meshwright.models.agreement import check_config
 from meshwright.models.attention import AttentionCore
 from meshwright.models.dense_attention import DenseCore
 from meshwright.models.experts import ExpertCore
-from meshwright.models.hf_masks import OtherMaskError, Visible, visible_of
+from meshwright.models.hf_masks import OtherMaskError, Visible, sees_all, visible_of
 from meshwright.models.stock import config_to_write
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
@@ -169,6 +169,23 @@ def test_a_rule_of_the_library_is_read(name):
 def test_a_rule_that_is_no_window_is_none_of_ours(name):
     with pytest.raises(OtherMaskError):
         visible_of(*OTHER_RULES[name])
+
+
+def test_a_wide_window_that_nobody_names_is_no_rule():
+    with pytest.raises(OtherMaskError):
+        visible_of(masking_utils.sliding_window_causal_mask_function(4096), None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen"),
+    (
+        (masking_utils.bidirectional_mask_function, True),
+        (masking_utils.causal_mask_function, False),
+        (masking_utils.sliding_window_bidirectional_mask_function(4096), False),
+    ),
+)
+def test_a_rule_that_shows_all_is_told_from_a_wide_window(rule, seen):
+    assert sees_all(rule, None) == seen
 
 
 def test_experts_do_not_stand_in_the_way(tmp_path):

@@ -180,7 +180,7 @@ def test_bad_import(own_module):
     (
         (None, "no file .*config.json"),
         ({"model_type": "no-such-model"}, "config.json refused"),
-        ({"model_type": "t5"}, "t5 is no causal language model"),
+        ({"model_type": "vit"}, "vit is no causal language model of transformers, and no encoder-"),
     ),
 )
 def test_bad_hugging_face_folder(tmp_path, config, message):
