@@ -13,7 +13,7 @@ from launching import losses
 
 from meshwright.api.slurm import LIVE, SlurmOptions, Submission, submit
 from meshwright.runtime.slurm.attempts import Attempt, read_attempts
-from meshwright.runtime.slurm.scheduler import call, job_state
+from meshwright.runtime.slurm.scheduler import call, host_names, job_state
 
 LIMIT_S = 240.0
 # Between two looks at a job, and how long a waiting one is left alone.
@@ -107,6 +107,13 @@ class Job:
                 continue
             if wanted <= words:
                 os.kill(int(path.parent.name), signal.SIGKILL)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the job has now, the one of its script first: Slurm grants others than
+        node1 and on while a job before it leaves those."""
+        listed = call(["squeue", "--noheader", "--format=%N", f"--jobs={self.id}"]).strip()
+        return host_names(listed)
 
     @property
     def attempts(self) -> list[Attempt]:
