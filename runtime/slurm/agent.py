@@ -19,6 +19,7 @@ from ..training.spans import program_tokens_per_step
 from .reports import (
     NodeEnd,
     has_failed,
+    is_stopped,
     read_begun,
     read_ends,
     tell_end,
@@ -61,7 +62,7 @@ class _Node:
         self.folder, self.given, self.attempt = folder, given, given.attempt
         self.name = host_name()
         self._failed_s: float | None = None  # when another node was first seen to have failed
-        self._elsewhere = False
+        self._elsewhere = self._stopped = False
 
     def run(self) -> NodeEnd:
         """Run the ranks; return how they ended."""
@@ -72,7 +73,7 @@ class _Node:
             place = self._place()
             check_here(self.folder, options, place.here)
             ended = run_ranks(
-                self.folder, options, place, self.attempt, elsewhere=self._failed_elsewhere
+                self.folder, options, place, self.attempt, elsewhere=self._told_elsewhere
             )
         except (ValueError, OSError) as error:
             ended = Ended(REFUSED, said=f"error: {error}")
@@ -108,6 +109,13 @@ class _Node:
         here, number = world // len(begun.nodes), begun.nodes.index(self.name)
         name_interface(self.given.address, self.given.port)
         return Place(number * here, here, world, self.given.address, self.given.port)
+
+    def _told_elsewhere(self) -> str:
+        """Pass on a stop that the supervisor told by a file; return what ends the ranks here."""
+        if not self._stopped and is_stopped(self.attempt):
+            self._stopped = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return self._failed_elsewhere()
 
     def _failed_elsewhere(self) -> str:
         """Return what to say where another node's ranks failed some seconds ago, else ""."""

@@ -71,7 +71,7 @@ def verdict(ending: Ending, left: int, planned: int, policy: Policy) -> Verdict:
     the next attempt can run on.
     """
     if ending.code == 0:
-        return Verdict("done", "all steps are done")
+        return Verdict("done", "the run ended")
     if ending.code == STOPPED or (ending.asked and ending.code not in (REFUSED, ABORTED)):
         return _stopped(ending)
     if ending.code in (REFUSED, ABORTED):
@@ -90,7 +90,8 @@ def _stopped(ending: Ending) -> Verdict:
         return Verdict("stop", "a signal from outside the job stopped the run")
     if not ending.running:
         return Verdict("stop", "the job is ended, or queued again, by Slurm")
-    return Verdict("requeue", "saved; the job goes on when it is granted nodes again")
+    how = "saved" if ending.code == STOPPED else f"the ranks ended with {ending.code}"
+    return Verdict("requeue", f"{how}; the job goes on when it is granted nodes again")
 
 
 def _failed(

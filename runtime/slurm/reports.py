@@ -9,7 +9,7 @@ from pathlib import Path
 from ..atomic_file import write_atomic
 from ..training.options import STOPPED
 
-_END, _STEP, _BEGUN = ".end.json", ".step", "begun.json"
+_END, _STEP, _BEGUN, _STOP = ".end.json", ".step", "begun.json", "stop"
 GONE = "what starts its ranks ended without a word (out of memory?)"
 LOST = "the node is lost: it told nothing of its end, and does not answer"
 
@@ -61,6 +61,21 @@ def tell_step(folder: Path, node: str, step: str) -> None:
 def step_number(folder: Path) -> str:
     """Return the number of the attempt's step, "" before a node has told it."""
     return next((path.read_text() for path in sorted(folder.glob(f"*{_STEP}"))), "")
+
+
+def ready_nodes(folder: Path) -> set[str]:
+    """Return the nodes whose agents take signals; until then one would end them."""
+    return {path.name.removesuffix(_STEP) for path in folder.glob(f"*{_STEP}")}
+
+
+def tell_stop(folder: Path) -> None:
+    """Tell the nodes of an attempt that their ranks are to save and stop."""
+    (folder / _STOP).touch()
+
+
+def is_stopped(folder: Path) -> bool:
+    """Tell whether the ranks of an attempt are to save and stop."""
+    return (folder / _STOP).exists()
 
 
 def tell_end(folder: Path, end: NodeEnd) -> None:

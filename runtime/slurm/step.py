@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..training.options import ABORTED, STOPPED, UNFIT
-from .reports import NodeEnd, at_fault, has_failed, read_ends, step_number
+from .reports import (
+    NodeEnd,
+    at_fault,
+    has_failed,
+    read_ends,
+    ready_nodes,
+    step_number,
+    tell_stop,
+)
 from .scheduler import Allocation, cancel_step, silent
 
 _TICK_S = 0.1
@@ -47,18 +55,21 @@ class Step:
             *words,
         ]
         self.process = subprocess.Popen(srun)
+        self._stopping = False  # ranks are to stop, and no signal has told them
         self._cut_short = False  # nodes may have been ended before they could tell of it
 
     def stop(self) -> None:
-        """Ask all ranks to save and stop."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGUSR1)
+        """Ask all ranks to save and stop: by a file, as a signal would end a node that is not ready
+        for it, and by a signal once all are, as it is sooner there."""
+        tell_stop(self.folder)
+        self._stopping = True
 
     def wait(self, tick: Callable[[], None]) -> StepEnd:
         """Wait until all nodes ended; `tick` is called again and again meanwhile."""
         failed_s = None
         while self.process.poll() is None:
             tick()
+            self._signal_stop()
             time.sleep(_TICK_S)
             ends = read_ends(self.folder)
             if failed_s is None and any(map(has_failed, ends.values())):
@@ -66,6 +77,11 @@ class Step:
             if failed_s is not None and time.monotonic() - failed_s > _GRACE_S:
                 self.end()
         return self._ended(read_ends(self.folder))
+
+    def _signal_stop(self) -> None:
+        if self._stopping and ready_nodes(self.folder) >= set(self.nodes):
+            self._stopping = False
+            self.process.send_signal(signal.SIGUSR1)
 
     def end(self) -> None:
         """End what is left of the attempt, on nodes that do not answer, too."""

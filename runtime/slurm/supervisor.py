@@ -178,14 +178,22 @@ class Supervisor:
                     raise
                 say(str(error))
                 return self._queue_again(self._unused())
+            if self.asked:
+                return self._not_begun()
             end, what = self._attempt(program, nodes)
             if what.do == "restart" and not self.asked:
                 self._pause()
                 if not self.asked:
                     continue
-            if what.do == "requeue" or (what.do == "restart" and self.asked):
+            if what.do in ("requeue", "restart"):
                 return self._queue_again(what.without)
             return 0 if what.do == "done" else end.code
+
+    def _not_begun(self) -> int:
+        """End a start of the job that is asked to stop before an attempt; return the exit code."""
+        say("no attempt is begun, as the job is to stop")
+        running = job_state(self.allocation.job) == "RUNNING"
+        return self._queue_again(()) if running else STOPPED
 
     def _unused(self) -> tuple[str, ...]:
         """Return the nodes of the job that failed twice."""

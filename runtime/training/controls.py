@@ -140,3 +140,29 @@ class Window:
             rows = {"steps": self.steps, "ranks": [asdict(times) for times in found]}
             (self.out / "stragglers.json").write_text(json.dumps(rows, indent=1) + "\n")
         return straggler_lines(found)
+
+
+class Windows:
+    """Windows of steps one after another, in the order in which they are asked for."""
+
+    def __init__(self, executor: Marked, out: Path) -> None:
+        self.executor, self.out = executor, out
+        self._open: Window | None = None
+        self._asked: list[Command] = []
+
+    def ask(self, command: Command, step: int) -> None:
+        """Open a window after a step, or once those are ended that were asked for before."""
+        self._asked.append(command)
+        self._begin(step)
+
+    def after(self, step: int) -> list[str]:
+        """End the window of which a step is the last; return what to say of it."""
+        if self._open is None or step < self._open.last:
+            return []
+        said, self._open = self._open.end(), None
+        self._begin(step)
+        return said
+
+    def _begin(self, step: int) -> None:
+        if self._open is None and self._asked:
+            self._open = Window(self._asked.pop(0), step, self.executor, self.out)

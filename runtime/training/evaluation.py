@@ -54,13 +54,13 @@ class Evaluation:
         """Evaluate after a step."""
         log.evaluation(step, **self.measure(executor)._asdict())
 
-    def log_last(self, executor: Executor[Optimizer], log: StepLog) -> str:
-        """Evaluate after the last step; return what to say of it."""
+    def log_last(self, step: int, executor: Executor[Optimizer], log: StepLog) -> str:
+        """Evaluate after the last step that was done; return what to say of it."""
         try:
             found = self.measure(executor)
         except DataError as error:
             return f"no held-out loss: {error}"
-        log.evaluation(self.options.steps - 1, **found._asdict())
+        log.evaluation(step, **found._asdict())
         parts = f"{found.batches} of {found.batches_held_out} batches"
         loss = f"{found.eval_loss:.3f} {self._unit}"
         return f"held-out loss: {loss} ({found.tokens:,} tokens, {parts})"

@@ -13,10 +13,11 @@ from .past_run import PastRun
 class Goodput:
     """Seconds of a run from its first start to its last row.
 
-    steps_s: of kept steps, each at the median of all. slow_s: what kept steps took above that; the
-    first of a start, which compiles, is most of it. lost_s: of steps that were done again. start_s:
-    from each start of training to its first step, and between steps: data, evaluations,
-    checkpoints. away_s: between an end and the next start: queue, back-off, launch.
+    steps_s: of kept steps, each at the median of all, or at their mean where that is less. slow_s:
+    what kept steps took above that; the first of a start, which compiles, is most of it. lost_s: of
+    steps that were done again. start_s: from each start of training to its first step, and between
+    steps: data, evaluations, checkpoints. away_s: between an end and the next start: queue,
+    back-off, launch.
     """
 
     wall_s: float
@@ -45,8 +46,9 @@ def goodput(run: PastRun) -> Goodput | None:
     starts = run.said["starts"]
     began = [datetime.fromisoformat(start["time"]).timestamp() for start in starts]
     spans = [_span(rows, starts, n) for n in range(len(starts))]
-    usual = statistics.median(row["step_ms"] for row in rows) / 1e3
     kept = sum(row["step_ms"] for row in rows) / 1e3
+    # Where many steps are short, the median is above the mean.
+    usual = min(statistics.median(row["step_ms"] for row in rows) / 1e3, kept / len(rows))
     wall = began[-1] + spans[-1] - began[0]
     live = sum(_lived(starts, spans, n) for n in range(len(starts)))
     lost = usual * sum(_lost_steps(starts, n) for n in range(len(starts) - 1))
@@ -88,6 +90,7 @@ def lines(found: Goodput) -> list[str]:
         "start, evaluations, checkpoints": found.start_s,
         "away: queue, back-off, launch": found.away_s,
     }
-    head = f"goodput {found.share:.1%} of {found.wall_s:,.0f} s in {found.starts} starts"
+    starts = f"{found.starts} start{'s' * (found.starts != 1)}"
+    head = f"goodput {found.share:.1%} of {found.wall_s:,.0f} s in {starts}"
     rows = (f"  {k:32s} {s:10,.1f} s  {s / found.wall_s:6.1%}" for k, s in parts.items())
     return [head, *rows]

@@ -25,7 +25,7 @@ from ..optimizers.bad_step import BadStepError
 from ..optimizers.optimizer import Optimizer
 from . import fidelity, run_folder
 from .callbacks import Callbacks, Event
-from .controls import Controls, Window, with_values
+from .controls import Controls, Windows, with_values
 from .evaluation import Evaluation
 from .fast_tier import open_fast_tier
 from .feed import Feed
@@ -92,7 +92,7 @@ class Trainer:
         self.fast = open_fast_tier(options)
         self.recovery = Recovery(options, self.state, say, logs, self.fast)
         self.controls = Controls(self.out, options)
-        self.window: Window | None = None
+        self.windows = Windows(self.executor, self.out)
 
     def _executor(self) -> Executor[Optimizer]:
         options, planned = self.options, self.layout.optimizer
@@ -163,7 +163,8 @@ class Trainer:
             self.saver.wait()
             self._tell_of_checkpoints()
             if code == 0:
-                self.say(self.evaluation.log_last(self.executor, log), "strong")
+                last = max(self.beacon.step, first - 1)
+                self.say(self.evaluation.log_last(last, self.executor, log), "strong")
                 self._tell_of_evaluation()
         self.saver.end(self.beacon.step + 1)
         if code == 0:
@@ -257,10 +258,8 @@ class Trainer:
     def _obey(self, step: int, log: StepLog) -> None:
         """Carry out the commands of a user that all ranks learned of in a step, and end a window of
         steps that are looked at."""
-        if self.window is not None and step >= self.window.last:
-            for line in self.window.end():
-                self.say(line)
-            self.window = None
+        for line in self.windows.after(step):
+            self.say(line)
         for command in self.controls.agreed() if self.executor.agreement.commands.anywhere else ():
             values = " ".join(f"{name}={value}" for name, value in command.values.items())
             self.say(f"meshwright control {command.do} {values}".rstrip())
@@ -276,8 +275,8 @@ class Trainer:
             self._end_unsaved = True
         elif command.do == "set":
             self._set(with_values(self.options, command.values), log)
-        elif self.window is None:
-            self.window = Window(command, step, self.executor, self.out)
+        else:
+            self.windows.ask(command, step)
 
     def _set(self, options: RunOptions, log: StepLog) -> None:
         """Go on with other options, which checkpoints and run.json hold from now on."""

@@ -28,7 +28,7 @@ def tell(event):
 """
 ATTEMPT = {
     "job": "7", "restart": 0, "number": 1, "nodes": ["node1"], "began_s": 1.0, "ended_s": 2.0,
-    "code": 0, "first": 0, "saved": 2, "failed": {}, "then": "done: all steps are done",
+    "code": 0, "first": 0, "saved": 2, "failed": {}, "then": "done: the run ended",
 }  # fmt: skip
 
 

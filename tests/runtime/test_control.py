@@ -64,6 +64,7 @@ def test_a_live_run_saves_changes_is_looked_at_and_stops(
         told("set", str(out), "lr=1e-5", "log_every=2", capsys=capsys)
         told("save", str(out), capsys=capsys)
         told("stragglers", str(out), "--steps", "2", capsys=capsys)
+        told("profile", str(out), "--steps", "1", capsys=capsys)  # waits for the one before
         last = len(losses(out))
         after_step(out, last + 8)
         rates = {row["step"]: row["lr"] for row in rows(out) if "lr" in row}
@@ -71,6 +72,7 @@ def test_a_live_run_saves_changes_is_looked_at_and_stops(
         assert changed <= before["step"] + 40 and rates[changed - 1] != 1e-5
         found = json.loads((out / "stragglers.json").read_text())
         assert [r["rank"] for r in found["ranks"]] == [0, 1] and found["ranks"][0]["work_ms"] > 0
+        assert len(list((out / "profile").glob("step_*/*"))) == 2
         assert list((out / "checkpoints").glob("step_*"))
         assert "meshwright_loss" in metrics_of(address)
         told("save-stop", str(out), capsys=capsys)
@@ -84,6 +86,21 @@ def test_a_live_run_saves_changes_is_looked_at_and_stops(
     assert int(newest.name[5:]) == len(losses(out))
     held = json.loads((newest / "manifest.json").read_text())["options"]
     assert held["lr"] == 1e-5
+
+
+def test_a_stop_evaluates_after_the_step_that_was_the_last(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    process = started(program, out, 4000)
+    try:
+        after_step(out, 3)
+        told("stop", str(out), capsys=capsys)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+    evaluated = [row["step"] for row in rows(out) if "eval_loss" in row]
+    assert evaluated == [len(losses(out)) - 1]
 
 
 def test_an_abort_ends_a_run_at_once(program: Path, tmp_path: Path) -> None:

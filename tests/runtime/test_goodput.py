@@ -38,5 +38,16 @@ def test_a_run_that_was_killed_once(tmp_path: Path) -> None:
     assert lines(found)[0] == "goodput 17.8% of 45 s in 2 starts"
 
 
+def test_short_steps_among_many_long_ones_count_as_what_they_took(tmp_path: Path) -> None:
+    """The median of 10, 10 and 1 s is above their mean: no more became kept steps than passed."""
+    starts = [{"time": "2026-11-24T10:00:00+00:00", "step": 0}]
+    took = (10.0, 10.0, 1.0)
+    rows = [row(n, 1e3 * seconds, sum(took[: n + 1])) for n, seconds in enumerate(took)]
+    found = goodput(past(tmp_path, starts, rows))
+    assert found is not None and found.steps_s == pytest.approx(21.0)
+    assert found.share == pytest.approx(1.0) and found.slow_s == 0.0
+    assert lines(found)[0] == "goodput 100.0% of 21 s in 1 start"
+
+
 def test_a_run_without_a_step_has_none(tmp_path: Path) -> None:
     assert goodput(past(tmp_path, [], [])) is None

@@ -1,7 +1,9 @@
 """Nodes of a job: their order, the way to them, and who watches over the job's script."""
 
+import argparse
 import json
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +11,22 @@ from pathlib import Path
 import pytest
 
 from meshwright.runtime.launch import interface
-from meshwright.runtime.slurm import scheduler, sentinel
-from meshwright.runtime.slurm.reports import Begun, read_begun, tell_begun
+from meshwright.runtime.slurm import agent, scheduler, sentinel
+from meshwright.runtime.slurm.reports import (
+    Begun,
+    is_stopped,
+    read_begun,
+    tell_begun,
+    tell_step,
+    tell_stop,
+)
+from meshwright.runtime.slurm.step import Step
 
+# In place of srun: it says when a signal came.
+SRUN = """#!/bin/sh
+trap 'touch "$SIGNALLED"; exit 75' USR1
+while :; do sleep 0.05; done
+"""
 TREE = """SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n1,n3,n5
 SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n2,n4
 SwitchName=top Level=1 LinkSpeed=1 Nodes=n1,n2,n3,n4,n5 Switches=s1,s2
@@ -140,6 +155,42 @@ def test_a_second_job_of_a_run_is_refused_while_the_first_runs(
         sentinel.Signs("8", tmp_path / "slurm")
     states["7"] = "CANCELLED"
     sentinel.Signs("8", tmp_path / "slurm")
+
+
+def test_a_stop_is_signalled_once_every_node_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it lies in a file: a signal ends what has not begun to look for one."""
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SIGNALLED", str(tmp_path / "signalled"))
+    folder, seen = tmp_path / "attempt", []
+    tell_begun(folder, Begun(("n1", "n2"), 0, 0.0))
+    step = Step(scheduler.Allocation("7", ("n1", "n2"), 0), ("n1", "n2"), [], folder)
+    step.stop()
+
+    def tick() -> None:
+        seen.append((tmp_path / "signalled").exists())
+        for count, node in ((6, "n1"), (12, "n2")):
+            if len(seen) == count:
+                tell_step(folder, node, "0")
+
+    step.wait(tick)
+    assert is_stopped(folder) and len(seen) >= 12 and not any(seen[:12])
+    assert (tmp_path / "signalled").exists()
+
+
+def test_an_agent_passes_on_a_stop_that_it_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+    node = agent._Node(tmp_path, argparse.Namespace(attempt=tmp_path))
+    monkeypatch.setattr(agent.os, "kill", lambda process, number: came.append(number))
+    assert node._told_elsewhere() == "" and not came
+    tell_stop(tmp_path)
+    assert node._told_elsewhere() == node._told_elsewhere() == ""
+    assert came == [signal.SIGUSR1]
 
 
 def test_what_was_lost_is_told_once(tmp_path: Path) -> None:

@@ -86,6 +86,20 @@ def test_a_lost_node_is_named_and_the_run_planned_for_those_left(
 
 
 @pytest.mark.long
+def test_a_stop_in_the_first_moment_of_an_attempt_loses_nothing(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """Agents that are not up yet are told by a file, as the signal would end them."""
+    with Job(program, tmp_path / "run") as job:
+        begun = tmp_path / "run" / "slurm" / "attempt_001" / "begun.json"
+        job.until(begun.exists, "the first attempt")
+        job.signal_batch("USR1")
+        job.until(lambda: len(job.attempts) == 1, "the end of the first attempt")
+        assert job.attempts[0].code == 75, job.log
+        assert job.finish() == reference
+
+
+@pytest.mark.long
 def test_a_spare_node_takes_the_place_of_a_lost_one(
     program: Path, reference: dict[int, float], tmp_path: Path
 ) -> None:
