@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class Checker:
             self.stop()
             how = f"no answer in {self.limit_s:g} s" if late else "the process died"
             row = {"model": name, "result": "timeout" if late else "traceback", "said": how}
-        return row | {"seconds": round(time.monotonic() - began, 1)}
+        return row | {"seconds": round(time.monotonic() - began, 1), "date": str(date.today())}
 
     def _start(self) -> None:
         self.connection, theirs = self.context.Pipe()

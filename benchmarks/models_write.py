@@ -6,10 +6,11 @@ python benchmarks/models_write.py [RESULTS]           RESULTS: build/models.json
 import json
 import re
 import sys
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from models_tiny import pair_types
 
 from meshwright.models.classes import RESULTS, Classes, checked_classes
 
@@ -30,18 +31,21 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def write_results(rows: list[dict[str, Any]]) -> None:
     """Write the file that comes with the package."""
+    pairs = pair_types()
     classes = [
         {
             "model_type": row["model"],
             "result": row["result"],
             "cut": round(row["cut"], 4) if "cut" in row else None,
             "said": _said(row),
+            "date": row["date"],
+            **({"pairs": True} if row["model"] in pairs else {}),
         }
         for row in sorted(rows, key=lambda row: row["model"])
     ]
     lines = ",\n    ".join(json.dumps(row) for row in classes)
     versions = {"transformers": version("transformers"), "torch": version("torch").split("+")[0]}
-    head = json.dumps(versions | {"date": str(date.today())})[1:-1]
+    head = json.dumps(versions)[1:-1]
     RESULTS.write_text(f'{{{head}, "classes": [\n    {lines}\n]}}\n', encoding="utf-8")
 
 
@@ -63,10 +67,10 @@ def page_text(found: Classes) -> str:
     ]
     cut = ["", *_wrapped("Of these tp=2 cuts below 80% of the bytes of matmul weights: ", few)]
     lines = [
-        f"All {len(found.checked)} causal classes of text of transformers {found.transformers}, "
-        "each from a tiny config, float64, on one",
-        "device, dp=2, tp=2 and pp=2, two steps beside the stock class under autograd "
-        f"(torch {found.torch}, {found.date}): **{counts}**.",
+        f"All {found.kinds} of text of transformers {found.transformers}, each from a tiny",
+        "config, float64, on one device, dp=2, tp=2 and pp=2, two steps beside the stock class under "
+        f"autograd (torch {found.torch},",
+        f"{found.dates}): **{counts}**.",
         "`meshwright models classes` prints them with what tp=2 cuts; `python benchmarks/models.py "
         "MODEL_TYPE` checks one again.",
         "",

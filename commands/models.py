@@ -89,15 +89,15 @@ def _classes(arguments: argparse.Namespace) -> None:
     rows = [found.of(name) for name in arguments.types] or found.checked
     counts = ", ".join(f"{count} {result}" for result, count in found.counts().items())
     head = (
-        f"{len(found.checked)} causal classes of transformers {found.transformers}, tiny configs, "
-        f"one device, dp=2, tp=2 and pp=2 in float64, torch {found.torch}, {found.date}: {counts}"
+        f"{found.kinds} of text of transformers {found.transformers}, tiny configs, "
+        f"one device, dp=2, tp=2 and pp=2 in float64, torch {found.torch}, {found.dates}: {counts}"
     )
     width = max(len(row.model_type) for row in rows)
     lines = [f"{row.model_type.ljust(width)}  {_checked(row)}" for row in rows]
     data = {
         "transformers": found.transformers,
         "torch": found.torch,
-        "date": found.date,
+        "date": found.dates,
         "installed": _installed(),
         "counts": found.counts(),
         "classes": [asdict(row) for row in rows],

@@ -18,23 +18,36 @@ class Checked:
     """A class of the library. result: equal on all four plans, refused, or why it was not checked.
 
     cut: share of the bytes of matmul weights that tp=2 cuts, None where tp=2 was not planned. said:
-    the refusal, "" where there is none.
+    the refusal, "" where there is none. date: of the run. pairs: whether it has an encoder.
     """
 
     model_type: str
     result: str
     cut: float | None
     said: str
+    date: str
+    pairs: bool = False
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes checked. transformers, torch: versions. date: of the run."""
+    """The classes checked. transformers, torch: versions."""
 
     transformers: str
     torch: str
-    date: str
     checked: tuple[Checked, ...]
+
+    @property
+    def dates(self) -> str:
+        """Return the day of the runs, or the first and the last."""
+        days = sorted({row.date for row in self.checked})
+        return " to ".join(sorted({days[0], days[-1]}))
+
+    @property
+    def kinds(self) -> str:
+        """Return how many decoders and encoder-decoders were checked."""
+        pairs = sum(row.pairs for row in self.checked)
+        return f"{len(self.checked) - pairs} decoders and {pairs} encoder-decoders"
 
     def counts(self) -> dict[str, int]:
         """Return how many classes have each result, the most frequent first."""
