@@ -68,9 +68,8 @@ def page_text(found: Classes) -> str:
     cut = ["", *_wrapped("Of these tp=2 cuts below 80% of the bytes of matmul weights: ", few)]
     lines = [
         f"All {found.kinds} of text of transformers {found.transformers}, each from a tiny",
-        "config, float64, on one device, dp=2, tp=2 and pp=2, two steps beside the stock class under "
-        f"autograd (torch {found.torch},",
-        f"{found.dates}): **{counts}**.",
+        "config, float64, on one device, dp=2, tp=2 and pp=2, two steps beside the stock class",
+        f"under autograd (torch {found.torch}, {found.dates}): **{counts}**.",
         "`meshwright models classes` prints them with what tp=2 cuts; `python benchmarks/models.py "
         "MODEL_TYPE` checks one again.",
         "",

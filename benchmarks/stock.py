@@ -7,7 +7,8 @@ fused, clip 1.0, cross-entropy in chunks of 2048 tokens, each decoder layer unde
 experts by the library's grouped matmul. --batches: how the class takes the rows of a step, a
 micro-batch or micro-batch x count; each is tried under each of --attention (by the library's names;
 sdpa knows no soft-cap), with a layer's activations computed again in backward where it says `r`
-behind; one that fails or runs out of memory is a row, too. stock_configs.py writes both folders.
+behind; one that fails or runs out of memory is a row, too. An encoder-decoder reads its tokens as
+the source as well, with a mask of padding. stock_configs.py writes both folders.
 """
 
 import argparse
@@ -39,11 +40,14 @@ class Stock(nn.Module):
         options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.bfloat16}
         if hasattr(config, "num_experts") or hasattr(config, "num_local_experts"):
             options["experts_implementation"] = "grouped_mm"
-        self.hf = transformers.AutoModelForCausalLM.from_config(config, **options).train()
+        self.pairs = config.is_encoder_decoder
+        kind = (
+            transformers.AutoModelForSeq2SeqLM if self.pairs else transformers.AutoModelForCausalLM
+        )
+        self.hf = kind.from_config(config, **options).train()
         self.again, self.cap = again, getattr(config, "final_logit_softcapping", None)
         self.vocab = config.vocab_size
-        base = self.hf.base_model
-        for layer in base.h if hasattr(base, "h") else base.layers:
+        for layer in _layers(self.hf.base_model, self.pairs):
             layer.compile(dynamic=False)
             if again:
                 layer.forward = _again(layer.forward)
@@ -51,19 +55,45 @@ class Stock(nn.Module):
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
         """tokens and labels [B, S] -> their share of the mean over `count` labels, float32 []."""
-        hidden = self.hf.base_model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(
-            0, 1
-        )
+        given = {"input_ids": tokens}
+        if self.pairs:
+            given |= {"decoder_input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        hidden = self._base(**given, use_cache=False).last_hidden_state.flatten(0, 1)
         total = hidden.new_zeros((), dtype=torch.float32)
         for h, y in zip(hidden.split(CHUNK), labels.flatten().split(CHUNK), strict=True):
             total = total + self.chunk(h, y)
         return total / count
+
+    def _base(self, **given: Any) -> Any:
+        """The class without its head; T5 names no base of its own."""
+        base = self.hf.base_model
+        if base is not self.hf:
+            return base(**given)
+        tokens = given.pop("decoder_input_ids")
+        source = base.encoder(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+        return base.decoder(
+            input_ids=tokens,
+            encoder_hidden_states=source.last_hidden_state,
+            encoder_attention_mask=given["attention_mask"],
+            use_cache=False,
+        )
 
     def _chunk(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         logits = self.hf.lm_head(h).float()
         if self.cap:
             logits = self.cap * torch.tanh(logits / self.cap)
         return nn.functional.cross_entropy(logits, y, reduction="sum")
+
+
+def _layers(base: nn.Module, pairs: bool) -> list[nn.Module]:
+    """Return the layers of a class, of its encoder and decoder."""
+    stacks = (base.encoder, base.decoder) if pairs else (base,)
+    names = ("h", "layers", "block")
+    return [
+        layer
+        for stack in stacks
+        for layer in next(getattr(stack, name) for name in names if hasattr(stack, name))
+    ]
 
 
 def _again(forward: Any) -> Any:

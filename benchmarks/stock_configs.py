@@ -26,6 +26,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8}
         | {"head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     ),
+    "bart-large": (
+        "BartConfig",
+        {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "dropout": 0.0}
+        | {"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "encoder_attention_heads": 16}
+        | {"decoder_attention_heads": 16, "vocab_size": 50265},
+    ),
+    "t5-v1.1-large": (
+        "T5Config",
+        {"d_model": 1024, "d_kv": 64, "d_ff": 2816, "num_layers": 24, "num_decoder_layers": 24}
+        | {"num_heads": 16, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+        | {"dropout_rate": 0.0, "vocab_size": 32128, "decoder_start_token_id": 0},
+    ),
     "gpt2-xl": (
         "GPT2Config",
         {"n_embd": 1600, "n_layer": 48, "n_head": 25, "resid_pdrop": 0.0}
@@ -62,24 +74,26 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Tokens of a row, and rows a step where they are not 8.
-SEQ = {"mistral-7b": 16384, "gpt2-xl": 1024}
-ROWS = {"mistral-7b": 2, "gpt2-xl": 32}
+SEQ = {"mistral-7b": 16384, "gpt2-xl": 1024, "bart-large": 512, "t5-v1.1-large": 512}
+ROWS = {"mistral-7b": 2, "gpt2-xl": 32, "bart-large": 64, "t5-v1.1-large": 64}
+_OWN_LENGTH = ("gpt2-xl", "bart-large", "t5-v1.1-large")
 
 
 def write(name: str, out: Path) -> Path:
     kind, fields = CONFIGS[name]
-    longest = {} if name == "gpt2-xl" else {"max_position_embeddings": 32768}
+    longest = {} if name in _OWN_LENGTH else {"max_position_embeddings": 32768}
     return write_config(out / name, kind, fields | longest)
 
 
 def write_config(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
-    """Write config.json of a causal model with a config of class `kind`; return its folder."""
+    """Write config.json of a model with a config of class `kind`; return its folder."""
     import transformers
 
     plain = kind.replace("TextConfig", "Config")
     named = {"GPT2Config": "GPT2LMHeadModel"}
     config = getattr(transformers, kind)(**fields)
-    config.architectures = [named.get(kind, plain.replace("Config", "ForCausalLM"))]
+    head = "ForConditionalGeneration" if config.is_encoder_decoder else "ForCausalLM"
+    config.architectures = [named.get(kind, plain.replace("Config", head))]
     config.save_pretrained(folder)
     return folder
 
