@@ -5,63 +5,30 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from .demands import Say, silent
 from .errors import MeshwrightError, one_class
 from .files import write_text
 from .job_array import folders, in_first_task, is_of_a_task, of_first_task, run_values
+from .slurm_options import SlurmOptions, Submission, check_options, check_spare
+
+if TYPE_CHECKING:
+    from meshwright.runtime.slurm.script import Demands
+    from meshwright.runtime.slurm.site import Site
 
 SCRIPT = "job.sbatch"
 # States of a job that may yet write to its run.
-LIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+LIVE = (
+    "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED",
+    "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+)  # fmt: skip
 _MODULE = "meshwright.runtime.slurm.supervisor"
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job of Slurm.
-
-    job: its id, "" of one that was only written. script: what Slurm runs. out: the run's folder.
-    text: of the script.
-    """
-
-    job: str
-    script: Path
-    out: Path
-    text: str
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """Demands of a job besides its run; "" and None leave it to the site and the plan.
-
-    nodes: a number, or the least and the most as "2-4"; a job file is planned anew for what is
-    granted. plan_inside: plan it only there. preflight: as the option of a run. after: jobs that
-    must have ended well. site: a file of defaults, in place of the user's. The rest is as sbatch
-    has it, and as runtime/slurm/policy.py says of failures.
-    """
-
-    nodes: str = ""
-    time: str = ""
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = ""
-    array: str = ""
-    name: str = ""
-    after: Sequence[str] = ()
-    site: str = ""
-    spare: int = 0
-    on_failure: str = "restart"
-    restarts: int = 3
-    backoff: float = 10.0
-    stop_before: float | None = None
-    plan_inside: bool = False
-    preflight: str = "say"
 
 
 @one_class
@@ -83,22 +50,65 @@ def submit(
     it.
     """
     from meshwright.runtime.slurm.scheduler import call
+    from meshwright.runtime.slurm.site import read_site
 
     path, slurm = Path(target), slurm or SlurmOptions()
-    if path.is_dir():
-        made = _of_program(path, slurm, dict(options or {}), out)
-    elif path.suffix == ".toml":
-        given = [f"run.{k}={_toml(value, slurm)}" for k, value in (options or {}).items()]
-        made = _of_job(path, slurm, [*overrides, *given], out, say)
-    else:
-        raise MeshwrightError(f"{target}: neither a job's TOML file nor a program's folder")
-    write_text(made.script, made.text)
-    made.script.chmod(0o755)
-    if dry_run:
-        return made
-    job = call(["sbatch", "--parsable", str(made.script)]).strip().partition(";")[0]
+    site = read_site(slurm.site)
+    slurm = _checked(slurm, site)
+    with _back_unless_kept() as moved:
+        if path.is_dir():
+            _check_of_program(path, slurm, overrides)
+            made = _of_program(path, slurm, site, dict(options or {}), out, moved)
+        elif path.suffix == ".toml":
+            given = [f"run.{k}={_toml(value, slurm)}" for k, value in (options or {}).items()]
+            made = _of_job(path, slurm, site, [*overrides, *given], out, moved, say)
+        else:
+            raise MeshwrightError(f"{target}: neither a job's TOML file nor a program's folder")
+        write_text(made.script, made.text)
+        made.script.chmod(0o755)
+        made = replace(made, aside=tuple(moved))
+        if dry_run:
+            return made
+        job = call(["sbatch", "--parsable", str(made.script)]).strip().partition(";")[0]
+        moved.clear()
     remember(job, made, slurm.array)
-    return Submission(job, made.script, made.out, made.text)
+    return replace(made, job=job)
+
+
+def _checked(slurm: SlurmOptions, site: "Site") -> SlurmOptions:
+    """Return the options with the time of the job, and with ids of what it waits for. Raises
+    MeshwrightError for those that no job can have."""
+    from meshwright.runtime.slurm.script import DEFAULT_TIME
+
+    slurm = replace(slurm, time=slurm.time or site.time or DEFAULT_TIME)
+    check_options(slurm)
+    slurm = replace(slurm, after=tuple(map(_awaited, slurm.after)))
+    _demands(slurm, site, "job", slurm.nodes or "1")
+    return slurm
+
+
+@contextmanager
+def _back_unless_kept() -> Iterator[dict[Path, Path]]:
+    """Give a record of folders by the place that their files were moved to; what it still holds at
+    the end is moved back."""
+    from meshwright.runtime.training.run_folder import put_back
+
+    moved: dict[Path, Path] = {}
+    try:
+        yield moved
+    finally:
+        for aside, out in reversed(moved.items()):
+            put_back(out, aside)
+
+
+def _start_anew(out: Path, slurm: SlurmOptions, moved: dict[Path, Path]) -> None:
+    """Move runs in the folders of a job aside: it goes on from any checkpoint that it finds."""
+    from meshwright.runtime.training.run_folder import begin, check_free
+
+    for folder in folders(out, slurm.array).values():
+        check_free(folder)
+        if aside := begin(folder):
+            moved[aside] = folder
 
 
 def _toml(value: Any, slurm: SlurmOptions) -> str:
@@ -124,8 +134,30 @@ def _check_alone(out: Path, slurm: SlurmOptions) -> None:
             )
 
 
+def _check_of_program(folder: Path, slurm: SlurmOptions, overrides: Sequence[str]) -> None:
+    """Raise MeshwrightError for what only a job file can be given."""
+    from meshwright.runtime.training.options import flag
+
+    for text in overrides:
+        key, _, value = text.partition("=")
+        table, _, name = key.rpartition(".")
+        way = f"give {flag(name)} {value}" if table == "run" else "submit the job file"
+        raise MeshwrightError(
+            f"--set {text}: --set changes a job file, {folder} is a program; {way}"
+        )
+    if slurm.plan_inside:
+        raise MeshwrightError(
+            f"--plan-inside: {folder} is a program, which is planned; submit the job file"
+        )
+
+
 def _of_program(
-    folder: Path, slurm: SlurmOptions, options: dict[str, Any], out: str | Path | None
+    folder: Path,
+    slurm: SlurmOptions,
+    site: "Site",
+    options: dict[str, Any],
+    out: str | Path | None,
+    moved: dict[Path, Path],
 ) -> Submission:
     from meshwright.runtime.given import check_given
     from meshwright.runtime.launch.words import option_words
@@ -147,9 +179,12 @@ def _of_program(
             + (f" and {slurm.spare} are to spare" if slurm.spare else "")
             + f", {planned} in all; plan for others, or submit the job file"
         )
+    if first.get("fresh"):
+        _start_anew(Path(options["out"]), slurm, moved)
     main = str((folder / "main.py").resolve())
     run = option_words({"preflight": slurm.preflight, **options})
-    return _made(Path(options["out"]), slurm, str(planned), needs, [main], [], run, folder.name)
+    demands = _demands(slurm, site, folder.name, str(planned), needs, Path(options["out"]))
+    return _made(Path(options["out"]), slurm, site, demands, [main], [], run, folder.name)
 
 
 def _check_of_tasks(overrides: list[str], array: str) -> None:
@@ -164,12 +199,19 @@ def _check_of_tasks(overrides: list[str], array: str) -> None:
 
 
 def _of_job(
-    path: Path, slurm: SlurmOptions, overrides: list[str], out: str | Path | None, say: Say
+    path: Path,
+    slurm: SlurmOptions,
+    site: "Site",
+    overrides: list[str],
+    out: str | Path | None,
+    moved: dict[Path, Path],
+    say: Say,
 ) -> Submission:
     from meshwright.planner.hardware.cluster_file import parse_cluster
     from meshwright.runtime.launch.job import load_job
     from meshwright.runtime.launch.words import option_words
     from meshwright.runtime.slurm.attempts import FOLDER
+    from meshwright.runtime.slurm.script import node_range
 
     from .jobs import prepare
 
@@ -184,11 +226,9 @@ def _of_job(
     folder = Path(job.run.get("out", "run"))
     _check_alone(folder, slurm)
     nodes = slurm.nodes or str(parse_cluster(job.plan["cluster"]).nodes + slurm.spare)
-    most = int(nodes.rpartition("-")[2]) - slurm.spare
-    if most < 1:
-        raise MeshwrightError(
-            f"--spare {slurm.spare} of --nodes {nodes}: leaves {most} to run on; give fewer"
-        )
+    check_spare(slurm.spare, nodes)
+    most = node_range(nodes)[1] - slurm.spare
+    fresh = bool(job.run.get("fresh"))
     if slurm.plan_inside:
         cluster = parse_cluster(job.plan["cluster"])
         needs = {
@@ -197,50 +237,43 @@ def _of_job(
             "model": job.model,
         }
     else:
-        prepare(path, overrides=[*overrides, *given], nodes=most, say=say)
+        ready = prepare(path, overrides=[*overrides, *given], nodes=most, say=say)
+        moved |= {ready.aside: folder} if ready.aside else {}
         needs = json.loads((folder / "program" / "needs.json").read_text())
+    if fresh:
+        _start_anew(folder, slurm, moved)
     kept = folder / FOLDER / "job.toml"
     write_text(kept, job.text)
     again = [sys.executable, "-m", "meshwright.cli", "train", str(kept.resolve()), "--prepare"]
+    again += ["--set", "run.fresh=false"] if fresh else []  # what the job has saved by then stays
     words = ["--plan-again", shlex.join(again)]
     least = nodes.partition("-")[0] if "-" in nodes else "1"
     words += ["--least", least]
     if not slurm.plan_inside:
         words += ["--program", str((folder / "program").resolve())]
     run = option_words({"preflight": slurm.preflight, **job.run, **of_tasks, "out": str(folder)})
-    return _made(folder, slurm, nodes, needs, ["-m", _MODULE], words, run, path.stem)
+    demands = _demands(slurm, site, path.stem, nodes, needs, folder)
+    return _made(folder, slurm, site, demands, ["-m", _MODULE], words, run, path.stem)
 
 
-def _made(
-    out: Path,
+def _demands(
     slurm: SlurmOptions,
-    nodes: str,
-    needs: Mapping[str, Any],
-    supervisor: list[str],
-    words: list[str],
-    run: list[str],
+    site: "Site",
     name: str,
-) -> Submission:
-    """Return the job, not yet written. supervisor: what its script runs. words: its options."""
+    nodes: str,
+    needs: Mapping[str, Any] = MappingProxyType({"device_type": "cpu"}),
+    out: Path = Path("/"),
+) -> "Demands":
+    """Return what a job asks of Slurm. Raises SlurmError. needs: of its program."""
     from meshwright.runtime.slurm.attempts import FOLDER
-    from meshwright.runtime.slurm.script import (
-        DEFAULT_TIME,
-        Demands,
-        Script,
-        log_pattern,
-        script_text,
-        stop_before_s,
-    )
-    from meshwright.runtime.slurm.site import read_site
+    from meshwright.runtime.slurm.script import Demands, log_pattern
 
-    site = read_site(slurm.site)
     gpus = 0 if needs["device_type"] == "cpu" else site.gpus_per_node or needs["devices_per_node"]
     gres = slurm.gres or site.gres
-    time = slurm.time or site.time or DEFAULT_TIME
-    demands = Demands(
+    return Demands(
         job_name=slurm.name or name,
         nodes=nodes,
-        time=time,
+        time=slurm.time,
         gpus_per_node=0 if gres else gpus,
         gres=gres,
         partition=slurm.partition or site.partition,
@@ -252,7 +285,23 @@ def _made(
         output=log_pattern((out / FOLDER).resolve(), array=bool(slurm.array)),
         exclusive=site.exclusive,
     )
-    before = stop_before_s(time) if slurm.stop_before is None else slurm.stop_before
+
+
+def _made(
+    out: Path,
+    slurm: SlurmOptions,
+    site: "Site",
+    demands: "Demands",
+    supervisor: list[str],
+    words: list[str],
+    run: list[str],
+    name: str,
+) -> Submission:
+    """Return the job, not yet written. supervisor: what its script runs. words: its options."""
+    from meshwright.runtime.slurm.attempts import FOLDER
+    from meshwright.runtime.slurm.script import Script, script_text, stop_before_s
+
+    before = stop_before_s(slurm.time) if slurm.stop_before is None else slurm.stop_before
     job = ["--on-failure", slurm.on_failure, "--restarts", str(slurm.restarts)]
     job += ["--backoff", f"{slurm.backoff:g}", "--spare", str(slurm.spare)]
     job += ["--stop-before", f"{before:g}"]
@@ -260,7 +309,7 @@ def _made(
     text = script_text(
         demands,
         Script(
-            said=[f"{name} on {nodes} nodes; written by meshwright submit"],
+            said=[f"{name} on {demands.nodes} nodes; written by meshwright submit"],
             setup=list(site.lines((out / "compiled").resolve())),
             folder=shlex.quote(os.getcwd()),
             python=site.python or sys.executable,
@@ -322,7 +371,7 @@ def _states() -> dict[str, tuple[str, str, str]]:
     text = call(words)
     rows = (line.split("|") for line in text.splitlines())
     return {
-        job: (state, "" if reason == "None" else reason, nodes)
+        job: (state, reason if state in LIVE and reason != "None" else "", nodes)
         for job, state, reason, nodes in rows
     }
 
@@ -347,11 +396,66 @@ def folder_of(name: str) -> Path:
 
 
 @one_class
-def cancel(job: str) -> None:
-    """Cancel a job: its ranks save, and it is not queued again."""
+def find_job(name: str) -> JobState | None:
+    """Return the job that an id, or a run's folder, names: the newest live one, else the newest."""
+    known, out = jobs(), Path(name).resolve()
+    found = [s for s in known if s.job == name] or [s for s in known if s.out == out]
+    newest_first = reversed(found or list(_by_hand(out)))
+    return max(newest_first, key=lambda state: state.state in LIVE, default=None)
+
+
+def _by_hand(out: Path) -> Iterator[JobState]:
+    """Yield jobs with a log in a run's folder, as of sbatch called by hand, the newest last."""
+    logs = sorted(out.glob("slurm/job-*.log"), key=lambda path: path.stat().st_mtime)
+    states = _states() if logs else {}
+    ids = (path.stem.removeprefix("job-") for path in logs)
+    yield from (JobState(job, out, *states[job]) for job in ids if job in states)
+
+
+def _job_of(name: str) -> tuple[str, list[str]]:
+    """Return the id of the job that an id, or a run's folder, names, and its states: of an array
+    those of all tasks. Raises MeshwrightError where Slurm does not know it."""
+    from meshwright.runtime.slurm.scheduler import states_of
+
+    found = find_job(name)
+    job = found.job if found else name
+    states = [] if found is None and Path(name).is_dir() else states_of(job)
+    if not states:
+        known = f"job {job}, which ended, is forgotten" if found else "no job of that name is known"
+        raise MeshwrightError(
+            f"{name}: {known} to Slurm; `meshwright jobs` lists the jobs that were submitted from "
+            "here"
+        )
+    return job, states
+
+
+def _awaited(name: str) -> str:
+    """Return the id of a job that another waits for. Raises MeshwrightError where that would not
+    wait, or for ever."""
+    try:
+        job, states = _job_of(name)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"--after {error}") from None
+    for state in states:
+        if state not in (*LIVE, "COMPLETED"):
+            raise MeshwrightError(
+                f"--after {name}: job {job} ended before: {state}, a job after it would never "
+                "start; leave it out"
+            )
+    return job
+
+
+@one_class
+def cancel(name: str) -> str:
+    """Cancel a job, by its id or its run's folder: its ranks save, and it is not queued again.
+    Returns its id."""
     from meshwright.runtime.slurm.scheduler import call
 
+    job, states = _job_of(name)
+    if not set(states) & set(LIVE):
+        raise MeshwrightError(f"job {job} ended before: {', '.join(sorted(set(states)))}")
     call(["scancel", job])
+    return job
 
 
 def as_data(state: JobState) -> dict[str, Any]:

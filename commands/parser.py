@@ -79,9 +79,10 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
-            if action.type not in _KINDS:
+            kind = getattr(action.type, "kind", action.type)
+            if kind not in _KINDS:
                 raise
-            self.error(f"{_called(action)} {arg_string}: give {_KINDS[action.type]}")
+            self.error(f"{_called(action)} {arg_string}: give {_KINDS[kind]}")
 
 
 def near(word: str, known: Iterable[str]) -> str:

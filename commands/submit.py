@@ -2,13 +2,15 @@
 
 import argparse
 import sys
-from functools import partial
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .doing import Doing
 from .output import print_result
 from .parsers import add_command, given_options
+
+if TYPE_CHECKING:
+    from meshwright.api.slurm import Submission
 
 # Numbers that are the same for all tasks of an array.
 _OF_THE_JOB = ("spare", "restarts", "backoff", "stop_before")
@@ -33,15 +35,19 @@ def add(commands: Any) -> None:
     add_arguments(parser)
     for action in parser._actions:
         if action.type is not None and action.dest not in _OF_THE_JOB:
-            action.type = partial(_read, action.type)
+            action.type = _OfATask(action.type)
 
 
-def _read(kind: Any, text: str) -> Any:
-    """Return the value of an option of the run; one that names the task of an array is read there.
-    Raises ValueError."""
-    from meshwright.runtime.slurm.scheduler import TASK
+@dataclass(frozen=True)
+class _OfATask:
+    """Reads an option of the run; one that names the task of an array is read there."""
 
-    return text if TASK in text else kind(text)
+    kind: Any
+
+    def __call__(self, text: str) -> Any:
+        from meshwright.runtime.slurm.scheduler import TASK
+
+        return text if TASK in text else self.kind(text)
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +66,11 @@ def _add_slurm(parser: argparse.ArgumentParser) -> None:
     for name, text in words.items():
         parser.add_argument(f"--{name}", default="", help=text)
     parser.add_argument(
-        "--after", action="append", default=[], metavar="JOB", help="that must have ended well"
+        "--after",
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="that must have ended well: its id, or its run's folder",
     )
     parser.add_argument(
         "--spare", type=int, default=0, help="nodes more that take the place of failed ones"
@@ -108,18 +118,27 @@ def _run(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
             say=say,
         )
-    if not arguments.json:
-        print(f"{made.script}:\n{made.text}", file=sys.stderr)
-    data = {"job": made.job, "script": str(made.script), "run": str(made.out)}
-    print_result(arguments, data, _text(made.job, made.script, made.out, arguments.array))
+    _print(arguments, made, arguments.array)
     return 0
 
 
-def _text(job: str, script: Path, out: Path, array: str = "") -> str:
+def _print(
+    arguments: argparse.Namespace, made: "Submission", array: str = "", part: str = ""
+) -> None:
+    """Print a job's script and where earlier files are, on standard error, and what came of it."""
+    if not arguments.json:
+        print(f"{made.script}:\n{made.text}", file=sys.stderr)
+    if made.aside and made.job:
+        places = ", ".join(map(str, made.aside))
+        print(f"what an earlier job left in {made.out} is now in {places}", file=sys.stderr)
+    data = {"job": made.job, "script": str(made.script), "run": str(made.out)}
+    print_result(arguments, data, _text(made, array) if made.job else _hint(made, part), part)
+
+
+def _text(made: "Submission", array: str) -> str:
     from meshwright.runtime.slurm.script import array_tasks
 
-    if not job:
-        return f"{script} is written; submit it with: sbatch {script}"
+    job, out = made.job, made.out
     if array:
         first, of = (
             f"{job}_{array_tasks(array)[0]}",
@@ -129,20 +148,36 @@ def _text(job: str, script: Path, out: Path, array: str = "") -> str:
     return f"job {job}: run {out}; meshwright status {job}, logs {job} -f, cancel {job}"
 
 
+def _hint(made: "Submission", part: str) -> str:
+    """Return how a job that was only written is submitted: what runs in a folder that holds an
+    earlier job goes on from that."""
+    if made.aside:
+        return (
+            f"{made.script} is written, and {made.out} holds the earlier job as before; the same "
+            f"command without {'--prepare' if part else '--dry-run'} moves that aside, and submits"
+        )
+    return (
+        f"{made.script} is written; submit it with: sbatch {made.script}; status, logs and control "
+        f"know that job by its folder, {made.out}"
+    )
+
+
 def submit_job(arguments: argparse.Namespace) -> int:
     """Submit the job file of `meshwright train --slurm`."""
     from meshwright.api.slurm import SlurmOptions, submit
 
-    nodes = str(arguments.nodes or "")
+    nodes = "" if arguments.nodes is None else str(arguments.nodes)
+    given = [f'plan.effort="{arguments.effort}"'] if arguments.effort else []
+    flags = {name: True for name in ("fresh", "allow_change") if getattr(arguments, name)}
     with Doing() as say:
         made = submit(
             arguments.job,
             SlurmOptions(nodes=nodes),
-            overrides=arguments.set,
+            options=flags,
+            overrides=[*arguments.set, *given],
             out=arguments.out,
             dry_run=arguments.prepare,
             say=say,
         )
-    data = {"job": made.job, "script": str(made.script), "run": str(made.out)}
-    print_result(arguments, data, _text(made.job, made.script, made.out), "slurm")
+    _print(arguments, made, part="slurm")
     return 0

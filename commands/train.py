@@ -9,6 +9,13 @@ from .output import print_result, print_run, say_to
 from .parsers import add_command, add_effort
 from .submit import submit_job
 
+# Options of `submit` that --slurm leaves to the site.
+_OF_A_JOB = (
+    "--time", "--partition", "--account", "--qos", "--constraint", "--gres", "--array", "--name",
+    "--after", "--site", "--spare", "--on-failure", "--backoff", "--stop-before", "--plan-inside",
+    "--dry-run",
+)  # fmt: skip
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -42,7 +49,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--slurm",
         action="store_true",
-        help="submit it as a job of Slurm, as meshwright submit does",
+        help="submit it as a job of Slurm, as meshwright submit does, with the site's defaults",
     )
     add_effort(parser, None)
     parser.add_argument(
@@ -59,6 +66,8 @@ def _as_set(option: str) -> str:
     from meshwright.runtime.training.options import flag, option_names
 
     names = {flag(name): name for name in option_names()}
+    if option in _OF_A_JOB:
+        return "it to meshwright submit, which takes all options of a job of Slurm"
     return f"--set run.{names[option]}=VALUE" if option in names else ""
 
 

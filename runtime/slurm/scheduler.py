@@ -14,6 +14,8 @@ _LIMIT_S, _ANSWER_S = 60.0, 15.0
 _AWAY_S, _AGAIN_S = 600.0, 10.0
 # What Slurm says of a controller that is away.
 _AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused")
+# What it says of a job that it does not know.
+_UNKNOWN_JOB = ("Invalid job id", "not found")
 # In a word of a run of an array: the number of the task.
 TASK = "%a"
 # States of a node on which nothing can be started.
@@ -163,9 +165,21 @@ def _words(state: str) -> set[str]:
 def job_state(job: str) -> str:
     """Return a job's state, such as RUNNING or PENDING; "" of one that Slurm has forgotten."""
     try:
-        return _field(call(["scontrol", "show", "job", job, "--oneliner"]), "JobState")
+        return (states_of(job) or [""])[0]
     except SlurmError:
         return ""
+
+
+def states_of(job: str) -> list[str]:
+    """Return the state of a job, or of each task of an array; none where Slurm knows no such job.
+    Raises SlurmError where it does not answer."""
+    try:
+        text = call(["scontrol", "show", "job", job, "--oneliner"])
+    except SlurmError as error:
+        if any(text in str(error) for text in _UNKNOWN_JOB):
+            return []
+        raise
+    return [_field(line, "JobState") for line in text.splitlines() if line.strip()]
 
 
 def end_time(job: str) -> float | None:

@@ -39,9 +39,20 @@ class Demands:
     def __post_init__(self) -> None:
         for item in fields(self):
             _check_text(item.name, str(getattr(self, item.name)))
-        if not re.fullmatch(r"\d+(-\d+)?", self.nodes) or self.nodes.startswith("0"):
-            raise SlurmError(f"--nodes {self.nodes}: give a number from 1 on, or least-most as 2-4")
+        node_range(self.nodes)
         seconds(self.time)
+
+
+def node_range(nodes: str) -> tuple[int, int]:
+    """Return the least and the most of nodes that are given as a number, or as 2-4. Raises
+    SlurmError."""
+    match = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", nodes)
+    if match is None:
+        raise SlurmError(f"--nodes {nodes}: give a number from 1 on, or least-most as 2-4")
+    least, most = int(match[1]), int(match[2] or match[1])
+    if least > most:
+        raise SlurmError(f"--nodes {nodes}: {least} is more than {most}; give {most}-{least}")
+    return least, most
 
 
 def seconds(time: str) -> int:

@@ -120,8 +120,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the two commands of Slurm that jobs and cancel call: tests/slurm has it all."""
-    for name, said in {"squeue": "7|RUNNING|None|node1", "scancel": ""}.items():
+    """Stand-ins for the commands of Slurm that jobs and cancel call: tests/slurm has it all."""
+    said_by = {"squeue": "7|RUNNING|None|node1", "scontrol": "JobState=RUNNING", "scancel": ""}
+    for name, said in said_by.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -18,6 +18,7 @@ from meshwright.api import slurm as api
 from meshwright.api.errors import MeshwrightError
 from meshwright.api.slurm import SlurmOptions, submit
 from meshwright.cli import main
+from meshwright.runtime.slurm import scheduler
 from meshwright.runtime.slurm.attempts import Attempt, Attempts
 from meshwright.runtime.slurm.scheduler import SlurmError
 from meshwright.runtime.slurm.script import Demands, array_tasks, log_pattern, seconds
@@ -206,6 +207,7 @@ def test_a_second_job_of_a_run_writes_nothing(
     before = first.script.read_text()
     state = "RUNNING"
     monkeypatch.setattr(api, "_states", lambda: {"7": (state, "", "node1")})
+    monkeypatch.setattr(scheduler, "states_of", lambda job: [state])
     changed = {"out": str(out), "steps": 7}
     with pytest.raises(MeshwrightError, match="job 7 is RUNNING and writes there, 1 job can"):
         submit(program, options=changed, dry_run=True)
