@@ -1,6 +1,7 @@
 """`meshwright control`: commands to a live run, from another shell."""
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -12,11 +13,19 @@ from .parsers import add_command
 
 if TYPE_CHECKING:
     from meshwright.runtime.control.address import Address
+    from meshwright.runtime.control.commands import Command
 
+# What srun itself adds to what a command said that ended with an exit code.
+_EXITED = r"srun: error: .*: Exited with exit code \d+"
 _LOOKS = {
     "list": "the live runs in a folder and below, and of jobs that were submitted here",
     "status": "where the run stands",
     "metrics": "the run's numbers, as Prometheus reads them",
+}
+# When a command is done, and where its result goes.
+_COMES = {
+    "profile": "it traces the next {steps} steps, into {out}/profile",
+    "stragglers": "it times the next {steps} steps, into the run's log and {out}/stragglers.json",
 }
 
 
@@ -35,18 +44,21 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "run_folder", metavar="RUN", nargs="?", default=".", help="a run's folder, or a job's id"
     )
-    parser.add_argument("values", metavar="NAME=VALUE", nargs="*", help="of set")
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="*", default=(), help="of set")
     parser.add_argument("--steps", type=int, default=3, help="of profile and stragglers")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from meshwright.api.slurm import folder_of
 
+    if "=" in arguments.run_folder and not Path(arguments.run_folder).is_dir():
+        values = [arguments.run_folder, *arguments.values]
+        arguments.run_folder, arguments.values = ".", values
+    command = _command(arguments)
     if arguments.do == "list":
         return _list(arguments)
     out = folder_of(arguments.run_folder)
     from meshwright.runtime.control.client import address_in, metrics_of, send, status_of
-    from meshwright.runtime.control.commands import Command
     from meshwright.runtime.host import host_name
 
     address = address_in(out)
@@ -56,15 +68,30 @@ def _run(arguments: argparse.Namespace) -> int:
         text = metrics_of(address)
         print_result(arguments, {"text": text}, text.rstrip(), "metrics")
         return 0
-    if arguments.do == "status":
+    if command is None:
         said = status_of(address)
         print_result(arguments, said, _status_text(said), "status")
         return 0
-    command = Command(arguments.do, _values(arguments.values), arguments.steps)
     send(address, command)
     data = {"run": str(out), "taken": command.do}
-    print_result(arguments, data, f"{out}: {command.do} is taken; it is done within a step")
+    when = _COMES.get(command.do, "it is done within a step").format(steps=command.steps, out=out)
+    print_result(arguments, data, f"{out}: {command.do} is taken; {when}")
     return 0
+
+
+def _command(arguments: argparse.Namespace) -> "Command | None":
+    """Return what a live run is told, None where it is only looked at. Raises ValueError for what
+    no run takes."""
+    from meshwright.runtime.control.commands import Command
+
+    if arguments.values and arguments.do != "set":
+        raise ValueError(
+            f"{arguments.do} takes no values, {' '.join(arguments.values)} is for set: control set "
+            f"{arguments.run_folder} {' '.join(arguments.values)}"
+        )
+    if arguments.do in _LOOKS:
+        return None
+    return Command(arguments.do, _values(arguments.values), arguments.steps)
 
 
 def _values(texts: list[str]) -> dict[str, str]:
@@ -85,7 +112,10 @@ def _elsewhere(address: "Address", arguments: argparse.Namespace, out: Path) -> 
     words += [*arguments.values, "--steps", str(arguments.steps)]
     words += ["--json"] if arguments.json else []
     srun = ["srun", "--overlap", "--quiet", f"--jobid={address.job}", "--nodes=1", "--ntasks=1"]
-    done = subprocess.run([*srun, f"--nodelist={address.host}", *words])
+    whole = [*srun, f"--nodelist={address.host}", *words]
+    done = subprocess.run(whole, stderr=subprocess.PIPE, text=True, errors="replace")
+    said = [line for line in done.stderr.splitlines() if not re.fullmatch(_EXITED, line)]
+    print(*said, sep="\n", end="\n" if said else "", file=sys.stderr)
     if done.returncode < 0 or done.returncode > 2:
         raise ValueError(f"{shlex.join(srun)} ended with {done.returncode}")
     return done.returncode

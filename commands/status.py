@@ -8,6 +8,7 @@ from .output import print_result
 from .parsers import add_command
 
 if TYPE_CHECKING:
+    from meshwright.api.slurm import JobState
     from meshwright.runtime.training.past_run import PastRun
 
 
@@ -31,22 +32,18 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from meshwright.api.slurm import as_data, folder_of, jobs
+    from meshwright.api.slurm import as_data, folder_of
     from meshwright.runtime.fast_mark import read_fast
     from meshwright.runtime.slurm.attempts import read_attempts
     from meshwright.runtime.training.goodput import goodput
     from meshwright.runtime.training.past_run import RunError, read_run
 
     out = folder_of(arguments.name)
-    known = [state for state in _quietly(jobs) if state.out == out.absolute()]
-    named = [state for state in known if state.job == arguments.name]
-    job = (named or known or [None])[-1]
+    job = _job(arguments.name)
     attempts = read_attempts(out)
     data: dict[str, Any] = {"run": str(out), "job": as_data(job) if job else None}
     data |= {"attempts": [vars(attempt) for attempt in attempts]}
-    lines = (
-        [f"job {job.job}: {job.state or 'ended'} {job.nodes} {job.reason}".rstrip()] if job else []
-    )
+    lines = [_job_text(job)] if job else []
     try:
         run = read_run(out)
     except RunError:
@@ -62,12 +59,19 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _quietly(jobs: Any) -> list[Any]:
-    """Return the jobs of Slurm, none where there is no Slurm."""
+def _job(name: str) -> "JobState | None":
+    """Return the job that a name is of, None where there is no Slurm."""
+    from meshwright.api.slurm import find_job
+
     try:
-        return list(jobs())
+        return find_job(name)
     except ValueError:
-        return []
+        return None
+
+
+def _job_text(job: "JobState") -> str:
+    said = (job.state or "ended", job.nodes, job.reason)
+    return f"job {job.job}: {' '.join(filter(None, said))}"
 
 
 def _steps(run: "PastRun") -> dict[str, Any]:

@@ -2,11 +2,17 @@
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli import main
+from meshwright.commands import jobs as commands
+from meshwright.runtime.control.address import Address, write_address
+from meshwright.runtime.control.endpoint import Endpoint
+from meshwright.runtime.host import host_name
 
 JOB = 'model = "tiny"\n[plan]\ncluster = "cpu:1"\nseq = 8\nglobal_batch = 4\nsearch = false\n'
 STAND_INS = {
@@ -135,6 +141,28 @@ def test_a_program_starts_anew_in_a_folder_that_holds_a_run(slurm: Slurm, progra
     assert not (out / "log.txt").exists() and (out / "earlier-001" / "log.txt").exists()
 
 
+def test_what_cannot_be_cancelled_is_said(slurm: Slurm) -> None:
+    out = run_folder()
+    slurm.has("5|COMPLETED|None|node1", "6_0|COMPLETED|None|", "6_1|RUNNING|None|node1", out=out)
+    assert "999: no job of that name is known to Slurm" in slurm.refused("cancel", 999)
+    assert "6_7: no job of that name" in slurm.refused("cancel", "6_7")
+    assert slurm.refused("cancel", 5) == "job 5 ended before: COMPLETED"
+    assert not slurm.cancelled
+    assert slurm.said("cancel", 6)[0] == "job 6 is cancelled\n"
+    slurm.has("7|COMPLETED|None|", "8|PENDING|Priority|", "9|FAILED|None|", out=out)
+    assert slurm.said("cancel", "runs/web")[0] == "job 8 is cancelled\n"
+    assert slurm.cancelled == ["6", "8"]
+    Path("other").mkdir()
+    assert "other: no job of that name" in slurm.refused("cancel", "other")
+
+
+def test_a_job_that_was_submitted_by_hand_is_known_by_its_folder(slurm: Slurm) -> None:
+    run_folder("7", "8")
+    slurm.has("7|COMPLETED|None|", "8|RUNNING|None|node1")
+    assert slurm.said("cancel", "runs/web")[0] == "job 8 is cancelled\n"
+    assert slurm.said("status", "runs/web")[0].startswith("job 8: RUNNING node1\n")
+
+
 def test_train_slurm_takes_its_own_options(slurm: Slurm) -> None:
     words = ("train", "t.toml", "--slurm", "--prepare", "--out", "run")
     printed, shown = slurm.said(*words, "--fresh", "--allow-change", "--effort", "fast")
@@ -200,3 +228,83 @@ def test_bad_numbers_are_refused_before_anything_is_planned(
 ) -> None:
     assert slurm.refused("submit", "t.toml", "--out", "run", *words.split()).startswith(said)
     assert not Path("run").exists()
+
+
+def test_the_log_of_a_waiting_job_is_awaited(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its folder, as a user writes it, in which an earlier job left a log."""
+    monkeypatch.setattr(commands, "_EVERY_S", 0.01)
+    monkeypatch.setattr(commands, "_ASK_S", 0.05)
+    out = run_folder("6")
+    slurm.has("6|COMPLETED|None|", "7|PENDING|Priority|", out=out)
+
+    def go_on() -> None:
+        time.sleep(0.3)
+        (out / "slurm" / "job-7.log").write_text("log of 7\n")
+        time.sleep(0.3)
+        slurm.has("7|COMPLETED|None|", out=out)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    printed, said = slurm.said("logs", "runs/web", "-f")
+    thread.join()
+    assert printed == "log of 7\n"
+    assert said == "job 7 is PENDING (Priority); its log is awaited\nruns/web has ended\n"
+
+
+def test_a_log_that_is_not_there_is_named_with_the_jobs_state(slurm: Slurm) -> None:
+    out = run_folder("6")
+    slurm.has("6|COMPLETED|None|", "7|PENDING|Priority|", out=out)
+    assert slurm.said("logs", 6)[0] == slurm.said("logs", "runs/web")[0] == "log of 6\n"
+    where = f"in {out}/slurm"
+    waits = f"job 7 is PENDING (Priority), and has written no log {where}; -f awaits it"
+    assert slurm.refused("logs", 7) == waits
+    slurm.has("7|CANCELLED|Priority|", out=out)
+    ended = f"job 7 is CANCELLED, and has written no log {where}"
+    assert slurm.refused("logs", 7) == slurm.refused("logs", 7, "-f") == ended
+    no_rank = f"job 7 is CANCELLED, and has begun no rank, --rank 1 has no log {where}"
+    assert slurm.refused("logs", 7, "--rank", 1) == no_rank
+    attempt = out / "slurm" / "attempt_001"
+    attempt.mkdir()
+    for rank in range(2):
+        (attempt / f"rank_{rank:05d}.err").write_text(f"of rank {rank}\n")
+    said = slurm.refused("logs", 7, "--rank", 7)
+    assert said == f"--rank 7: attempt_001 in {out} has ranks 0 to 1; give one"
+    assert slurm.said("logs", 7, "--rank", 1)[0] == "of rank 1\n"
+
+
+def test_a_live_run_is_told_only_what_it_takes(slurm: Slurm) -> None:
+    """Nothing is asked of the machine that it runs on; srun adds nothing to its answer."""
+    said = slurm.refused("control", "save", "web", "lr=4")
+    assert said == "save takes no values, lr=4 is for set: control set web lr=4"
+    assert "lrr cannot be set in a live run; did you mean lr?" in slurm.refused(
+        "control", "set", "web", "lrr=4"
+    )
+    assert "--steps 0: give 1 to 100" in slurm.refused("control", "profile", "web", "--steps", 0)
+    assert "required: DO; see" in slurm.refused("control")
+    out = run_folder()
+    write_address(out, Address("node1", 1, "token", "7", 1))
+    assert slurm.refused("control", "set", out, "lr=4") == "refused"
+
+
+def test_it_is_said_where_a_window_of_steps_goes(slurm: Slurm) -> None:
+    out, taken = run_folder(), []
+    endpoint = Endpoint(dict, str, taken.append)
+    write_address(out, Address(host_name(), endpoint.port, endpoint.token, "", os.getpid()))
+    said = slurm.said("control", "profile", "runs/web")[0]
+    assert said.endswith("profile is taken; it traces the next 3 steps, into runs/web/profile\n")
+    said = slurm.said("control", "stragglers", "runs/web", "--steps", 5)[0]
+    assert "the next 5 steps, into the run's log and runs/web/stragglers.json" in said
+    slurm.said("control", "set", "runs/web", "lr=4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)
+        slurm.said("control", "set", "lr=4", "keep=2")
+    endpoint.close()
+    assert [command.do for command in taken] == ["profile", "stragglers", "set", "set"]
+    assert taken[3].values == {"lr": "4", "keep": "2"}
+
+
+def test_a_cancelled_job_waits_for_nothing(slurm: Slurm) -> None:
+    slurm.has("7|CANCELLED|Resources|", out=run_folder())
+    assert slurm.said("status", 7)[0].startswith("job 7: CANCELLED\n")
+    slurm.has("7|PENDING|Resources|", out=Path("runs/web").absolute())
+    assert slurm.said("status", "runs/web")[0].startswith("job 7: PENDING Resources\n")
