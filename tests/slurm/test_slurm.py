@@ -12,8 +12,10 @@ import slurm_here
 from launching import losses, rows
 from slurm.jobs import OPTIONS, Job, job_file, wait_until
 
+from meshwright.api.errors import MeshwrightError
 from meshwright.api.jobs import prepare
 from meshwright.api.runs import run
+from meshwright.api.slurm import cancel
 from meshwright.cli import main
 from meshwright.runtime.fast_mark import read_mark
 from meshwright.runtime.slurm.scheduler import call, job_state
@@ -244,6 +246,26 @@ def test_what_was_set_while_the_run_was_live_holds_after_a_restart(
         assert len(job.attempts) == 2, job.log
         rates = [row["lr"] for row in rows(job.out) if "lr" in row]
         assert set(rates[20:]) == {5e-4}
+
+
+@pytest.mark.long
+def test_a_job_is_cancelled_by_its_folder_once_and_another_starts_anew_there(
+    program: Path, reference: dict[int, float], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with Job(program, out) as job:
+        job.after_step(12)
+        assert cancel(str(out)) == job.id
+        job.until(lambda: job_state(job.id) == "CANCELLED", "its end")
+        with pytest.raises(MeshwrightError, match=f"job {job.id} ended before: CANCELLED"):
+            cancel(job.id)
+    for unknown in ("999999", f"{job.id}_7", "absent"):
+        with pytest.raises(MeshwrightError, match="no job of that name is known to Slurm"):
+            cancel(unknown)
+    with Job(program, out, {"fresh": True}) as job:
+        assert job.finish() == reference
+        assert [attempt.first for attempt in job.attempts] == [0, 0]
+        assert list(out.glob("earlier-001/checkpoints/step_*"))
 
 
 def test_slurm_reads_names_and_paths_as_they_are_written(tmp_path: Path) -> None:
