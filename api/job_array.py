@@ -6,6 +6,8 @@ from typing import Any
 
 from .errors import MeshwrightError
 
+_WITHOUT = "%a is the number of a task, and there is no --array; give a number"
+
 
 def folders(out: Path, array: str) -> dict[str, Path]:
     """Return the folders of the runs of a job by what follows its id: of each task of an array.
@@ -27,22 +29,29 @@ def folders(out: Path, array: str) -> dict[str, Path]:
 def of_first_task(options: Mapping[str, Any], array: str) -> dict[str, Any]:
     """Return the options of the run of an array's first task, those of every run without one.
     Raises MeshwrightError for a number that is none."""
+    from argparse import ArgumentTypeError
     from dataclasses import fields
 
+    from meshwright.runtime.slurm.scheduler import TASK
     from meshwright.runtime.training.options import SPANS, RunOptions, flag
     from meshwright.runtime.training.spans import parse_span
 
     kinds: dict[str, Any] = {item.name: type(item.default) for item in fields(RunOptions)}
     kinds |= dict.fromkeys(SPANS, parse_span)
     found = dict(options)
-    for name in filter(lambda name: is_of_a_task(options[name], array), options):
-        text = in_first_task(options[name], array)
+    for name, value in options.items():
+        if (
+            not isinstance(value, str)
+            or TASK not in value
+            or (kinds.get(name, str) is str and not array)
+        ):
+            continue
+        text = in_first_task(value, array)
         try:
             found[name] = kinds[name](text)
-        except ValueError:
-            raise MeshwrightError(
-                f"{flag(name)} {options[name]}: {text!r} in the first task, give a number"
-            ) from None
+        except (ValueError, ArgumentTypeError):
+            what = f"{text!r} in the first task, give a number" if array else _WITHOUT
+            raise MeshwrightError(f"{flag(name)} {value}: {what}") from None
     return found
 
 

@@ -91,13 +91,13 @@ def _checked(slurm: SlurmOptions, site: "Site") -> SlurmOptions:
 def _back_unless_kept() -> Iterator[dict[Path, Path]]:
     """Give a record of folders by the place that their files were moved to; what it still holds at
     the end is moved back."""
-    from meshwright.runtime.training.run_folder import put_back
-
     moved: dict[Path, Path] = {}
     try:
         yield moved
     finally:
         for aside, out in reversed(moved.items()):
+            from meshwright.runtime.training.run_folder import put_back
+
             put_back(out, aside)
 
 
@@ -141,7 +141,8 @@ def _check_of_program(folder: Path, slurm: SlurmOptions, overrides: Sequence[str
     for text in overrides:
         key, _, value = text.partition("=")
         table, _, name = key.rpartition(".")
-        way = f"give {flag(name)} {value}" if table == "run" else "submit the job file"
+        given = flag(name) if value == "true" else f"{flag(name)} {value}"
+        way = f"give {given}" if table == "run" else "submit the job file"
         raise MeshwrightError(
             f"--set {text}: --set changes a job file, {folder} is a program; {way}"
         )

@@ -178,9 +178,18 @@ def test_a_program_refuses_what_a_job_file_takes(slurm: Slurm, program: Path) ->
     said = slurm.refused("submit", program, "--set", "run.save_every=3")
     assert said.endswith(f"{program} is a program; give --save-every 3")
     assert said.startswith("--set run.save_every=3: --set changes a job file, ")
+    said = slurm.refused("submit", program, "--set", "run.no_compile=true")
+    assert said.endswith("give --no-compile")
     said = slurm.refused("submit", program, "--set", "plan.seq=3")
     assert said.endswith("is a program; submit the job file")
     assert "submit the job file" in slurm.refused("submit", program, "--plan-inside")
+
+
+def test_a_task_is_named_only_in_an_array(slurm: Slurm, program: Path) -> None:
+    words = ("submit", program, "--dry-run", "--out", "run")
+    way = "%a is the number of a task, and there is no --array; give a number"
+    assert slurm.refused(*words, "--lr", "%a") == f"--lr %a: {way}"
+    assert slurm.refused(*words, "--steps", "1%a") == f"--steps 1%a: {way}"
 
 
 def test_a_job_waits_for_one_that_is_there(slurm: Slurm, program: Path) -> None:
