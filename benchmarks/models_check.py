@@ -255,7 +255,7 @@ def _oracle(
     """Losses, gradients of the first step and last parameters of the stock class, its dropouts
     replaced by the draws of the run."""
     module = stock_model(config)
-    params = dict(_named(module))
+    params: dict[str, Tensor] = dict(_named(module))
     stored = {
         digest: decode_constant(dtype, shape, text) for digest, dtype, shape, text in plan.constants
     }
@@ -267,7 +267,7 @@ def _oracle(
             device=torch.device("cpu"), stored=stored,
         )  # fmt: skip
         params[param.name].data.copy_(value)
-    optimizer = torch.optim.SGD(params.values(), lr=RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
     losses, grads = [], {}
     for step, batch in enumerate(data):
         optimizer.zero_grad()
@@ -324,7 +324,11 @@ def stock_model(config: Any) -> nn.Module:
     return module.double().train()
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters by the names that plans give them."""
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and the buffers that are stored with them, by the names that plans give them."""
     for name, param in module.named_parameters():
         yield f"hf.{name}", param
+    stored, buffers = module.state_dict(keep_vars=True), dict(module.named_buffers())
+    for name in stored.keys() & buffers.keys():
+        if buffers[name].is_floating_point():
+            yield f"hf.{name}", buffers[name]

@@ -234,6 +234,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
         model = make(copy.deepcopy(config), experts_implementation=experts, **options)
     except (TypeError, ValueError):  # a class without experts, or that lets none take their place
         model = _built(spec, make, copy.deepcopy(config), options)
+    _hold_buffers(model)
     if seq2seq:
         return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
@@ -241,6 +242,18 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     with suppress(Exception):  # the library's own kind, of a config that must have one
         model.config.pad_token_id = None
     return HuggingFaceCausalLM(model, plain=experts != _EXPERTS)
+
+
+def _hold_buffers(model: nn.Module) -> None:
+    """Make frozen parameters of the buffers of floats that a class is stored with: their values
+    come with weights, as those of the bias by which DeepSeek's routers choose do."""
+    buffers = dict(model.named_buffers())
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name in buffers and value.is_floating_point():
+            place, _, own = name.rpartition(".")
+            module = model.get_submodule(place)
+            delattr(module, own)
+            module.register_parameter(own, nn.Parameter(value, requires_grad=False))
 
 
 def start_and_pad(spec: str, config: Any) -> tuple[int, int]:

@@ -57,11 +57,13 @@ class State:
 
 @dataclass(frozen=True)
 class Stored:
-    """The place of a box: file of the folder and key in it."""
+    """The place of a box: file of the folder and key in it. stacked: the tensor there lacks the
+    first dim of the box, which is 1."""
 
     box: Box
     file: str
     key: str
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,8 @@ class Files:
     def _slice(self, handle: Any, item: Stored, part: Box) -> Tensor:
         if not item.box.sizes:
             return handle.get_tensor(item.key)
-        return handle.get_slice(item.key)[part.slices_of(item.box)]
+        slices, tensor = part.slices_of(item.box), handle.get_slice(item.key)
+        return tensor[slices[1:]].unsqueeze(0) if item.stacked else tensor[slices]
 
     def __enter__(self) -> "Files":
         return self

@@ -23,6 +23,7 @@ from ..given import check_no_weights
 from ..identity import Identity, ModelIdentity, read_identity
 from ..metrics.progress import Progress
 from .manifest import CheckpointError, Files, Manifest, Stored
+from .stored_experts import as_named
 from .tensor_file import Entry, write_tensors
 
 PREFIX = "hf."
@@ -32,8 +33,9 @@ FILE_BYTES = 4 * 2**30
 _IMPORT = "; meshwright import makes such a folder of a Hugging Face one"
 
 
-def stored_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a folder's safetensors files, by its name there.
+def stored_weights(folder: Path) -> dict[str, list[Stored]]:
+    """Every tensor of a folder's safetensors files by its name there, and by the one that a class
+    has for it where it stacks experts: in as many boxes as there are tensors of it.
 
     Raises CheckpointError where the folder has none, or a file's header is damaged.
     """
@@ -46,7 +48,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
             found |= {item.key: item for item in _tensors_of(path)}
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
-    return found
+    return as_named(found)
 
 
 def _tensors_of(path: Path) -> Iterator[Stored]:
@@ -85,28 +87,41 @@ def _stock_fields(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no config of a model: {error}") from None
 
 
+def _stored_as(stored: dict[str, list[Stored]], name: str) -> list[Stored] | None:
+    stock = name.removeprefix(PREFIX)
+    return stored.get(stock) or stored.get(stock.partition(".")[2])
+
+
+def has_weight(stored: dict[str, list[Stored]], name: str) -> bool:
+    """Tell whether a folder has the tensor of a parameter."""
+    return _stored_as(stored, name) is not None
+
+
 def find_weight(
-    stored: dict[str, Stored], name: str, shape: tuple[int, ...], hint: str = ""
-) -> Stored:
-    """The stored tensor of a logical parameter, also where the base model's prefix is left out.
+    stored: dict[str, list[Stored]], name: str, shape: tuple[int, ...], hint: str = ""
+) -> list[Stored]:
+    """The stored boxes of a logical parameter, also where the base model's prefix is left out.
 
     Raises CheckpointError where there is none, with `hint` as the way out, or of another shape.
     """
-    stock = name.removeprefix(PREFIX)
-    item = stored.get(stock) or stored.get(stock.partition(".")[2])
-    if item is None:
+    stock, items = name.removeprefix(PREFIX), _stored_as(stored, name)
+    if items is None:
         raise CheckpointError(
             f"no tensor {stock} among the {len(stored)} of the weights' folder{hint}"
         )
-    if item.box.sizes != shape:
+    ends = [[a + n for a, n in zip(x.box.offsets, x.box.sizes, strict=True)] for x in items]
+    there = tuple(map(max, zip(*ends, strict=True)))
+    if there != shape:
         raise CheckpointError(
-            f"tensor {stock} has shape {list(item.box.sizes)}, the model wants {list(shape)}"
+            f"tensor {stock} has shape {list(there)}, the model wants {list(shape)}"
         )
-    return item
+    return items
 
 
-def find_own_weight(stored: dict[str, Stored], name: str, shape: tuple[int, ...]) -> Stored:
-    """The stored tensor of a parameter of the running model, a stock class or one of ours."""
+def find_own_weight(
+    stored: dict[str, list[Stored]], name: str, shape: tuple[int, ...]
+) -> list[Stored]:
+    """The stored boxes of a parameter of the running model, a stock class or one of ours."""
     return find_weight(stored, name, shape, "" if name.startswith(PREFIX) else _IMPORT)
 
 
@@ -185,13 +200,13 @@ def import_weights(
 
 
 def _imported(
-    target: Target, stored: dict[str, Stored], shapes: dict[str, Index], files: Files
+    target: Target, stored: dict[str, list[Stored]], shapes: dict[str, Index], files: Files
 ) -> Iterator[Entry]:
     """Our parameters of a stock tensor."""
     name, parts, transposed = target
     rows = [shapes[part][0] for part in parts]
     shape = (sum(rows), *shapes[parts[0]][1:])
-    item = find_weight(stored, name, shape[::-1] if transposed else shape)
+    (item,) = find_weight(stored, name, shape[::-1] if transposed else shape)
     for number, part in enumerate(parts):
         start, size = sum(rows[:number]), shapes[part]
         box = Box((start, *(0,) * (len(size) - 1)), size)

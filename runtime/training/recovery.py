@@ -61,8 +61,8 @@ class Recovery:
     def _load_weights(self) -> None:
         if self.options.weights:
             self._check_weights(Path(self.options.weights))
-            count = load_weights(self.state.executor, Path(self.options.weights))
-            self.say(f"{count} parameters of this rank from {self.options.weights}")
+            loaded = load_weights(self.state.executor, Path(self.options.weights))
+            self.say(loaded.text(self.options.weights))
 
     def _check_weights(self, folder: Path) -> None:
         """Raise IdentityError where the folder says that its weights are of another model, or were

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..checkpoint import CheckpointError, Manifest, State, check_params, load
+from ..checkpoint import CheckpointError, Manifest, State, check_params, lacking, load
 from ..engine.executor import Executor
 from ..identity import Identity, check_code, check_model, check_tokenizer
 from ..optimizers.optimizer import Optimizer
@@ -88,7 +88,9 @@ class RunState:
         then its code."""
         where, theirs = str(manifest.path), manifest.identity
         check_model(where, theirs, self.identity, "resume with a program of that model")
-        check_params(manifest, {p.name: p.shape for p in self.executor.layout.params})
+        layout = self.executor.layout
+        left = lacking(layout, manifest.params)
+        check_params(manifest, {p.name: p.shape for p in layout.params if p.name not in left})
         if not self.options.accept_graph:
             check_code(where, theirs, self.identity)
 

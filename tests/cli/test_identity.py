@@ -19,6 +19,7 @@ from meshwright.codegen.program import emit
 from meshwright.ir.capture.export import trace
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.models import load_model
+from meshwright.runtime.checkpoint import Loaded
 from meshwright.runtime.checkpoint.manifest import digest_of, read_manifest
 from meshwright.runtime.identity import (
     Identity,
@@ -315,7 +316,7 @@ def test_weights_of_another_model_or_other_tokens(
     text = theirs.text() if isinstance(theirs, Identity) else json.dumps(theirs)
     (tmp_path / ("identity.json" if known else "config.json")).write_text(text)
     options = RunOptions(weights=str(tmp_path), out=str(tmp_path / "run"), **more)
-    monkeypatch.setattr(recovery, "load_weights", lambda executor, folder: 1)
+    monkeypatch.setattr(recovery, "load_weights", lambda executor, folder: Loaded(1, [], []))
     state = SimpleNamespace(identity=ours, executor=None)
     run = Recovery(options, state, lambda text: None, logs=False)  # type: ignore[arg-type]
     if not said:

@@ -119,7 +119,7 @@ def _by_the_library(
     with default_dtype(torch.float64):
         model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
     params = _with_values_of(plan, model.double().train())
-    optimizer = torch.optim.SGD(params.values(), lr=RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses, grads = [], []
     for source, labels in data:
         optimizer.zero_grad()
@@ -128,15 +128,17 @@ def _by_the_library(
             loss = model(input_ids=ids, attention_mask=(source >= 0).long(), labels=labels).loss
         loss.backward()
         losses.append(float(loss.detach()))
-        grads.append({name: param.grad.clone() for name, param in params.items()})
+        trained = {name: param for name, param in params.items() if param.requires_grad}
+        grads.append({name: param.grad.clone() for name, param in trained.items()})
         optimizer.step()
     return losses, grads[0], {name: param.detach() for name, param in params.items()}
 
 
-def _with_values_of(plan: Plan, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Let a model begin with the values of a run of seed 0; return its parameters by their names
-    in the plan."""
-    found = {f"hf.{name}": param for name, param in model.named_parameters()}
+def _with_values_of(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
+    """Let a model begin with the values of a run of seed 0; return its parameters, and the buffers
+    that are stored with them, by their names in the plan."""
+    found: dict[str, Tensor] = {f"hf.{n}": param for n, param in model.named_parameters()}
+    found |= {f"hf.{name}": buffer for name, buffer in model.named_buffers()}
     for param in plan.params:
         shape = tuple(evaluate(size, {}) for size in param.shape)
         where = {"dtype": torch.float64, "device": torch.device("cpu")}
