@@ -68,8 +68,8 @@ class Place:
 def environment_of(rank: int, place: Place) -> dict[str, str]:
     """Return the environment of a rank, with what torch's env:// rendezvous reads."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    # In Python's own order: first the folder of the script that runs, or what stands in its place.
-    searched = (*sys.path[:1], environment.pop("PYTHONPATH", ""), os.getcwd())
+    # What this process can import by name, a rank can: it looks there last, in the same order.
+    searched = (*sys.path, environment.pop("PYTHONPATH", ""), os.getcwd())
     environment[IMPORT_PATH] = os.pathsep.join(filter(None, searched))
     environment.update(RANK=str(rank), WORLD_SIZE=str(place.world))
     environment.update(LOCAL_RANK=str(rank - place.first), LOCAL_WORLD_SIZE=str(place.here))

@@ -1,10 +1,12 @@
 """Emitted files that import what registers a custom op."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from meshwright.runtime.launch.ranks import Place, environment_of
 from meshwright.runtime.own_code import IMPORT_PATH
 from meshwright.runtime.training.program import ProgramError, load_module
 
@@ -28,3 +30,12 @@ def test_modules_are_found_where_the_run_was_started(
     monkeypatch.setenv(IMPORT_PATH, str(folder))
     assert load_module(stage).ops_of_mine.KNOWN
     monkeypatch.delitem(sys.modules, "ops_of_mine")
+
+
+def test_a_rank_looks_wherever_its_launcher_imports_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order in which folders came onto the path of the launcher does not count."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "late")])
+    environment = environment_of(0, Place(first=0, here=1, world=1))
+    assert str(tmp_path / "late") in environment[IMPORT_PATH].split(os.pathsep)
