@@ -114,7 +114,7 @@ def _in_its_folder(rebuilt: "ModelSource") -> "ModelSource":
     there and of this config."""
     from meshwright.models import load_model
 
-    folder = Path(rebuilt.name.removeprefix("hf:"))
+    folder = Path(rebuilt.name.partition(":")[2])
     if rebuilt.kind != "hf" or not (folder / "config.json").is_file():
         return rebuilt
     there = load_model(rebuilt.name)

@@ -192,11 +192,11 @@ def matmul_weights(traced: Traced) -> set[str]:
 
 
 class _Step(NamedTuple):
-    """Rows of a step: tokens and labels, int64 [ROWS, SEQ], and the source of a pair."""
+    """Rows of a step: tokens and labels, int64 [ROWS, SEQ], and by role what else is read."""
 
     tokens: Tensor
     labels: Tensor
-    source: Tensor | None = None
+    others: dict[str, Tensor] = {}
 
 
 def _batches(vocab: int, pairs: bool) -> list[_Step]:
@@ -217,7 +217,8 @@ def _pairs(step: _Step, generator: torch.Generator) -> _Step:
     past = torch.arange(SEQ) >= sizes
     labels = step.labels.abs().masked_fill(past[1], IGNORED)
     tokens = torch.cat([torch.full((ROWS, 1), NOTHING), labels[:, :-1]], 1)
-    return _Step(tokens.clamp(min=NOTHING), labels, step.tokens.masked_fill(past[0], NOTHING))
+    source = step.tokens.masked_fill(past[0], NOTHING)
+    return _Step(tokens.clamp(min=NOTHING), labels, {"source": source})
 
 
 def _compare(plan: Plan, config: Any, folder: Path, pool: Pool, sites: Mapping[int, Site]) -> None:
@@ -226,8 +227,8 @@ def _compare(plan: Plan, config: Any, folder: Path, pool: Pool, sites: Mapping[i
     write_program(plan, folder)
     steps = [(step.tokens.numpy(), step.labels.numpy(), RATE) for step in data]
     job = RankJob(folder, plan.mesh.num_devices, steps, SEED, asdict(_OPTIMIZER), False, _TIMEOUT_S)
-    sources = tuple(step.source.numpy() for step in data if step.source is not None)
-    ranks = pool.run(replace(job, sources=sources))
+    others = tuple({role: x.numpy() for role, x in step.others.items()} for step in data)
+    ranks = pool.run(replace(job, others=others))
     losses, grads, params = _oracle(config, plan, data, sites)
     for step, (own, other) in enumerate(zip(ranks[0].losses, losses, strict=True)):
         if not abs(own - other) <= TOLERANCE * abs(other):
@@ -291,14 +292,15 @@ def _oracle(
 
 def _read(step: _Step, config: Any) -> dict[str, Tensor]:
     """What a stock class is given for a step."""
-    if step.source is None:
+    if not step.others:
         return {"input_ids": step.tokens}
+    source = step.others["source"]
     pad, start = config.pad_token_id, getattr(config, "decoder_start_token_id", None)
     if start is None:
         start = config.decoder.bos_token_id if hasattr(config, "decoder") else pad
     return {
-        "input_ids": step.source.masked_fill(step.source == NOTHING, pad),
-        "attention_mask": (step.source != NOTHING).long(),
+        "input_ids": source.masked_fill(source == NOTHING, pad),
+        "attention_mask": (source != NOTHING).long(),
         "decoder_input_ids": step.tokens.masked_fill(step.tokens == NOTHING, start),
     }
 

@@ -140,8 +140,8 @@ def _given(layout: Any, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
     """What a micro-batch gives to a program; programs of older versions take a pair."""
     if not hasattr(layout, "inputs"):
         return tokens, labels
-    source = {"source": tokens} if any(x.role == "source" for x in layout.inputs) else {}
-    return import_module("runtime.engine.inputs").batch_of(layout.inputs, tokens, labels, **source)
+    others = {"source": tokens} if any(x.role == "source" for x in layout.inputs) else {}
+    return import_module("runtime.engine.inputs").batch_of(layout.inputs, tokens, labels, **others)
 
 
 def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -> dict:

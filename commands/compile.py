@@ -7,6 +7,8 @@ from typing import Any
 from .output import print_result
 from .parsers import add_command
 
+_DATA = {"source": "pairs:DIR", "images": "images:DIR"}
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -29,7 +31,8 @@ def _run(arguments: argparse.Namespace) -> None:
     check_folder_place("-o", Path(arguments.output))
     program = compile(plan, arguments.output)
     folder, files = program.folder, program.files
-    data = "pairs:DIR" if "source" in {i.role for i in plan.decisions.inputs} else "demo"
+    roles = {i.role for i in plan.decisions.inputs}
+    data = next((kind for role, kind in _DATA.items() if role in roles), "demo")
     print_result(
         arguments,
         {"program": str(folder), "files": files},

@@ -14,6 +14,8 @@ from .sizes import B, S, Shape
 Role: TypeAlias = Literal[
     "tokens",  # ids in the vocabulary
     "source",  # ids in the vocabulary that an encoder reads, negative where a row has ended
+    "images",  # the pixels of a row's image, in the dtype of the model
+    "places",  # of the tokens that stand for an image, in their row
     "labels",  # the id that follows each token, negative where none counts
     "positions",  # of each token in its row, from 0
     "denominator",  # labels of the global batch that count
@@ -28,6 +30,9 @@ _ARGUMENTS: dict[str, Role] = {
     "pos": "positions",
     "source": "source",
     "source_ids": "source",
+    "images": "images",
+    "pixel_values": "images",
+    "places": "places",
 }
 
 

@@ -32,11 +32,13 @@ from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
+from .hf_images import HuggingFaceImageText, image_shape, image_token
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .recurrence import RecurrenceCore
 from .source import ModelSource
 
+IMAGES = "hf-images"  # of a spec that takes a class with its images
 _EXPERTS = "meshwright"
 _OWN = "eager"
 # Ways of attending, as the library knows them by name.
@@ -93,7 +95,8 @@ def hugging_face_source(spec: str, folder: Path) -> ModelSource:
     Raises ModelError on a folder or config that cannot be used; `build` raises it where the
     model's attention is none of ours.
     """
-    return replace(stock_source(spec, read_hf_config(spec, folder)), folder=folder)
+    config = read_hf_config(spec, folder, whole=spec.startswith(f"{IMAGES}:"))
+    return replace(stock_source(spec, config), folder=folder)
 
 
 def stock_source(spec: str, config: Any) -> ModelSource:
@@ -128,10 +131,11 @@ def config_of_fields(spec: str, fields: dict[str, Any]) -> Any:
         raise ModelError(f"{spec}: its config is refused: {str(error).splitlines()[0]}") from error
 
 
-def read_hf_config(spec: str, folder: Path) -> Any:
+def read_hf_config(spec: str, folder: Path, whole: bool = False) -> Any:
     """The `transformers` config of a folder's config.json; of its text part, if it has parts.
 
-    spec: what the user called it. Raises ModelError where there is none that can be used.
+    spec: what the user called it. whole: with all parts. Raises ModelError where there is none that
+    can be used.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{spec}: no file {folder / 'config.json'}; hf: takes a local folder")
@@ -144,16 +148,28 @@ def read_hf_config(spec: str, folder: Path) -> Any:
     except Exception as error:
         # The library's messages run to paragraphs of advice; the first line says what is wrong.
         raise ModelError(f"{spec}: config.json refused: {str(error).splitlines()[0]}") from error
-    return config if is_seq2seq(spec, config) else config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
+    return config if whole or is_seq2seq(spec, config) else text
 
 
 def _check(spec: str, config: Any) -> None:
     causal = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in causal and not is_seq2seq(spec, config):
+    if spec.startswith(f"{IMAGES}:"):
+        if not reads_images(spec, config):
+            raise ModelError(
+                f"{spec}: {config.model_type} is no image-text model of transformers; write hf:"
+            )
+    elif type(config) not in causal and not is_seq2seq(spec, config):
         raise ModelError(
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "
             "encoder-decoder of text"
         )
+
+
+def reads_images(spec: str, config: Any) -> bool:
+    """Tell whether a config is of a class that reads images beside text."""
+    known = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return type(config) in known and hasattr(config, "vision_config")
 
 
 def is_seq2seq(spec: str, config: Any) -> bool:
@@ -167,6 +183,8 @@ def is_seq2seq(spec: str, config: Any) -> bool:
 def _vocabulary(spec: str, config: Any) -> int:
     """Return how many tokens a model has. Raises ModelError where source and target have other
     ones."""
+    if reads_images(spec, config):
+        return int(config.get_text_config(decoder=True).vocab_size)
     if hasattr(config, "vocab_size"):
         return int(config.vocab_size)
     parts = {name: getattr(config, name, None) for name in ("encoder", "decoder")}
@@ -183,14 +201,16 @@ def _vocabulary(spec: str, config: Any) -> int:
 def _longest(config: Any) -> int | None:
     """Return the most tokens of a row that a config states, of encoder and decoder both."""
     names = ("max_position_embeddings", "max_encoder_position_embeddings")
-    stated = (getattr(config, name, None) for name in (*names, "max_decoder_position_embeddings"))
+    text = config.get_text_config(decoder=True) if hasattr(config, "vision_config") else config
+    stated = (getattr(text, name, None) for name in (*names, "max_decoder_position_embeddings"))
     return min((length for length in stated if length is not None), default=None)
 
 
 def _build(spec: str, config: Any) -> nn.Module:
     """The class in the first way that takes tokens on meta; in its own where none does."""
     _register(transformers_for(spec))
-    for way in (_EITHER, _MASKS) if is_seq2seq(spec, config) else (_RULES, _MASKS):
+    causal = not (is_seq2seq(spec, config) or reads_images(spec, config))
+    for way in (_RULES, _MASKS) if causal else (_EITHER, _MASKS):
         try:
             model = _made(spec, config, way, _EXPERTS)
         except KeyError:  # a class with a table of its own for the ways of attending
@@ -228,7 +248,9 @@ def _tensor_mask(make: Any, **given: Any) -> Tensor:
 
 def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     library, seq2seq = transformers_for(spec), is_seq2seq(spec, config)
-    make = (library.AutoModelForSeq2SeqLM if seq2seq else library.AutoModelForCausalLM).from_config
+    images = reads_images(spec, config)
+    auto = library.AutoModelForImageTextToText if images else library.AutoModelForCausalLM
+    make = (library.AutoModelForSeq2SeqLM if seq2seq else auto).from_config
     options = {"attn_implementation": attention, "dtype": torch.get_default_dtype()}
     try:
         model = make(copy.deepcopy(config), experts_implementation=experts, **options)
@@ -237,6 +259,9 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     _hold_buffers(model)
     if seq2seq:
         return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
+    if images:
+        token, shape = image_token(spec, config), image_shape(spec, config)
+        return HuggingFaceImageText(model, token, shape, plain=experts != _EXPERTS)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
     with suppress(Exception):  # the library's own kind, of a config that must have one
@@ -289,7 +314,11 @@ def _attach_cores(model: nn.Module) -> bool:
     named = (*model.named_parameters(), *model.named_buffers())
     on_meta = {name: _on_meta(tensor.detach()) for name, tensor in named}
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
-    given = (tokens, tokens) if isinstance(model, HuggingFaceSeq2Seq) else (tokens,)
+    given: tuple[Tensor, ...] = (tokens,)
+    if isinstance(model, HuggingFaceSeq2Seq):
+        given = tokens, tokens
+    elif isinstance(model, HuggingFaceImageText):
+        given = model.row_of_zeros()
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch's own log of a call that fails
     try:

@@ -20,15 +20,17 @@ def load_model(spec: str) -> ModelSource:
     """The model that a spec names.
 
     spec: a preset (`llama-7b`); a `.toml` file of DecoderConfig's fields, optionally over
-    `preset = "..."`; `hf:DIR`, a folder with a Hugging Face config.json; or `py:module:factory`,
-    a function without arguments that returns the module.
+    `preset = "..."`; `hf:DIR`, a folder with a Hugging Face config.json; `hf-images:DIR`, the same
+    of a model that reads an image in each row; or `py:module:factory`, a function without arguments
+    that returns the module.
 
     Raises ModelError where the spec names no model, or one that cannot be trained as it stands.
     """
-    if spec.startswith("hf:"):
+    kind, _, rest = spec.partition(":")
+    if kind in ("hf", "hf-images"):
         from .huggingface import hugging_face_source
 
-        return hugging_face_source(spec, Path(spec.removeprefix("hf:")))
+        return hugging_face_source(spec, Path(rest))
     if spec.startswith("py:"):
         from .factory import factory_source
 
@@ -39,7 +41,7 @@ def load_model(spec: str) -> ModelSource:
         return _decoder_source(spec, PRESETS[spec])
     raise ModelError(
         f"unknown model {spec!r}; {_meant(Path(spec))}; "
-        "or give a .toml file, hf:DIR or py:module:factory"
+        "or give a .toml file, hf:DIR, hf-images:DIR or py:module:factory"
     )
 
 

@@ -258,4 +258,6 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Tensor:
     with Widened(plan_dtype) if plan_dtype else nullcontext():
-        return batch.loss(logits_of(module, batch.tokens, batch.source))
+        floats = next((p.dtype for p in module.parameters()), torch.float64)
+        others = {r: x.to(floats) if r == "images" else x for r, x in batch.others.items()}
+        return batch.loss(logits_of(module, batch.tokens, **others))

@@ -20,8 +20,8 @@ NOTHING = -1  # a token that is none
 class Batch:
     """A global batch. tokens, labels: int64 [rows, seq]. own_loss: None for the cross-entropy.
 
-    source: as tokens, for a model that reads one. rows: int64 [rows], by which each row's dropouts
-    are drawn. sites: the model's dropouts.
+    others: by role, what a model reads beside tokens. rows: int64 [rows], by which each row's
+    dropouts are drawn. sites: the model's dropouts.
     """
 
     tokens: Tensor
@@ -29,7 +29,7 @@ class Batch:
     rows: Tensor
     own_loss: OwnLoss | None = None
     sites: Mapping[int, Site] = field(default_factory=dict)
-    source: Tensor | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def label_count(self) -> int:
@@ -42,9 +42,9 @@ class Batch:
 
     def only(self, order: Tensor | slice) -> "Batch":
         """Return some rows, in the order of `order`."""
-        names = ("tokens", "labels", "rows", "source")
-        parts = {name: getattr(self, name) for name in names}
-        return replace(self, **{n: part[order] for n, part in parts.items() if part is not None})
+        own = {name: getattr(self, name)[order] for name in ("tokens", "labels", "rows")}
+        others = {role: part[order] for role, part in self.others.items()}
+        return replace(self, others=others, **own)
 
     def drawing(self) -> AbstractContextManager[None]:
         """Let the dropouts of a module that is called on these rows be those of its program."""
@@ -76,14 +76,15 @@ def random_batch(
     named: Sequence[int] = (),
     sites: Mapping[int, Site] | None = None,
     alike: bool = False,
-    source: bool = False,
+    reads: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Batch:
     """Draw a batch of which the first row and some more labels do not count.
 
     named: tokens that the module may ask for. A third of all are drawn from these and from the
     first and last ids, where padding and ends of text lie, and a sixth repeat the one before.
     alike: of the last third of the rows, let each be of one such token alone, as a row of padding.
-    source: draw one, of rows of several lengths, and let no token come before the first label.
+    reads: the sizes of a row of each role that the model reads beside tokens. A source is of rows
+    of several lengths, and no token comes before the first label.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -102,7 +103,9 @@ def random_batch(
             tokens[-1 - row] = token
     labels[0, ::2] = IGNORED
     batch = Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})
-    return _with_source(batch, drawn(vocab), generator) if source else batch
+    if "source" in (reads or {}):
+        return _with_source(batch, drawn(vocab), generator)
+    return _with_images(batch, reads or {}, generator)
 
 
 def _with_source(batch: Batch, ids: Tensor, generator: torch.Generator) -> Batch:
@@ -110,4 +113,22 @@ def _with_source(batch: Batch, ids: Tensor, generator: torch.Generator) -> Batch
     lengths = torch.randint(1, seq + 1, (rows, 1), generator=generator)
     ids = ids.where(torch.arange(seq) < lengths, torch.tensor(NOTHING))
     batch.tokens[:, 0] = NOTHING
-    return replace(batch, source=ids)
+    return replace(batch, others={"source": ids})
+
+
+def _with_images(
+    batch: Batch, reads: Mapping[str, tuple[int, ...]], generator: torch.Generator
+) -> Batch:
+    """Draw images, and places anywhere of the tokens that stand for them.
+
+    Pixels are eighths below 1, which every dtype of a plan holds.
+    """
+    rows, seq = batch.tokens.shape
+    others: dict[str, Tensor] = {}
+    if sizes := reads.get("images"):
+        pixels = torch.randint(-7, 8, (rows, *sizes), generator=generator)
+        others["images"] = pixels.double() / 8
+    if sizes := reads.get("places"):
+        orders = torch.rand(rows, seq, generator=generator).argsort(1)
+        others["places"] = orders[:, : sizes[0]].sort(1).values
+    return replace(batch, others=others)

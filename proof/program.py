@@ -78,7 +78,7 @@ def _run(plan: Plan, weights: dict[str, Tensor], batch: Batch) -> Outcome:
     stage = Stage(module, buckets, constants, None)
     executor = Executor({0: stage}, schedules[0], layout, buckets, _Recorder())
     given = {"tokens": batch.tokens, "labels": batch.labels, "rows": batch.rows}
-    given |= {"source": batch.source} if batch.source is not None else {}
+    given |= batch.others
     split = {name: x.split(plan.micro_batch) for name, x in given.items()}
     inputs: list[Mapping[str, Tensor]] = [
         batch_of(layout.inputs, **dict(zip(split, part, strict=True)))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.capture.exported import roles_of
 from meshwright.ir.capture.fx import torch_dtype
+from meshwright.ir.capture.images import image_sizes
 from meshwright.ir.capture.own_loss import OwnLoss
 from meshwright.ir.capture.ways import parted
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
@@ -231,8 +232,14 @@ def _batch(
         named_tokens(traced),
         sites_of(traced.graph),
         alike=alike,
-        source="source" in roles_of(module, subject.name),
+        reads=_reads(module, subject.name, variant.seq),
     )
+
+
+def _reads(module: nn.Module, name: str, seq: int) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of a row of each role that a module reads beside tokens."""
+    images = image_sizes(module, name)
+    return {role: images.get(role, (seq,)) for role in roles_of(module, name) if role != "tokens"}
 
 
 @dataclass(frozen=True)

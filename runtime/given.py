@@ -9,6 +9,7 @@ _DATA = {
     "file": "PATH",
     "shards": "DIR",
     "pairs": "DIR",
+    "images": "DIR",
     "mix": "FILE.toml",
     "hf-stream": "NAME",
     "py": "module:name",
@@ -191,10 +192,12 @@ def _check_readable(said: str, kind: str, path: Path) -> None:
         _open(said, path / folder / "manifest.json", way)
     if kind in ("file", "mix"):
         _open(said, path, way)
+    if kind == "images":
+        _open(said, path / "images.npy", "; write it with numpy.save, [images, C, H, W]")
 
 
 # The folders of shards in a folder of data, by its kind.
-_MADE_OF = {"shards": (".",), "pairs": ("source", "target")}
+_MADE_OF = {"shards": (".",), "pairs": ("source", "target"), "images": ("text",)}
 
 
 def _open(said: str, file: Path, way: str) -> None:

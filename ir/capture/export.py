@@ -304,7 +304,7 @@ class _Reader(FxReader):
         self.values[tokens] = "tokens"
         for role, node in zip(self.roles[1:], others, strict=True):
             if role != "labels":
-                self._data(data_input(role))
+                self._data(Input(self.value(node.meta["val"], role), "data", role))
             self.values[node] = role
         for node in placeholders:
             if node.name in params:

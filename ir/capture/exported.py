@@ -25,6 +25,7 @@ from .causal_hints import no_causal_detection
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .fx import check_dtypes, check_sizes
+from .images import image_sizes
 from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .size_functions import sizes_as_numbers
@@ -167,14 +168,14 @@ def _logits_in(out: Any) -> Tensor:
     return found
 
 
-def logits_of(module: nn.Module, tokens: Tensor, source: Tensor | None = None) -> Tensor:
+def logits_of(module: nn.Module, tokens: Tensor, **others: Tensor) -> Tensor:
     """Return a module's logits [B, S, V], given what its forward asks for.
 
-    tokens, source: int64 [B, S]. Raises CaptureError as capture does.
+    tokens: int64 [B, S]. others: by role. Raises CaptureError as capture does.
     """
     roles = roles_of(module, type(module).__name__)
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    known = {"tokens": tokens, "positions": places, "source": source}
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    known = {"tokens": tokens, "positions": positions, **others}
     return Logits(module, tuple(roles.values()))(*(known[role] for role in roles))
 
 
@@ -229,7 +230,9 @@ def exported_for(module: Logits, name: str) -> Exported:
         try:
             with as_it_was(module):
                 found = _exported(module, name, lengths, asserts)
-            return replace(found, lengths=_within_tables(found, module, name))
+            least, most = _within_tables(found, module, name)
+            longer = sum(image_sizes(module.module, name).get("places", ()))  # than its image
+            return replace(found, lengths=(max(least, longer + 1), most))
         except CaptureError as error:
             message = str(error.__cause__)
             asked = _range_of(message, lengths)
@@ -253,9 +256,11 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
 
     asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
     """
-    given = tuple(torch.zeros(_HINTS, dtype=torch.int64) for _ in range(module.num_inputs))
+    images = image_sizes(module.module, name)
+    roles = [*map(role_of, module.arguments), None][: module.num_inputs]
+    given = tuple(_zeros(images.get(role, _HINTS[1:]), role, module) for role in roles)
     dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
-    each = {"given": (dims,) * len(given)}
+    each = {"given": tuple({0: dims[0]} if role in images else dims for role in roles)}
     recorder = Recorder()
     try:
         with (
@@ -318,6 +323,12 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
     check_sizes(program.graph_module)
     kept = drop_true_asserts(program.graph, lengths, name)
     return Exported(program, *kept, recorder.ways)
+
+
+def _zeros(sizes: tuple[int, ...], role: Role | None, module: nn.Module) -> Tensor:
+    """Return an input of zeros. sizes: of a row."""
+    floats = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    return torch.zeros(_HINTS[0], *sizes, dtype=floats if role == "images" else torch.int64)
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:

@@ -215,7 +215,8 @@ class FxReader:
         """Refuse to calculate with the number of rows: a plan gives each call a part of them."""
         numbers = {a.name for a in node.target._schema.arguments if _is_number(a)}  # type: ignore[union-attr]
         for name, value in attrs:
-            if name in numbers - _COUNTS and is_symbolic(value) and value.has(B):
+            counts = name in numbers - _COUNTS and is_symbolic(value) and value.has(B)
+            if counts and node.users:
                 raise CaptureError(
                     f"{self.where(node)} calculates with {format_size(value)}, in which B is how "
                     "many rows a batch has; a plan computes some rows at a time, so what a row "

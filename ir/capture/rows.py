@@ -11,7 +11,7 @@ from ..ops.elements import reads_elements
 from ..sizes import B, is_symbolic
 
 # Inputs of a step that tell rows from each other.
-_OF_ROWS = ("tokens", "source", "rows")
+_OF_ROWS = ("tokens", "source", "images", "places", "rows")
 _WAY_OUT = (
     "rows see each other. A plan cuts a batch into micro-batches, so compute each row by itself"
 )

@@ -16,7 +16,13 @@ from .manifest import Stored
 _ONE = re.compile(r"(.*experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _WORDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # Words of stored names, and those of the class in their place.
-_OTHERS = ((".block_sparse_moe.", ".mlp."), ("backbone.", "model."))
+_OTHERS = (
+    (".block_sparse_moe.", ".mlp."),
+    ("backbone.", "model."),
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    (".vision_model.", "."),
+)
 
 
 def as_named(stored: Mapping[str, Stored]) -> dict[str, list[Stored]]:

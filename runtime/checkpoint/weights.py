@@ -68,15 +68,21 @@ def weights_identity(folder: Path, ours: Identity) -> Identity:
     path = folder / "config.json"
     if said.model or not (ours.model and ours.model.kind == "hf") or not path.is_file():
         return said
-    return Identity(ModelIdentity("hf", str(folder), "", _stock_fields(path), ""), said.tokenizer)
+    fields = _stock_fields(path, whole=_TEXT_PART in ours.model.config)
+    return Identity(ModelIdentity("hf", str(folder), "", fields, ""), said.tokenizer)
 
 
-def _stock_fields(path: Path) -> dict[str, Any]:
-    """The fields that a config.json gives, of its text part if it has parts, in newer words; null
-    leaves a choice to the library."""
+_TEXT_PART = "text_config"  # of the config of a model with parts
+
+
+def _stock_fields(path: Path, whole: bool) -> dict[str, Any]:
+    """The fields that a config.json gives, in newer words; null leaves a choice to the library.
+
+    whole: of all parts, else of its text part if it has parts.
+    """
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        said = said.get("text_config", said)
+        said = said if whole else said.get(_TEXT_PART, said)
         found = {key: value for key, value in said.items() if value is not None}
         if "rope_theta" in found:
             scaling = found.get("rope_scaling") or {}

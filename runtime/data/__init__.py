@@ -14,7 +14,8 @@ to save; only a stream (`hf-stream:`) has a position, which its reader hands to 
 from .batches import Batch, BatchReader, Reader, eval_batches, num_eval_batches, shuffled_reader
 from .corpus import ArrayCorpus, Corpus, JoinedCorpus, SyntheticCorpus, check_tokenizers
 from .errors import DataError
-from .held_out import HeldOut, Part
+from .held_out import HeldOut
+from .numbered import Part
 from .permutation import permute
 from .prefetch import Prefetcher
 from .samples import IGNORED, NOTHING, check_vocab

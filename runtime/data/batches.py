@@ -1,6 +1,7 @@
 """Readers: what a run asks for its batches, and the batches of an evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,9 @@ class Batch(NamedTuple):
     tokens: torch.Tensor  # int64 [rows, seq]
     labels: torch.Tensor  # int64 [rows, seq], the next token or IGNORED
     label_count: int
-    source: torch.Tensor | None = None  # int64 [rows, seq] of pairs, NOTHING behind a source's end
+    # By role what else a model reads: of pairs a source, int64 [rows, seq], NOTHING behind its end;
+    # of images the pixels, and the places of the tokens that stand for them, int64 [rows, n].
+    others: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 class Reader(Protocol):

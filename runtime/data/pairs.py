@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from ..identity import TokenizerIdentity
-from .batches import Batch, check_rows
+from .batches import Batch
 from .corpus import Corpus, check_tokenizers
 from .errors import DataError
 from .manifest import Manifest, read_manifest
-from .samples import IGNORED, NOTHING, check_length, check_vocab, places
+from .samples import IGNORED, NOTHING, check_length
 from .shards import open_shards
 
 
@@ -140,48 +140,25 @@ class DrawnPairs:
         return both[:seq], both[seq:]
 
 
-class PairReader:
-    """A Reader of pairs, each once an epoch in an order of (seed, epoch)."""
+class PairRows:
+    """Pairs as rows of one length."""
 
-    def __init__(
-        self, pairs: Pairs, *, global_batch: int, seq: int, seed: int, vocab: int | None = None
-    ) -> None:
-        check_vocab(pairs.name, pairs.vocab, vocab)
-        self.pairs, self.global_batch, self.seq, self.seed = pairs, global_batch, seq, seed
-        self.name, self.vocab, self.identity = pairs.name, pairs.vocab, pairs.identity
-        self.tokenizer = pairs.tokenizer
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs, self.name, self.vocab, self.count = pairs, pairs.name, pairs.vocab, pairs.count
+        self.identity, self.tokenizer, self.fixed = pairs.identity, pairs.tokenizer, pairs.fixed
 
-    def rows(self, step: int, start: int, stop: int) -> Batch:
-        """Rows start..stop of the global batch of `step`; of the others only sizes are read."""
-        check_rows(start, stop, self.global_batch)
-        numbers = self._numbers(step)
-        count = int(self.pairs.targets(numbers, self.seq).sum())
-        return batch_of_pairs(self.pairs, numbers[start:stop], self.seq, count)
+    def num_labels(self, numbers: np.ndarray, seq: int) -> int:
+        return int(self.pairs.targets(numbers, seq).sum())
 
-    def _numbers(self, step: int) -> np.ndarray:
-        """Return the pairs of a global batch, int64 [global_batch]."""
-        rows = np.arange(self.global_batch, dtype=np.int64)
-        if self.pairs.fixed:
-            return rows % self.pairs.count
-        return places(step * self.global_batch + rows, self.pairs.count, self.seed)
-
-    def state(self, step: int) -> dict:
-        return {}
-
-    def restore(self, step: int, state: dict) -> None:
-        return None
-
-
-def batch_of_pairs(pairs: Pairs, numbers: np.ndarray, seq: int, label_count: int) -> Batch:
-    """Return pairs as rows. numbers: int64 [rows]; one past the last pair has no labels."""
-    shape = len(numbers), seq
-    source, tokens = np.full(shape, NOTHING, np.int64), np.full(shape, NOTHING, np.int64)
-    labels = np.full(shape, IGNORED, np.int64)
-    for row, number in enumerate(numbers.tolist()):
-        own, target = pairs.read(min(number, pairs.count - 1), seq)
-        source[row, : len(own)] = own
-        if number < pairs.count:
-            labels[row, : len(target)] = target
-            tokens[row, 1 : len(target)] = target[:-1]
-    rows = (torch.from_numpy(part) for part in (tokens, labels, source))
-    return Batch(next(rows), next(rows), label_count, next(rows))
+    def batch(self, numbers: np.ndarray, seq: int, label_count: int) -> Batch:
+        shape = len(numbers), seq
+        source, tokens = np.full(shape, NOTHING, np.int64), np.full(shape, NOTHING, np.int64)
+        labels = np.full(shape, IGNORED, np.int64)
+        for row, number in enumerate(numbers.tolist()):
+            own, target = self.pairs.read(min(number, self.count - 1), seq)
+            source[row, : len(own)] = own
+            if number < self.count:
+                labels[row, : len(target)] = target
+                tokens[row, 1 : len(target)] = target[:-1]
+        first, second, third = (torch.from_numpy(part) for part in (tokens, labels, source))
+        return Batch(first, second, label_count, {"source": third})

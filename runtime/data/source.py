@@ -1,22 +1,31 @@
 """From what `--data` says to a corpus or a reader."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 from ..given import DATA_KINDS
 from .batches import BatchReader, Reader, shuffled_reader
 from .builtin import file_bytes, standard_library, synthetic
 from .corpus import Corpus, JoinedCorpus
 from .errors import DataError
-from .held_out import HeldOut, HeldOutPairs, HeldOutWindows
+from .held_out import HeldOut, HeldOutWindows
+from .images import DrawnImages, FolderImages, ImageRows, ImageSizes
 from .manifest import read_manifest
 from .mixture import Mixture, read_mixture, shares_of
+from .numbered import HeldOutRows, Numbered, NumberedReader
 from .own_rows import open_own_rows
-from .pairs import DrawnPairs, FolderPairs, PairReader, Pairs
+from .pairs import DrawnPairs, FolderPairs, PairRows
 from .shards import open_shards
 from .stream import StreamReader, open_stream, stream_file
 
-_PATHS = ("file", "shards", "pairs")
+# By role the sizes of a row of what a model reads beside tokens.
+Reads: TypeAlias = Mapping[str, tuple[int, ...]]
+
+_PATHS = ("file", "shards", "pairs", "images")
+_TOKENS_ALONE: Reads = MappingProxyType({})
 
 
 def open_corpus(name: str, split: str) -> Corpus:
@@ -50,14 +59,17 @@ def open_corpus(name: str, split: str) -> Corpus:
         return synthetic(name, held_out)
     if kind in ("hf-stream", "py") and held_out:
         raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
-    if kind == "pairs":
-        raise DataError(
-            f"{name} holds pairs of a source and a target, the model reads no source; give a model "
-            "with an encoder and a decoder, or other data"
-        )
+    if kind in _BESIDE:
+        raise DataError(f"{name} holds {_BESIDE[kind]}, or other data")
     raise DataError(f"unknown corpus {name!r}; give {DATA_KINDS}")
 
 
+_BESIDE = {
+    "pairs": "pairs of a source and a target, the model reads no source; give a model with an "
+    "encoder and a decoder",
+    "images": "texts with an image each, the model reads no images; plan an image-text model with "
+    "hf-images:DIR",
+}
 _HELD_OUT = {
     "demo": "modules that training does not read",
     "mix": "the held-out parts of its sources",
@@ -91,40 +103,44 @@ def held_out_name(name: str, eval_data: str) -> str:
     return _HELD_OUT.get(kind, "none")
 
 
-def open_held_out(name: str, eval_data: str, seq: int, pairs: bool = False) -> HeldOut:
-    """Open what an evaluation reads: `eval_data` whole where it is shards or pairs, else a held-out
-    part. pairs: whether the model reads a source.
+def open_held_out(name: str, eval_data: str, seq: int, reads: Reads = _TOKENS_ALONE) -> HeldOut:
+    """Open what an evaluation reads: `eval_data` whole where it is shards, pairs or images, else a
+    held-out part. reads: what the model reads beside tokens.
 
     Raises DataError for data that cannot be read, or has no held-out part.
     """
-    if pairs:
-        return HeldOutPairs(_held_out_pairs(name, eval_data, seq))
+    if reads:
+        kind = name.partition(":")[0]
+        if not eval_data and kind in _BESIDE:
+            raise DataError(f"{name} names no held-out part; give --eval-data {kind}:DIR")
+        return HeldOutRows(open_numbered(eval_data or name, seq, reads, "held-out"))
     whole = eval_data.startswith("shards:")
     return HeldOutWindows(open_corpus(eval_data or name, "train" if whole else "held-out"))
 
 
-def _held_out_pairs(name: str, eval_data: str, seq: int) -> Pairs:
-    if not eval_data and name.startswith("pairs:"):
-        raise DataError(f"{name} names no held-out part; give --eval-data pairs:DIR")
-    return open_pairs(eval_data or name, seq, "held-out")
-
-
-def open_pairs(name: str, seq: int, split: str = "train") -> Pairs:
-    """Open the pairs called `name`, of up to `seq` ids on either side.
+def open_numbered(name: str, seq: int, reads: Reads, split: str = "train") -> Numbered:
+    """Open the rows called `name`, of up to `seq` ids, with what a model reads beside tokens.
 
     pairs:DIR               the documents of DIR/source and DIR/target, each a folder of shards
+    images:DIR              the documents of DIR/text, a folder of shards, and DIR/images.npy
     random:VOCAB[:SEED]     uniform ids without end; fixed: the same batch at every step
-    Raises DataError for data that cannot be read, or holds no pairs.
+    Raises DataError for data that cannot be read, or holds none of it.
     """
     kind, _, rest = name.partition(":")
-    if kind == "pairs" and rest:
-        return FolderPairs(name, Path(rest))
-    if kind in ("random", "fixed") and rest:
-        return DrawnPairs(open_corpus(name, split), seq)
-    raise DataError(
-        f"{name} holds no sources, and the model reads one beside its tokens; give pairs:DIR, "
-        "random:VOCAB or fixed:VOCAB"
-    )
+    drawn = open_corpus(name, split) if kind in ("random", "fixed") and rest else None
+    if "source" in reads:
+        if drawn is None and not (kind == "pairs" and rest):
+            raise DataError(_lacks(name, "sources, and the model reads one", "pairs"))
+        return PairRows(DrawnPairs(drawn, seq) if drawn else FolderPairs(name, Path(rest)))
+    sizes = ImageSizes(reads["images"], *reads.get("places", ()))
+    if drawn is None and not (kind == "images" and rest):
+        raise DataError(_lacks(name, "images, and the model reads one", "images"))
+    own = DrawnImages(drawn, sizes, seq) if drawn else FolderImages(name, Path(rest), sizes, seq)
+    return ImageRows(own, sizes)
+
+
+def _lacks(name: str, what: str, kind: str) -> str:
+    return f"{name} holds no {what} beside its tokens; give {kind}:DIR, random:VOCAB or fixed:VOCAB"
 
 
 def open_reader(
@@ -134,17 +150,17 @@ def open_reader(
     seq: int,
     seed: int,
     vocab: int | None = None,
-    pairs: bool = False,
+    reads: Reads = _TOKENS_ALONE,
 ) -> Reader:
     """The training batches of `name`, shuffled by seed and epoch; a stream in its own order.
 
-    vocab: the model's. pairs: whether it reads a source. Raises DataError for data that cannot be
+    vocab: the model's. reads: what it reads beside tokens. Raises DataError for data that cannot be
     read, is shorter than a sample, or has a larger vocabulary than the model.
     """
     kind, _, rest = name.partition(":")
     sizes = {"global_batch": global_batch, "seq": seq}
-    if pairs:
-        return PairReader(open_pairs(name, seq), **sizes, seed=seed, vocab=vocab)
+    if reads:
+        return NumberedReader(open_numbered(name, seq, reads), **sizes, seed=seed, vocab=vocab)
     if kind == "mix" and rest:
         mixture = _mixture(name, Path(rest), seq + 1, seed)
         return BatchReader(mixture, **sizes, vocab=vocab)

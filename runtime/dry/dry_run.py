@@ -19,7 +19,7 @@ from torch import Tensor
 from ..engine import mesh
 from ..engine.agreement import Agreement
 from ..engine.executor import Executor
-from ..engine.inputs import batch_of
+from ..engine.inputs import BESIDE, batch_of
 from ..engine.layout import Layout
 from ..engine.stage import Batch
 from ..optimizers.optimizer import Optimizer
@@ -162,7 +162,13 @@ def _kept(executor: Executor[Optimizer]) -> Iterator[Tensor]:
 
 def _batches(layout: Layout) -> list[Batch]:
     tokens = torch.empty((layout.micro_batch, layout.seq), dtype=torch.int64, device=META)
-    batch = batch_of(layout.inputs, tokens, tokens, source=tokens)
+    sizes = {"B": layout.micro_batch, "S": layout.seq}
+    others = {
+        i.role: torch.empty([int(sizes.get(n, n)) for n in i.shape], dtype=torch.int64, device=META)
+        for i in layout.inputs
+        if i.role in BESIDE
+    }
+    batch = batch_of(layout.inputs, tokens, tokens, **others)
     return [batch] * layout.num_microbatches
 
 

@@ -9,14 +9,11 @@ from torch import Tensor
 from .kernels.dropout import row_keys
 from .layout import Input
 
+BESIDE = ("source", "images", "places")  # roles of what data gives beside tokens
+
 
 def _positions(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-
-
-def _told(source: Tensor | None) -> Tensor:
-    assert source is not None, "the program reads a source"
-    return source
 
 
 def step_draws(seed: int, step: int, device: torch.device | None = None) -> Tensor:
@@ -32,22 +29,24 @@ def batch_of(
     labels: Tensor,
     rows: Tensor | None = None,
     draws: Tensor | None = None,
-    source: Tensor | None = None,
+    **others: Tensor,
 ) -> dict[str, Tensor]:
     """Return by role what the inputs of a program ask for, of one micro-batch on its device.
 
-    tokens, labels, source: int64 [B, S], no source where none is asked for. rows: int64 [B], places
-    in the global batch, from 0 where they are not told. draws: of step_draws, of seed 0 and step 0
-    where it is not told; a stage makes keys of it. The executor adds the denominator.
+    tokens, labels: int64 [B, S]. rows: int64 [B], places in the global batch, from 0 where they are
+    not told. draws: of step_draws, of seed 0 and step 0 where it is not told; a stage makes keys of
+    it. others: by role, what is read beside tokens; images become of the dtype that is asked for.
+    The executor adds the denominator.
     """
     places = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     key = step_draws(0, 0, tokens.device) if draws is None else draws
     made: dict[str, Callable[[], Tensor]] = {
         "tokens": lambda: tokens,
         "labels": lambda: labels,
-        "source": lambda: _told(source),
         "positions": lambda: _positions(tokens),
         "rows": lambda: row_keys(key, places),
         "draws": lambda: key,
     }
-    return {i.role: made[i.role]() for i in inputs if i.role in made}
+    given = {i.role: made[i.role]() for i in inputs if i.role in made}
+    kinds = {i.role: getattr(torch, i.dtype) for i in inputs}
+    return given | {role: x.to(kinds[role]) for role, x in others.items() if role in kinds}

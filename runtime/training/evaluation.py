@@ -18,7 +18,7 @@ from ..engine.executor import Executor
 from ..engine.layout import Layout
 from ..metrics.step_log import StepLog
 from ..optimizers.optimizer import Optimizer
-from .feed import Feed, reads_source
+from .feed import Feed, reads_beside
 from .options import RunOptions
 
 
@@ -89,7 +89,7 @@ class Evaluation:
     def _data(self) -> HeldOut:
         if self._opened is None:
             given = self.options.data, self.options.eval_data
-            data = open_held_out(*given, self.layout.seq, reads_source(self.layout))
+            data = open_held_out(*given, self.layout.seq, reads_beside(self.layout))
             check_vocab(data.name, data.vocab, self.layout.vocab_size)
             check_tokenizers((self.feed.reader, data))
             self._opened = data

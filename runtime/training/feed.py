@@ -9,7 +9,7 @@ from ..data import Batch as Rows
 from ..data import DataError, Prefetcher, Reader, open_reader
 from ..engine import mesh
 from ..engine.executor import Marks
-from ..engine.inputs import batch_of, step_draws
+from ..engine.inputs import BESIDE, batch_of, step_draws
 from ..engine.layout import Layout
 from ..engine.stage import Batch
 from ..host import host_name
@@ -32,7 +32,7 @@ class Feed:
             seq=layout.seq,
             seed=options.seed,
             vocab=layout.vocab_size,
-            pairs=reads_source(layout),
+            reads=reads_beside(layout),
         )
         beacon.mark("AGREE")  # a rank that still opens it is what the others wait for
         _check_same(self.reader)
@@ -57,8 +57,7 @@ class Feed:
         device, draws = mesh.device(), step_draws(self.seed, step, mesh.device())
         places = torch.arange(self.first_row, self.first_row + len(rows.tokens))
         given = {"tokens": rows.tokens, "labels": rows.labels, "rows": places}
-        if rows.source is not None:
-            given["source"] = rows.source
+        given |= rows.others
         pieces = (part.split(self.layout.micro_batch) for part in given.values())
         batches = (dict(zip(given, piece, strict=True)) for piece in zip(*pieces, strict=True))
         return [
@@ -86,9 +85,14 @@ class Feed:
             self._batches.close()
 
 
-def reads_source(layout: Layout) -> bool:
-    """Tell whether a program asks for a source beside its tokens."""
-    return any(asked.role == "source" for asked in layout.inputs)
+def reads_beside(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return by role the sizes of a row of what a program reads beside its tokens."""
+    sizes = {"S": layout.seq}
+    return {
+        asked.role: tuple(int(sizes.get(size, size)) for size in asked.shape[1:])
+        for asked in layout.inputs
+        if asked.role in BESIDE
+    }
 
 
 def _check_same(reader: Reader) -> None:

@@ -82,11 +82,11 @@ def test_it_equals_the_own_training_of_the_library(
     data = [_pairs(step) for step in range(STEPS)]
     steps = [(_tokens(labels).numpy(), labels.numpy(), RATE) for _, labels in data]
     job = Job(tmp_path / "p", made.mesh.num_devices, steps, 0, asdict(_ONE_STEP), False, 60.0)
-    ranks = pool.run(replace(job, sources=tuple(source.numpy() for source, _ in data)))
+    ranks = pool.run(replace(job, others=tuple({"source": source.numpy()} for source, _ in data)))
     losses, grads, params = _by_the_library(made, data)
     torch.testing.assert_close(ranks[0].losses, losses, rtol=1e-11, atol=0)
-    _same(assemble(made, ranks, lambda rank: rank.grads, trained=True), grads)
-    _same(assemble(made, ranks, lambda rank: rank.params), params)
+    same(assemble(made, ranks, lambda rank: rank.grads, trained=True), grads)
+    same(assemble(made, ranks, lambda rank: rank.params), params)
 
 
 def _plan(traced: Traced, pins: dict) -> Plan:
@@ -118,7 +118,7 @@ def _by_the_library(
     config = CONFIGS[plan.model]
     with default_dtype(torch.float64):
         model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
-    params = _with_values_of(plan, model.double().train())
+    params = with_values_of(plan, model.double().train())
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses, grads = [], []
     for source, labels in data:
@@ -134,7 +134,7 @@ def _by_the_library(
     return losses, grads[0], {name: param.detach() for name, param in params.items()}
 
 
-def _with_values_of(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
+def with_values_of(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
     """Let a model begin with the values of a run of seed 0; return its parameters, and the buffers
     that are stored with them, by their names in the plan."""
     found: dict[str, Tensor] = {f"hf.{n}": param for n, param in model.named_parameters()}
@@ -147,7 +147,7 @@ def _with_values_of(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
     return {name: found[name] for name in (param.name for param in plan.params)}
 
 
-def _same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = float(value.abs().max())

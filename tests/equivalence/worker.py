@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Job:
-    """steps: per step the global batch (tokens, labels) and the learning rate. sources: per step
-    what an encoder reads, for a model with one. options: fields of OptimizerOptions. resume: steps
+    """steps: per step the global batch (tokens, labels) and the learning rate. others: per step
+    by role what else a model reads. options: fields of OptimizerOptions. resume: steps
     before the run is saved and taken up again, 0: never. cuda: each rank on a GPU of its own, by
     NCCL; else on the CPU, by gloo."""
 
@@ -36,7 +36,7 @@ class Job:
     timeout_s: float
     resume: int = 0
     cuda: bool = False
-    sources: tuple[np.ndarray, ...] = ()
+    others: tuple[dict[str, np.ndarray], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _train(job: Job, device: torch.device) -> RankResult:
             # Other weights than the run began with, so that all of them have to be loaded.
             executor = _taken_up(executor, built(job.seed + 1), job)
         given = {"tokens": tokens, "labels": labels, "rows": np.arange(len(tokens))}
-        given |= {"source": job.sources[done]} if job.sources else {}
+        given |= job.others[done] if job.others else {}
         own = _micro_batches(layout, mesh, given, (job.seed, done))
         loss, norm = executor.train_step(own, int((labels >= 0).sum()), rate)
         losses.append(loss)

@@ -1,6 +1,7 @@
 """Pairs of a source and a target: each once an epoch, as rows of one length, or a clear refusal."""
 
 import json
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from meshwright.runtime.data import IGNORED, NOTHING, DataError, Part, open_held
 from meshwright.runtime.data.tokenize import Settings, tokenize
 
 SEQ, COUNT = 6, 11
+PAIRS = {"source": (SEQ,)}
 # Pair k: a source of letters and a target of digits that both tell k, of lengths that differ.
 SOURCES = [chr(97 + k) * (1 + k) for k in range(COUNT)]
 TARGETS = [chr(48 + k) * (1 + 7 * k % 9) for k in range(COUNT)]
@@ -30,7 +32,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def reader_of(name: str, rows: int = 4, seed: int = 1, pairs: bool = True):
-    return open_reader(name, global_batch=rows, seq=SEQ, seed=seed, vocab=256, pairs=pairs)
+    return open_reader(
+        name, global_batch=rows, seq=SEQ, seed=seed, vocab=256, reads=PAIRS if pairs else {}
+    )
 
 
 def expected(number: int) -> tuple[list[int], list[int], list[int]]:
@@ -45,14 +49,13 @@ def expected(number: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def numbers(batch) -> list[int]:
-    return (batch.source[:, 0] - 97).tolist()
+    return (batch.others["source"][:, 0] - 97).tolist()
 
 
 def test_rows_are_the_pairs_cut_and_padded(pairs: str) -> None:
     batch = reader_of(pairs, COUNT).rows(0, 0, COUNT)
-    assert batch.source is not None
     for row, number in enumerate(numbers(batch)):
-        parts = (batch.tokens[row], batch.labels[row], batch.source[row])
+        parts = (batch.tokens[row], batch.labels[row], batch.others["source"][row])
         assert tuple(part.tolist() for part in parts) == expected(number)
     assert batch.label_count == int((batch.labels != IGNORED).sum())
 
@@ -69,14 +72,13 @@ def test_each_pair_comes_once_an_epoch_in_an_order_of_the_seed(pairs: str) -> No
 def test_ranks_read_the_rows_of_one_batch_and_its_count(pairs: str) -> None:
     whole = reader_of(pairs).rows(3, 0, 4)
     parts = [reader_of(pairs).rows(3, start, start + 2) for start in (0, 2)]
-    for field in ("tokens", "labels", "source"):
-        joined = torch.cat([getattr(part, field) for part in parts])
-        assert torch.equal(joined, getattr(whole, field))
+    for field in (itemgetter(0), itemgetter(1), lambda part: part.others["source"]):
+        assert torch.equal(torch.cat([field(part) for part in parts]), field(whole))
     assert [part.label_count for part in parts] == [whole.label_count] * 2
 
 
 def test_an_evaluation_reads_each_pair_once(pairs: str) -> None:
-    held_out = open_held_out("demo", pairs, SEQ, pairs=True)
+    held_out = open_held_out("demo", pairs, SEQ, PAIRS)
     batches = list(held_out.batches(Part(4, SEQ, 0, 4)))
     assert len(batches) == held_out.num_batches(4, SEQ) == 3
     counts = [int((batch.labels != IGNORED).sum()) for batch in batches]
@@ -89,7 +91,7 @@ def test_an_evaluation_reads_each_pair_once(pairs: str) -> None:
 
 def test_drawn_pairs_are_full_rows() -> None:
     first, second = (reader_of("random:50").rows(step, 0, 4) for step in (0, 1))
-    assert first.source is not None and first.source.min() >= 0
+    assert first.others["source"].min() >= 0
     assert first.labels.min() >= 0 and first.label_count == 4 * SEQ
     assert torch.equal(first.tokens[:, 1:], first.labels[:, :-1])
     assert not torch.equal(first.labels, second.labels)
@@ -105,7 +107,7 @@ def test_data_without_sources_and_a_model_without_an_encoder_are_refused(pairs: 
     ):
         reader_of(pairs, pairs=False)
     with pytest.raises(DataError, match="names no held-out part; give --eval-data pairs:DIR"):
-        open_held_out(pairs, "", SEQ, pairs=True)
+        open_held_out(pairs, "", SEQ, PAIRS)
 
 
 def test_documents_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
