@@ -26,10 +26,13 @@ def image_sizes(module: nn.Module, name: str) -> dict[Role | None, tuple[int, ..
             "take images, too, and state on the module how many tokens of a row stand for one, as "
             "image_places = 576"
         )
-    sizes: dict[Role | None, tuple[int, ...]] = {"images": shape, "places": (count,)}
-    return {role: tuple(sizes[role]) for role in sizes if role in asked}
+    stated: tuple[tuple[Role, tuple[int, ...]], ...] = (
+        ("images", tuple(shape or ())),
+        ("places", (count or 0,)),
+    )
+    return {role: sizes for role, sizes in stated if role in asked}
 
 
 def _whole(sizes: object) -> bool:
     known = isinstance(sizes, tuple | list) and len(sizes) > 0
-    return known and all(type(n) is int and n > 0 for n in sizes)
+    return known and all(type(n) is int and n > 0 for n in sizes)  # type: ignore[attr-defined]
