@@ -20,9 +20,10 @@ Model: TypeAlias = "str | ModelSource | Callable[[], nn.Module]"
 def load_model(model: Model) -> ModelSource:
     """Return the model that is named; nothing of it is built yet but to see its sizes.
 
-    model: a preset (`llama-7b`), a TOML file of DecoderConfig's fields, `hf:DIR`, or
-    `py:module:factory`; or such a factory itself, a class or a function that needs no arguments and
-    returns a module, which other processes can import. Raises MeshwrightError for anything else.
+    model: a preset (`llama-7b`), a TOML file of DecoderConfig's fields, `hf:DIR`,
+    `hf-images:DIR`, or `py:module:factory`; or such a factory itself, a class or a function that
+    needs no arguments and returns a module, which other processes can import. Raises
+    MeshwrightError for anything else.
     """
     if isinstance(model, ModelSource):
         return model

@@ -26,7 +26,8 @@ def add(commands: Any) -> None:
         "placements, storage, recomputation and schedule, and writes the plan as text.",
     )
     parser.add_argument(
-        "model", help="a preset (llama-7b), a TOML file, hf:DIR, or py:module:factory"
+        "model",
+        help="a preset (llama-7b), a TOML file, hf:DIR, hf-images:DIR, or py:module:factory",
     )
     parser.instead = _as_pin
     _add_options(parser)

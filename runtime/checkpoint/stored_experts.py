@@ -21,6 +21,8 @@ _OTHERS = (
     ("backbone.", "model."),
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
+    ("language_model.model.", "model."),  # of a model with parts, whose text part alone is trained
+    ("model.language_model.", "model."),
     (".vision_model.", "."),
 )
 

@@ -107,3 +107,23 @@ def test_text_alone_and_a_class_without_images_are_refused(
     words[3] = "4"
     assert main(["plan", f"hf-images:{stock}", *words]) == 2
     assert "5" in capsys.readouterr().err
+
+
+def test_its_text_part_alone_takes_the_same_weights(
+    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of the first step is that of the stock class on text without an image."""
+    words = np.frombuffer(b"plans of meshes " * 9, np.uint8)
+    (tmp_path / "words.bin").write_bytes(words.tobytes())
+    job = mw.Job(seq=SEQ, global_batch=1, pins={"tp": 1}, search=False)
+    program = mw.compile(mw.plan(f"hf:{stock}", cluster="cpu:1", job=job), tmp_path / "p")
+    run = mw.run(
+        program, data=f"file:{tmp_path / 'words.bin'}", steps=1, weights=str(stock), warmup=0,
+        no_compile=True, quiet=True, out=str(tmp_path / "run"),
+    )  # fmt: skip
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(stock)
+    row = torch.from_numpy(words[:SEQ].astype("i8"))[None]
+    following = torch.from_numpy(words[1 : SEQ + 1].astype("i8"))
+    with torch.no_grad():
+        own = torch.nn.functional.cross_entropy(model(input_ids=row).logits[0], following)
+    assert abs(run.losses[0] - float(own)) < 1e-5
