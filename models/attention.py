@@ -1,4 +1,4 @@
-"""Causal attention: the projections, and the core kept as a module of its own.
+"""Attention: the projections, and the core kept as a module of its own.
 
 A tracer that wants attention whole finds the cores by their `semantic_op` and replaces `forward`;
 nothing else in a model needs to know.
@@ -18,7 +18,7 @@ from .rope import Table, rotate
 class AttentionCore(nn.Module):
     """softmax(scale * q @ k^T) @ v under a causal mask, with grouped keys and values.
 
-    scale: factor on q @ k^T.
+    scale: factor on q @ k^T. causal: else every query sees all keys.
     window: query i sees keys j with i - window < j <= i; None: every j <= i.
     softcap: scores become softcap * tanh(scores / softcap), before the mask; None: as they are.
     """
@@ -26,10 +26,14 @@ class AttentionCore(nn.Module):
     semantic_op = "attention"
 
     def __init__(
-        self, scale: float, window: int | None = None, softcap: float | None = None
+        self,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.causal = scale, causal
         self.window = window
         self.softcap = softcap
 
@@ -44,9 +48,10 @@ class AttentionCore(nn.Module):
         scores = q.to(wide) @ keys.transpose(-2, -1) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        hidden = ~self._visible(q.shape[2], q.device)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        return (weights @ values).to(q.dtype)
+        if self.causal:
+            hidden = ~self._visible(q.shape[2], q.device)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return (scores.softmax(-1) @ values).to(q.dtype)
 
     def _visible(self, seq: int, device: torch.device) -> Tensor:
         position = torch.arange(seq, device=device)
@@ -55,7 +60,8 @@ class AttentionCore(nn.Module):
         return visible if self.window is None else visible & (distance < self.window)
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale:g}, window={self.window}, softcap={self.softcap}"
+        kind = "" if self.causal else ", all keys"
+        return f"scale={self.scale:g}, window={self.window}, softcap={self.softcap}{kind}"
 
 
 class Attention(nn.Module):

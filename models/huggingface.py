@@ -360,6 +360,8 @@ def _attend(
     if isinstance(attention_mask, Visible) and plain:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
         out = core(query, key, value)
+    elif attention_mask is None and plain:
+        out = _core(module, AttentionCore, scale, None, softcap, False)(query, key, value)
     else:
         core, mask = _core(module, DenseCore, scale, softcap), attention_mask
         if isinstance(mask, Visible):

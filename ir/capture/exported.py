@@ -189,10 +189,10 @@ def _swap_semantic(module: nn.Module) -> None:
 
 def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     scale, window = float(core.scale), int(core.window or 0)  # type: ignore[arg-type]
-    softcap = float(core.softcap or 0.0)  # type: ignore[arg-type]
+    softcap, causal = float(core.softcap or 0.0), bool(core.causal)  # type: ignore[arg-type]
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return semantic.attention(q, k, v, scale, True, window, softcap)[0]
+        return semantic.attention(q, k, v, scale, causal, window, softcap)[0]
 
     return forward
 

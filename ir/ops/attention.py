@@ -49,28 +49,28 @@ def _reach(op: Op, sizes: dict[str, Size]) -> tuple[tuple[str, str, int], ...]:
 
 
 def _forward_flops(op: Op, shapes: list[Shape]) -> Size:
-    return 2 * attention_pairs(op, shapes[0]) * 2 * shapes[0][3]
+    return 2 * attention_pairs(op, shapes[0], shapes[1]) * 2 * shapes[0][3]
 
 
 def _backward_flops(op: Op, shapes: list[Shape]) -> Size:
-    return 5 * attention_pairs(op, shapes[1]) * 2 * shapes[1][3]
+    return 5 * attention_pairs(op, shapes[1], shapes[2]) * 2 * shapes[1][3]
 
 
-def attention_pairs(op: Op, q: Shape) -> Size:
+def attention_pairs(op: Op, q: Shape, k: Shape) -> Size:
     """Query-key pairs over batch and heads that the mask leaves, window and causality counted."""
     batch, heads, length, _ = q
     if not op.attr("causal", True):
-        return batch * heads * length * length
+        return batch * heads * length * k[2]
     window = int(op.attr("window", 0) or 0)
     seen = smaller(window, length) if window else length
     return batch * heads * seen * (2 * length - seen) / 2
 
 
 def _plain(op: Op, q: tuple[int, ...]) -> bool:
-    """Whether all of the past is seen, and nothing else."""
-    window = op.attr("window", 0)
-    unbounded = window == 0 or window >= q[2]
-    return bool(op.attr("causal", True)) and op.attr("softcap", 0.0) == 0.0 and unbounded
+    """Whether all of the past is seen, or all keys, by scores as they are."""
+    window, causal = op.attr("window", 0), op.attr("causal", True)
+    unbounded = window == 0 or (causal and window >= q[2])
+    return op.attr("softcap", 0.0) == 0.0 and unbounded
 
 
 def _implementations(queries: int, scores: ScoresWork) -> tuple[Implementation, ...]:

@@ -107,14 +107,15 @@ def test_the_fast_cpu_backend_agrees_with_the_reference(length: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (3, 0.0), (5, 0.0), (0, 5.0)])
 def test_shards_of_queries_make_up_the_whole(
-    dtype: torch.dtype, window: int, softcap: float
+    dtype: torch.dtype, window: int, softcap: float, causal: bool
 ) -> None:
     """Three shards of queries over all keys: their outputs side by side, and the sums of their
     shares in keys and values, are those of the whole sequence. Window 5 is wider than a shard."""
     q, k, v, do = (x.to(dtype) for x in _attention_operands(4, 2, 12))
-    options = {"scale": 0.3, "causal": True, "window": window, "softcap": softcap}
+    options = {"scale": 0.3, "causal": causal, "window": window, "softcap": softcap}
     o, lse = kernels.attention(q, k, v, **options)
     whole = kernels.attention_backward(do, q, k, v, o, lse, **options)
     outs, grads = [], []
@@ -205,7 +206,8 @@ def test_backends_are_chosen_by_what_they_can_do() -> None:
     assert backend_of(q, True, 0, 0.0) == backend_of(q, True, 8, 0.0) == "cpu_flash"
     assert backend_of(q.double(), True, 0, 0.0) == "reference"
     assert backend_of(q, True, 4, 0.0) == backend_of(q, True, 0, 5.0) == "reference"
-    assert backend_of(q, False, 0, 0.0) == "reference"
+    assert backend_of(q, False, 0, 0.0) == "cpu_flash"
+    assert backend_of(q, False, 8, 0.0) == backend_of(q, False, 0, 5.0) == "reference"
 
 
 PRIVATE = {

@@ -26,8 +26,8 @@ def backend_of(
 ) -> str:
     """The backend for these operands. keys: their number, where queries are a shard of them.
     value_dim: size of a head of values, where it is not that of queries."""
-    unbounded = window == 0 or window >= (keys or q.shape[2])
-    plain = causal and softcap == 0.0 and unbounded
+    unbounded = window == 0 or (causal and window >= (keys or q.shape[2]))
+    plain = softcap == 0.0 and unbounded
     half = q.dtype in (torch.bfloat16, torch.float16)
     alike = value_dim in (0, q.shape[3])
     if q.is_cuda:
@@ -61,7 +61,7 @@ def attention(
     backend = backend_of(q, causal, window, softcap, value_dim=v.shape[3])
     if backend in _PLACED:
         return _PLACED[backend](q, k, v, scale, causal, window, softcap)
-    return _fused(backend)(_dense(q), _dense(k), _dense(v), scale, True)
+    return _fused(backend)(_dense(q), _dense(k), _dense(v), scale, causal)
 
 
 def _fused(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -98,7 +98,7 @@ def attention_backward(
         run = _PLACED_BACKWARD[backend]
         return run(do, q, k, v, o, lse, scale, causal, window, softcap)
     do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
-    return _fused_backward(backend)(do, q, k, v, o, lse, scale, True)
+    return _fused_backward(backend)(do, q, k, v, o, lse, scale, causal)
 
 
 def sharded(
@@ -113,7 +113,7 @@ def sharded(
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries start..stop over the whole sequence's keys.
 
-    Backends that cannot place queries attend to the keys before `start` (the past) and to the
+    Causal backends that cannot place queries attend to the keys before `start` (the past) and to the
     square of the queries' own places; the two are joined by their log-sum-exps (FlashAttention,
     Dao et al. 2022, 3.1).
     """
@@ -122,6 +122,8 @@ def sharded(
     if backend in _PLACED:
         return _PLACED[backend](q, k, v, scale, causal, window, softcap, start)
     q, k, v = (_dense(x) for x in (q, k, v))
+    if not causal:
+        return _fused(backend)(q, k, v, scale, False)
     own = _fused(backend)(q, k[:, :, start:stop], v[:, :, start:stop], scale, True)
     if start == 0:
         return own
@@ -214,6 +216,8 @@ def sharded_backward(
         return run(do, q, k, v, o, lse, scale, causal, window, softcap, start)
     fused = _fused_backward(backend)
     do, q, k, v, o = (_dense(x) for x in (do, q, k, v, o))
+    if not causal:
+        return fused(do, q, k, v, o, lse, scale, False)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     dq = torch.zeros_like(q)
     for first, last, square in ((0, start, False), (start, stop, True)):
