@@ -48,7 +48,7 @@ class HuggingFaceImageText(nn.Module):
         """tokens, int64 [B, S]; images [B, C, H, W]; places, int64 [B, N] -> logits [B, S, V]."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         hits = at[:, None] == places[:, None, :]
-        given = self._given(tokens, images, hits.any(-1))
+        given = self._given(tokens, images, hits.sum(-1) > 0)
         own = nullcontext() if self.plain else each_row_its_features(self.hf, hits)
         with one_document_a_row(), own:
             return self.hf(**given).logits
@@ -75,9 +75,8 @@ class HuggingFaceImageText(nn.Module):
         meta = {name: value.detach().to("meta") for name, value in named}
         tokens, images, _ = self.row_of_zeros()
         given = self._given(tokens, images, tokens == 0)
-        hits = torch.zeros(1, 4, 1, dtype=torch.bool, device="meta")
         failed = ""
-        with torch.no_grad(), each_row_its_features(self.hf, hits) as counts:
+        with torch.no_grad(), each_row_its_features(self.hf, None) as counts:
             try:
                 torch.func.functional_call(self.hf, meta, (), given)
             except Exception as error:
@@ -91,22 +90,24 @@ class HuggingFaceImageText(nn.Module):
 
 
 @contextmanager
-def each_row_its_features(model: nn.Module, hits: Tensor) -> Iterator[list[int]]:
+def each_row_its_features(model: nn.Module, hits: Tensor | None) -> Iterator[list[int]]:
     """Let a class put features in their places row by row, and make one list of all rows.
 
-    hits: bool [B, S, N]. For the time of a forward `masked_scatter` takes features by `hits`. In
-    the files of the model's classes `list` leaves a tensor whole, which they concatenate again, and
-    a check of values is none: whoever reads the data counts its places.
+    hits: bool [B, S, N], None to count features alone. For the time of a forward `masked_scatter`
+    takes features by `hits`. In the files of the model's classes `list` leaves a tensor whole,
+    which they concatenate again, and a check of values is none: whoever reads the data counts its
+    places.
     Yields a list, in which each such call leaves the number of features of a row.
     """
     counts: list[int] = []
-    index = (hits * torch.arange(hits.shape[-1], device=hits.device)).sum(-1, keepdim=True)
 
     def scatter(own: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         features = source.reshape(own.shape[0], -1, own.shape[-1])
         counts.append(features.shape[1])
-        at = index.expand(-1, -1, own.shape[-1])
-        return torch.where(mask, features.to(own.dtype).gather(1, at), own)
+        if hits is None:
+            return own
+        # A product with one 1 in each row is a choice that axes can cut.
+        return torch.where(mask, hits.to(own.dtype) @ features.to(own.dtype), own)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Tensor, "masked_scatter", scatter))

@@ -29,7 +29,12 @@ _DEPTHS = (
     *("num_decoder_layers", "encoder_layers", "decoder_layers"),
 )
 _LENGTHS = ("max_encoder_position_embeddings", "max_decoder_position_embeddings")
-_KEPT = (*_DEPTHS, *_LENGTHS, "max_position_embeddings", "n_positions", "n_ctx", "chunk_size")
+_IMAGES = ("image_size", "patch_size")
+_KEPT = (
+    *(*_DEPTHS, *_LENGTHS, *_IMAGES),
+    *("max_position_embeddings", "n_positions", "n_ctx", "chunk_size"),
+)
+_PATCHES = 4  # of a side of an image
 _FACTORS = (64, 32, 16, 8, 4, 2)
 _CHILDREN = (2, 3, 4)  # kept of a list of the user's own modules
 _SMALLEST = 32  # integers below it are counts and choices, not widths
@@ -82,12 +87,13 @@ def _depths(layers: int, period: int) -> list[int]:
 
 
 def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
-    kinds = list(zip(*(map(str, v) for v in _by_layer(config).values()), strict=True))
-    layers = next((getattr(config, k) for k in _DEPTHS if hasattr(config, k)), 1)
+    text = _text_of(config)
+    kinds = list(zip(*(map(str, v) for v in _by_layer(text).values()), strict=True))
+    layers = next((getattr(text, k) for k in _DEPTHS if hasattr(text, k)), 1)
     period = next((n + 1 for n in range(len(kinds)) if set(kinds[: n + 1]) == set(kinds)), 1)
     for depth in _depths(layers, period):
         for small in _small_configs(config, depth):
-            vocab = small.vocab_size
+            vocab = _text_of(small).vocab_size
             yield replace(
                 source,
                 vocab_size=vocab,
@@ -104,7 +110,7 @@ def _small_configs(config: Any, depth: int) -> Iterator[Any]:
             small = _reduced(config, factor, depth)
             if not few_heads:
                 yield small
-            elif _with_few_heads(small, config):
+            elif _with_few_heads(_text_of(small), _text_of(config)):
                 yield small
 
 
@@ -130,8 +136,34 @@ def _plain_of(source: ModelSource, small: Any) -> Callable[[], nn.Module] | None
     return stock_source(source.name, small).plain if source.plain else None
 
 
+def _patches(config: Any) -> int:
+    """Return how many patches of an image lie side by side, 0 where no two numbers say so."""
+    size, patch = config.image_size, getattr(config, "patch_size", None)
+    return size // patch if type(size) is type(patch) is int and size % patch == 0 else 0
+
+
+def _text_of(config: Any) -> Any:
+    """The text part of the config of a model with parts."""
+    return config.get_text_config(decoder=True) if _parts(config) else config
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    """Return the configs of the parts of a model that reads images, by name."""
+    own = vars(config) if hasattr(config, "vision_config") else {}
+    return {name: part for name, part in own.items() if hasattr(part, "to_dict")}
+
+
 def _reduced(config: Any, factor: int, depth: int) -> Any:
     small = copy.deepcopy(config)
+    if parts := _parts(config):
+        for name, part in parts.items():
+            # Features may be those before the last layer of a tower.
+            own = depth if part is _text_of(config) else depth + 1
+            setattr(small, name, _reduced(part, factor, own))
+        for name in ("image_token_id", "image_token_index"):
+            if hasattr(config, name):
+                setattr(small, name, _text_of(small).vocab_size - 1)
+        return small
     for key, value in config.to_dict().items():
         if key.endswith("token_id"):
             # Rows of padding have no gradient: an embedding that has such a row keeps one.
@@ -139,6 +171,8 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
             setattr(small, key, 0 if kept else None)
         elif key in _DEPTHS:
             setattr(small, key, depth)
+        elif key == "image_size" and _patches(config) > _PATCHES:
+            setattr(small, key, config.patch_size * _PATCHES)
         elif key == "first_k_dense_replace":  # layers before the first with experts
             setattr(small, key, min(value or 0, 1))
         elif "expert" in key and type(value) is int and value >= _SMALLEST and "size" not in key:

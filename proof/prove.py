@@ -78,7 +78,7 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
         Variant(1, long, 3, keeps=False),
         Variant(2, long, 3, keeps=True, splits=True)
         if size_bytes > _SMALL_BYTES
-        else Variant(8, min(_MANY, most or _MANY), 2, keeps=True, splits=True),
+        else Variant(8, min(max(_MANY, least), most or _MANY), 2, keeps=True, splits=True),
         Variant(1, long, 1, keeps=True),
         Variant(2, short, 1, keeps=True),
     )

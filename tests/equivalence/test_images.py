@@ -21,10 +21,13 @@ from meshwright.ir.capture.export import trace
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import load_model
+from meshwright.models import ModelSource, load_model
+from meshwright.models.twins import twins
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
+from meshwright.proof.prove import parameter_bytes
+from meshwright.proof.twin import stands_for
 from meshwright.runtime.optimizers.options import OptimizerOptions
 
 VOCAB, IMAGE, PLACES, SEQ, ROWS, STEPS, IGNORED = 64, 63, 4, 12, 4, 2, -100
@@ -48,7 +51,7 @@ PLANS = {
     "dp-tp": {"dp": 2, "tp": 2, "zero": 3, "micro_batch": 1},
     "tp-pp": {"tp": 2, "pp": 2, "micro_batch": 1},
 }
-FIRST = ("tp", "pp", "cp")  # the others are long
+FIRST = ("tp", "pp")  # the others are long
 _ONE_STEP = OptimizerOptions(name="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
 
 
@@ -162,3 +165,28 @@ def test_a_module_of_ones_own_states_the_sizes_of_its_images() -> None:
         mw.plan(Unstated, cluster="cpu:2", job=job)
     with pytest.raises(mw.MeshwrightError, match="image_places is None; .* as image_places = 576"):
         mw.plan(Placed, cluster="cpu:2", job=job)
+
+
+def _traced(small: ModelSource) -> Traced | None:
+    try:
+        return trace(small.build, small.name, "f32", small.vocab_size)
+    except mw.MeshwrightError:  # sizes that do not fit each other
+        return None
+
+
+@pytest.mark.long
+def test_a_twin_has_fewer_layers_and_patches(tmp_path: Path) -> None:
+    """Its segments are those of a model whose text, tower and images are larger."""
+    wide = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    text = wide | {"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 4}
+    tower = wide | {"model_type": "clip_vision_model", "num_hidden_layers": 6}
+    tower |= {"image_size": 24, "patch_size": 4}
+    config = transformers.LlavaConfig(text_config=text, vision_config=tower, image_token_id=9)
+    config.architectures = CONFIG.architectures
+    config.save_pretrained(tmp_path)
+    source = load_model(f"hf-images:{tmp_path}")
+    traced = trace(source.build, source.name, "f32", source.vocab_size)
+    found = next(filter(None, map(_traced, twins(source))))
+    assert stands_for(found, traced)
+    assert 8 * parameter_bytes(found) < parameter_bytes(traced)
+    assert (traced.lengths[0], found.lengths[0]) == (37, 17)

@@ -113,9 +113,9 @@ def sharded(
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries start..stop over the whole sequence's keys.
 
-    Causal backends that cannot place queries attend to the keys before `start` (the past) and to the
-    square of the queries' own places; the two are joined by their log-sum-exps (FlashAttention,
-    Dao et al. 2022, 3.1).
+    Causal backends that cannot place queries attend to the keys before `start` (the past) and to
+    the square of the queries' own places; the two are joined by their log-sum-exps
+    (FlashAttention, Dao et al. 2022, 3.1).
     """
     stop = start + q.shape[2]
     backend = backend_of(q, causal, window, softcap, k.shape[2], v.shape[3])
