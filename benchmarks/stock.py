@@ -8,7 +8,8 @@ experts by the library's grouped matmul. --batches: how the class takes the rows
 micro-batch or micro-batch x count; each is tried under each of --attention (by the library's names;
 sdpa knows no soft-cap), with a layer's activations computed again in backward where it says `r`
 behind; one that fails or runs out of memory is a row, too. An encoder-decoder reads its tokens as
-the source as well, with a mask of padding. stock_configs.py writes both folders.
+the source as well, with a mask of padding; an image-text model begins each row with an image.
+stock_configs.py writes both folders.
 """
 
 import argparse
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import train_step
 
 CHUNK = 2048
+_KINDS = ("Seq2SeqLM", "ImageTextToText")
 
 
 class Stock(nn.Module):
@@ -40,13 +42,13 @@ class Stock(nn.Module):
         options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.bfloat16}
         if hasattr(config, "num_experts") or hasattr(config, "num_local_experts"):
             options["experts_implementation"] = "grouped_mm"
-        self.pairs = config.is_encoder_decoder
-        kind = (
-            transformers.AutoModelForSeq2SeqLM if self.pairs else transformers.AutoModelForCausalLM
-        )
+        self.pairs, self.tower = config.is_encoder_decoder, getattr(config, "vision_config", None)
+        kind = transformers.AutoModelForCausalLM
+        if self.pairs or self.tower:
+            kind = getattr(transformers, f"AutoModelFor{_KINDS[bool(self.tower)]}")
         self.hf = kind.from_config(config, **options).train()
         self.again, self.cap = again, getattr(config, "final_logit_softcapping", None)
-        self.vocab = config.vocab_size
+        self.vocab = config.get_text_config(decoder=True).vocab_size
         for layer in _layers(self.hf.base_model, self.pairs):
             layer.compile(dynamic=False)
             if again:
@@ -58,11 +60,21 @@ class Stock(nn.Module):
         given = {"input_ids": tokens}
         if self.pairs:
             given |= {"decoder_input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        if self.tower:
+            given = self._with_images(tokens)
         hidden = self._base(**given, use_cache=False).last_hidden_state.flatten(0, 1)
         total = hidden.new_zeros((), dtype=torch.float32)
         for h, y in zip(hidden.split(CHUNK), labels.flatten().split(CHUNK), strict=True):
             total = total + self.chunk(h, y)
         return total / count
+
+    def _with_images(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tokens whose first ones stand for an image, as many as it has patches, and pixels."""
+        size, token = self.tower.image_size, self.hf.config.image_token_id
+        ids = tokens.masked_fill(tokens == token, 0)
+        ids[:, : (size // self.tower.patch_size) ** 2] = token
+        shape = (len(ids), self.tower.num_channels, size, size)
+        return {"input_ids": ids, "pixel_values": torch.randn(shape, device=ids.device).bfloat16()}
 
     def _base(self, **given: Any) -> Any:
         """The class without its head; T5 names no base of its own."""
@@ -88,6 +100,8 @@ class Stock(nn.Module):
 def _layers(base: nn.Module, pairs: bool) -> list[nn.Module]:
     """Return the layers of a class, of its encoder and decoder."""
     stacks = (base.encoder, base.decoder) if pairs else (base,)
+    if hasattr(base, "vision_tower"):
+        stacks = (base.vision_tower.encoder, base.language_model)
     names = ("h", "layers", "block")
     return [
         layer

@@ -38,6 +38,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_heads": 16, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
         | {"dropout_rate": 0.0, "vocab_size": 32128, "decoder_start_token_id": 0},
     ),
+    "llava-1.5-8": (  # 8 of its 32 layers of text, its whole tower
+        "LlavaConfig",
+        {
+            "text_config": {"model_type": "llama", "vocab_size": 32064, "hidden_size": 4096}
+            | {"intermediate_size": 11008, "num_hidden_layers": 8, "num_attention_heads": 32}
+            | {"max_position_embeddings": 4096},
+            "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024}
+            | {"intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+            | {"image_size": 336, "patch_size": 14},
+            "image_token_id": 32000,
+        },
+    ),
     "gpt2-xl": (
         "GPT2Config",
         {"n_embd": 1600, "n_layer": 48, "n_head": 25, "resid_pdrop": 0.0}
@@ -75,8 +87,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Tokens of a row, and rows a step where they are not 8.
 SEQ = {"mistral-7b": 16384, "gpt2-xl": 1024, "bart-large": 512, "t5-v1.1-large": 512}
+SEQ |= {"llava-1.5-8": 2048}
 ROWS = {"mistral-7b": 2, "gpt2-xl": 32, "bart-large": 64, "t5-v1.1-large": 64}
-_OWN_LENGTH = ("gpt2-xl", "bart-large", "t5-v1.1-large")
+ROWS |= {"llava-1.5-8": 16}
+_OWN_LENGTH = ("gpt2-xl", "bart-large", "t5-v1.1-large", "llava-1.5-8")
 
 
 def write(name: str, out: Path) -> Path:
@@ -92,7 +106,8 @@ def write_config(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
     plain = kind.replace("TextConfig", "Config")
     named = {"GPT2Config": "GPT2LMHeadModel"}
     config = getattr(transformers, kind)(**fields)
-    head = "ForConditionalGeneration" if config.is_encoder_decoder else "ForCausalLM"
+    pairs = config.is_encoder_decoder or hasattr(config, "vision_config")
+    head = "ForConditionalGeneration" if pairs else "ForCausalLM"
     config.architectures = [named.get(kind, plain.replace("Config", head))]
     config.save_pretrained(folder)
     return folder
@@ -105,7 +120,8 @@ def compiled(name: str, folder: Path, cluster: str) -> None:
     pure = ["--dtype", "bf16", "--pin", "precision=pure", "--pin", "rounding=nearest"]
     meshwright = [sys.executable, "-m", "meshwright.cli"]
     where = ["--cluster", cluster, "-o", str(plan)]
-    subprocess.run([*meshwright, "plan", f"hf:{folder}", *sizes, *pure, *where], check=True)
+    kind = "hf-images" if "vision_config" in CONFIGS[name][1] else "hf"
+    subprocess.run([*meshwright, "plan", f"{kind}:{folder}", *sizes, *pure, *where], check=True)
     subprocess.run([*meshwright, "compile", str(plan), "-o", str(program)], check=True)
 
 

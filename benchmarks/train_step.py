@@ -140,8 +140,20 @@ def _given(layout: Any, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
     """What a micro-batch gives to a program; programs of older versions take a pair."""
     if not hasattr(layout, "inputs"):
         return tokens, labels
-    others = {"source": tokens} if any(x.role == "source" for x in layout.inputs) else {}
+    roles = ("source", "images", "places")
+    others = {x.role: _other(x, tokens) for x in layout.inputs if x.role in roles}
     return import_module("runtime.engine.inputs").batch_of(layout.inputs, tokens, labels, **others)
+
+
+def _other(asked: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What a program reads beside tokens: the same as a source, pixels, the first places."""
+    if asked.role == "source":
+        return tokens
+    rows, (_, *sizes) = len(tokens), map(str, asked.shape)
+    shape = (rows, *map(int, sizes))
+    if asked.role == "images":
+        return torch.randn(shape, device=tokens.device)
+    return torch.arange(shape[1], device=tokens.device).expand(shape)
 
 
 def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -> dict:
