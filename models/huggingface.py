@@ -164,6 +164,19 @@ def _check(spec: str, config: Any) -> None:
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "
             "encoder-decoder of text"
         )
+    _check_router(spec, config)
+
+
+def _check_router(spec: str, config: Any) -> None:
+    """Raise ModelError where the class adds a loss of its routers to that of its labels."""
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    factor = next((getattr(config, n) for n in names if getattr(config, n, None)), 0.0)
+    if factor and getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{spec}: its config has output_router_logits = true, so that its class adds {factor:g}"
+            " times a loss of how all tokens of a batch are routed; a plan computes some rows at a "
+            "time and knows no such number, so set it to false"
+        )
 
 
 def reads_images(spec: str, config: Any) -> bool:

@@ -260,6 +260,16 @@ def test_a_config_of_another_model_is_refused(name, folder, tmp_path):
     assert all(part in message for part in (*said, str(path), "TOML", "hf:")), message
 
 
+def test_a_loss_of_routers_over_the_batch_is_refused(tmp_path):
+    for given in ({"output_router_logits": True}, {}):
+        config = transformers.MixtralConfig(**given, architectures=["MixtralForCausalLM"])
+        config.save_pretrained(tmp_path)
+        if given:
+            with pytest.raises(ModelError, match=r"adds 0\.001 times a loss of how all tokens"):
+                load_model(f"hf:{tmp_path}")
+    assert load_model(f"hf:{tmp_path}").vocab_size == config.vocab_size
+
+
 def test_a_mistral_without_a_window_is_a_llama(folder, tmp_path):
     folder("llama")
     path = tmp_path / "config.json"
