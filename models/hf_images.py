@@ -22,11 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError, said_of
+from .hf_kernels import kernels_of
 from .hf_layout import Layout, layout_of
 from .hf_masks import one_document_a_row
 from .hf_packed import Known, one_grid, positions_of, rope_of, rows_of
+from .recurrence import RecurrenceCore
 
 _DEEPER = "_deepstack_process"  # the library's adding of features in the places of an image
+_SKIP = "transformers.masking_utils._ignore_bidirectional_mask_sdpa"
 _CHECK = "torch_compilable_check"  # the library's assertion on values of tensors
 
 
@@ -36,7 +39,7 @@ class HuggingFaceImageText(nn.Module):
     Parameters keep the library's names behind the prefix `hf.`. token: the id that stands for a
     part of an image, and in no other place of a row: text that has it there has id 0, or 1 where
     it is 0. image_shape: C, H, W. image_places: tokens of a row that stand for its image.
-    plain: the class puts features in their places by itself.
+    plain: the class puts features in their places, and calls the kernels of its file, by itself.
     """
 
     def __init__(
@@ -51,18 +54,19 @@ class HuggingFaceImageText(nn.Module):
         self.hf, self.token, self.image_shape, self.plain = hf, token, image_shape, plain
         self.layout, self.image_places = layout, 1
         self.image_places = self._count()
+        self.recurrence = None if plain else RecurrenceCore()
 
     def forward(self, tokens: Tensor, images: Tensor, places: Tensor) -> Tensor:
         """tokens, int64 [B, S]; images [B, C, H, W]; places, int64 [B, N] -> logits [B, S, V]."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         hits = at[:, None] == places[:, None, :]
         given = self._given(tokens, images, hits.any(-1), self.plain)
-        if self.plain:
+        if self.recurrence is None:
             return self._logits(given)
         if self.image_adjoins:
             axes, behind = positions_of(self.hf, self.token, self.image_places, self.layout.others)
             given["position_ids"] = rows_of(axes.to(hits.device), behind, hits, places)
-        with each_row_its_features(self.hf, hits):
+        with each_row_its_features(self.hf, hits), kernels_of(self.hf, self.recurrence):
             return self._logits(given)
 
     def _logits(self, given: dict[str, Any]) -> Tensor:
@@ -103,7 +107,8 @@ class HuggingFaceImageText(nn.Module):
         given = self._given(tokens, images, tokens == 0, plain=False)
         hits = torch.zeros(1, 4, 1, dtype=torch.bool, device="meta")
         failed = ""
-        with torch.no_grad(), each_row_its_features(self.hf, hits) as counts:
+        unasked = patch(_SKIP, lambda *_, **__: False)  # of values, which decide no number
+        with torch.no_grad(), unasked, each_row_its_features(self.hf, hits) as counts:
             try:
                 torch.func.functional_call(self.hf, meta, (), given)
             except Exception as error:
