@@ -35,6 +35,7 @@ _WINDOWS = {
 }
 _QUERIES = {"num_query_tokens": 4}
 _OWN: dict[str, dict[str, Any]] = {
+    "aria": {"projector_patch_to_query_dict": {4: 3}},
     "blip-2": _QUERIES,
     "exaone4_5": _WINDOWS,
     "hyperclovax_vision_v2": _WINDOWS,
@@ -52,7 +53,16 @@ _OWN: dict[str, dict[str, Any]] = {
     "granite_docling": {"vision_config": {"image_size": 8 * PATCH}},
     "idefics3": _LARGER,
     "internvl": _LARGER,
-    "llama4": _LARGER,
+    "llama4": {
+        "vision_config": {
+            "image_size": 4 * PATCH,
+            "intermediate_size": 4 * WIDTH,
+            "projector_input_dim": WIDTH,
+            "projector_output_dim": WIDTH,
+            "vision_output_dim": WIDTH,
+        }
+    },  # fmt: skip
+    "vipllava": {"vision_feature_layer": [-1, -2]},
     "mistral3": _LARGER,
     "paddleocr_vl": _LARGER,
     "qianfan_ocr": {"vision_config": {"image_size": [16, 16]}},
