@@ -3,6 +3,7 @@
     python benchmarks/models.py [MODEL_TYPE ...] [--out FILE] [--limit S] [--again RESULT]
     python benchmarks/models.py --pairs MODEL_TYPE ... --out FILE      two axes at once, four ranks
     python benchmarks/models.py --options SEED MODEL_TYPE ...     random options of each config
+    python benchmarks/models.py images: ...     all image-text models, or images:MODEL_TYPE
     python benchmarks/models.py --table [--out FILE]      what FILE holds, by result and by cause
 
 Each model type gets a tiny config (models_tiny.py) and is planned, compiled and run in float64 on
@@ -158,10 +159,12 @@ def main() -> None:
         return
     sys.path[:0] = [str(HERE), str(ROOT / "tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "tests"), *sys.path[2:]])
+    from models_images import PREFIX, image_types
     from models_tiny import pair_types, text_types
 
     options = "" if given.options is None else f"+{given.options}"
-    names = [f"{name}{options}" for name in given.names or text_types() + pair_types()]
+    named = image_types() if given.names == [PREFIX] else given.names
+    names = [f"{name}{options}" for name in named or text_types() + pair_types()]
     run(names, given.out, given.limit, given.again, given.pairs)
 
 

@@ -21,7 +21,8 @@ import torch
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job as RankJob
-from models_tiny import auto_class, parameters, reads_pairs, tiny_config, with_options
+from models_images import PREFIX, given_to, image_rows
+from models_tiny import auto_class, parameters, reads_images, reads_pairs, tiny_config, with_options
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -86,7 +87,7 @@ def _wide(value: Any) -> Any:
 def check(name: str, pool: Pool, plans: tuple[str, ...] = tuple(PLANS)) -> dict[str, Any]:
     """Return the result of a model type: by plan "equal" or why not, and what tp=2 cuts.
 
-    name: such as `llama`, or `llama+7` with the random options of seed 7.
+    name: such as `llama`, `llama+7` with the random options of seed 7, or `images:llava`.
     """
     found: dict[str, Any] = {"model": name, "plans": {}}
     kind, _, seed = name.partition("+")
@@ -98,10 +99,10 @@ def check(name: str, pool: Pool, plans: tuple[str, ...] = tuple(PLANS)) -> dict[
             raise ValueError(f"its small sizes leave {size:,} parameters")
     except Exception as error:
         return found | {"result": "no config", "said": _line(error)}
-    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{config.model_type}-") as folder:
         config.save_pretrained(folder)
         try:
-            traced = _captured(folder)
+            traced = _captured(folder, kind.startswith(PREFIX))
         except Exception as error:
             return found | {"result": kind_of(error), "said": _line(error).replace(folder, name)}
         for plan in plans:
@@ -137,9 +138,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _captured(folder: str) -> Traced:
+def _captured(folder: str, images: bool) -> Traced:
     """The capture of a folder's model, proven."""
-    source = load_model(f"hf:{folder}")
+    source = load_model(f"{'hf-images' if images else 'hf'}:{folder}")
     with _quiet():
         return proven_capture(source, mw.Job(SEQ, ROWS, dtype="f64"), lambda _: None)[0]
 
@@ -199,16 +200,26 @@ class _Step(NamedTuple):
     others: dict[str, Tensor] = {}
 
 
-def _batches(vocab: int, pairs: bool) -> list[_Step]:
+def _batches(plan: Plan, config: Any) -> list[_Step]:
     generator = torch.Generator().manual_seed(SEED)
     found = []
     for _ in range(STEPS):
-        ids = torch.randint(3, vocab, (ROWS, SEQ + 1), generator=generator)
+        ids = torch.randint(3, plan.vocab_size, (ROWS, SEQ + 1), generator=generator)
         labels = ids[:, 1:].clone()
         labels[0, :3] = IGNORED
         own = _Step(ids[:, :-1].contiguous(), labels)
-        found.append(_pairs(own, generator) if pairs else own)
+        if reads_images(config):
+            own = _images(own, plan, generator)
+        found.append(_pairs(own, generator) if reads_pairs(config) else own)
     return found
+
+
+def _images(step: _Step, plan: Plan, generator: torch.Generator) -> _Step:
+    """Put an image into each row, of the sizes that a plan states."""
+    sizes = {i.role: [evaluate(n, {"B": ROWS, "S": SEQ}) for n in i.shape] for i in plan.inputs}
+    shape, (_, count) = sizes["images"][1:], sizes["places"]
+    ids, labels, others = image_rows(step.tokens, step.labels, tuple(shape), count, generator)
+    return _Step(ids, labels.where(step.labels != IGNORED, IGNORED), others)
 
 
 def _pairs(step: _Step, generator: torch.Generator) -> _Step:
@@ -223,7 +234,7 @@ def _pairs(step: _Step, generator: torch.Generator) -> _Step:
 
 def _compare(plan: Plan, config: Any, folder: Path, pool: Pool, sites: Mapping[int, Site]) -> None:
     """Run a plan's program and the stock class; raise WrongError where they differ."""
-    data = _batches(plan.vocab_size, reads_pairs(config))
+    data = _batches(plan, config)
     write_program(plan, folder)
     steps = [(step.tokens.numpy(), step.labels.numpy(), RATE) for step in data]
     job = RankJob(folder, plan.mesh.num_devices, steps, SEED, asdict(_OPTIMIZER), False, _TIMEOUT_S)
@@ -274,7 +285,7 @@ def _oracle(
         optimizer.zero_grad()
         draws = drawn(sites, torch.arange(ROWS), SEQ, step_draws(SEED, step))
         with default_dtype(torch.float64), Widened(), draws:
-            logits = module(**_read(batch, config), use_cache=False).logits
+            logits = module(**_read(batch, config, module), use_cache=False).logits
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
         )
@@ -290,8 +301,10 @@ def _oracle(
     return losses, live, kept
 
 
-def _read(step: _Step, config: Any) -> dict[str, Tensor]:
+def _read(step: _Step, config: Any, module: nn.Module) -> dict[str, Tensor]:
     """What a stock class is given for a step."""
+    if reads_images(config):
+        return given_to(module, step.tokens, step.others)
     if not step.others:
         return {"input_ids": step.tokens}
     source = step.others["source"]

@@ -14,6 +14,7 @@ from models_options import random_options
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
@@ -144,20 +145,33 @@ def reads_pairs(config: Any) -> bool:
     return named and bool(config.is_encoder_decoder)
 
 
+def reads_images(config: Any) -> bool:
+    """Tell whether the config is of a class that reads an image beside its tokens, whole."""
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and hasattr(
+        config, "vision_config"
+    )
+
+
 def auto_class(config: Any) -> Any:
     """Return the class of the library that builds the model of a config."""
     pairs = reads_pairs(config)
+    if reads_images(config):
+        return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
 
 
 def tiny_config(name: str) -> Any:
-    """The tiny config of a model type, dropout 0.
+    """The tiny config of a model type, dropout 0; with its images behind their prefix.
 
     Raises whatever the library raises where it refuses the sizes.
     """
+    from models_images import PREFIX, tiny_image_config
+
+    if name.startswith(PREFIX):
+        return tiny_image_config(name.removeprefix(PREFIX))
     kind = CONFIG_MAPPING[name]
     fields = kind().to_dict()
-    config = kind(**_given(fields) | OWN.get(name, {}))
+    config = kind(**given_fields(fields) | OWN.get(name, {}))
     return _as_decoder(config, fields)
 
 
@@ -179,7 +193,7 @@ def _as_decoder(config: Any, fields: dict[str, Any]) -> Any:
     return config
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
+def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """The small fields of a config, those of configs within it among them."""
     given: dict[str, Any] = {k: small for k, v in fields.items() if (small := _small(k, v))}
     given |= {key: given[other] for key, other in _ALIKE if _equal(fields, key, other, given)}
@@ -187,7 +201,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     given |= {key: 0.0 for key, value in fields.items() if _drops(key, value)}
     given |= {key: 0 for key, value in fields.items() if _past(key, value)}
     inner = {k: v for k, v in fields.items() if isinstance(v, dict) and v.get("model_type")}
-    return given | {key: value | _given(value) for key, value in inner.items()}
+    return given | {key: value | given_fields(value) for key, value in inner.items()}
 
 
 def _equal(fields: dict[str, Any], key: str, other: str, given: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import builtins
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError, said_of
+from .hf_kernels import kernels_of
+from .hf_layout import Layout, layout_of
 from .hf_masks import one_document_a_row
+from .hf_packed import Known, one_grid, positions_of, rope_of, rows_of
+from .recurrence import RecurrenceCore
 
+_DEEPER = "_deepstack_process"  # the library's adding of features in the places of an image
+_SKIP = "transformers.masking_utils._ignore_bidirectional_mask_sdpa"
 _CHECK = "torch_compilable_check"  # the library's assertion on values of tensors
 
 
@@ -33,34 +39,58 @@ class HuggingFaceImageText(nn.Module):
     Parameters keep the library's names behind the prefix `hf.`. token: the id that stands for a
     part of an image, and in no other place of a row: text that has it there has id 0, or 1 where
     it is 0. image_shape: C, H, W. image_places: tokens of a row that stand for its image.
-    plain: the class puts features in their places by itself.
+    plain: the class puts features in their places, and calls the kernels of its file, by itself.
     """
 
     def __init__(
-        self, hf: nn.Module, token: int, image_shape: tuple[int, int, int], plain: bool = True
+        self,
+        hf: nn.Module,
+        token: int,
+        image_shape: tuple[int, int, int],
+        layout: Layout,
+        plain: bool = True,
     ) -> None:
         super().__init__()
         self.hf, self.token, self.image_shape, self.plain = hf, token, image_shape, plain
-        self.image_places = 1
+        self.layout, self.image_places = layout, 1
         self.image_places = self._count()
+        self.recurrence = None if plain else RecurrenceCore()
 
     def forward(self, tokens: Tensor, images: Tensor, places: Tensor) -> Tensor:
         """tokens, int64 [B, S]; images [B, C, H, W]; places, int64 [B, N] -> logits [B, S, V]."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         hits = at[:, None] == places[:, None, :]
-        given = self._given(tokens, images, hits.sum(-1) > 0)
-        own = nullcontext() if self.plain else each_row_its_features(self.hf, hits)
-        with one_document_a_row(), own:
+        given = self._given(tokens, images, hits.sum(-1) > 0, self.plain)
+        if self.recurrence is None:
+            return self._logits(given)
+        if self.image_adjoins:
+            axes, behind = positions_of(self.hf, self.token, self.image_places, self.layout.others)
+            given["position_ids"] = rows_of(axes.to(hits.device), behind, hits, places)
+        with each_row_its_features(self.hf, hits), kernels_of(self.hf, self.recurrence):
+            return self._logits(given)
+
+    def _logits(self, given: dict[str, Any]) -> Tensor:
+        with one_document_a_row():
             return self.hf(**given).logits
 
-    def _given(self, tokens: Tensor, images: Tensor, stands: Tensor) -> dict[str, Any]:
-        """What the class takes. stands: bool [B, S], whether a token is part of an image."""
-        given: dict[str, Any] = {"pixel_values": images, "use_cache": False}
+    @property
+    def image_adjoins(self) -> bool:
+        """Return whether the tokens of an image must stand one behind the other: a class that
+        counts positions of several axes finds an image by its first token."""
+        return bool(self.layout.others) and rope_of(self.hf) is not None
+
+    def _given(self, tokens: Tensor, images: Tensor, stands: Tensor, plain: bool) -> dict[str, Any]:
+        """What the class takes, or what it takes in our hands. stands: bool [B, S], whether a
+        token is part of an image."""
+        given: dict[str, Any] = {"pixel_values": self.layout.pixels(images), "use_cache": False}
         text = tokens.masked_fill(tokens == self.token, int(self.token == 0))
         given["input_ids"] = text.masked_fill(stands, self.token)
         asked = inspect.signature(self.hf.forward).parameters
         kinds = (name for name in ("token_type_ids", "mm_token_type_ids") if name in asked)
-        return given | dict.fromkeys(kinds, stands.to(torch.int64))
+        given |= dict.fromkeys(kinds, stands.to(torch.int64))
+        said = {name: x for name, x in self.layout.others.items() if name in asked}
+        of_rows = _repeated if plain else Known.of
+        return given | {name: of_rows(x, images) for name, x in said.items()}
 
     def row_of_zeros(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what a forward takes, for one row of four tokens on meta tensors."""
@@ -74,9 +104,10 @@ class HuggingFaceImageText(nn.Module):
         named = (*self.hf.named_parameters(), *self.hf.named_buffers())
         meta = {name: value.detach().to("meta") for name, value in named}
         tokens, images, _ = self.row_of_zeros()
-        given = self._given(tokens, images, tokens == 0)
+        given = self._given(tokens, images, tokens == 0, plain=False)
         failed = ""
-        with torch.no_grad(), each_row_its_features(self.hf, None) as counts:
+        unasked = patch(_SKIP, lambda *_, **__: False)  # of values, which decide no number
+        with torch.no_grad(), unasked, each_row_its_features(self.hf, None) as counts:
             try:
                 torch.func.functional_call(self.hf, meta, (), given)
             except Exception as error:
@@ -87,6 +118,10 @@ class HuggingFaceImageText(nn.Module):
                 f"{list(self.image_shape)} in the places of a row's tokens{failed}"
             )
         return counts[0]
+
+
+def _repeated(value: Tensor, images: Tensor) -> Tensor:
+    return value.to(images.device).repeat(images.shape[0], *[1] * (value.ndim - 1))
 
 
 @contextmanager
@@ -104,13 +139,21 @@ def each_row_its_features(model: nn.Module, hits: Tensor | None) -> Iterator[lis
     def scatter(own: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         features = source.reshape(own.shape[0], -1, own.shape[-1])
         counts.append(features.shape[1])
-        if hits is None:
-            return own
-        # A product with one 1 in each row is a choice that axes can cut.
-        return torch.where(mask, hits.to(own.dtype) @ features.to(own.dtype), own)
+        return torch.where(mask, in_places(own, features), own)
 
-    with ExitStack() as stack:
+    def added(own: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        features = source.reshape(own.shape[0], -1, own.shape[-1])
+        return torch.where(mask.unsqueeze(-1), own + in_places(own, features), own)
+
+    def in_places(own: Tensor, features: Tensor) -> Tensor:
+        """A product with at most one 1 in each row: a choice that axes can cut."""
+        return own if hits is None else hits.to(own.dtype) @ features.to(own.dtype)
+
+    with one_grid(model, 1 if hits is None else hits.shape[0]), ExitStack() as stack:
         stack.enter_context(patch.object(Tensor, "masked_scatter", scatter))
+        for part in model.modules():
+            if hasattr(part, _DEEPER):
+                stack.enter_context(patch.object(part, _DEEPER, added))
         for name in {type(part).__module__ for part in model.modules()}:
             if name.startswith("transformers.models."):
                 own = {"list": _listed, _CHECK: lambda *_: None}
@@ -133,6 +176,15 @@ class _listed(list, metaclass=_Listed):  # it stands where `list` does
     pass
 
 
+def image_text(spec: str, config: Any, model: nn.Module, plain: bool) -> HuggingFaceImageText:
+    """Return a stock class behind our forward. Raises ModelError where it reads no images that a
+    plan can give."""
+    token, shape = image_token(spec, config), image_shape(spec, config)
+    patched = "image_grid_thw" in inspect.signature(model.forward).parameters
+    layout = layout_of(spec, config, shape) if patched else Layout()
+    return HuggingFaceImageText(model, token, shape, layout, plain)
+
+
 def image_shape(spec: str, config: Any) -> tuple[int, int, int]:
     """Return C, H, W of the images of a config. Raises ModelError where it states none."""
     vision = getattr(config, "vision_config", None)
@@ -141,9 +193,10 @@ def image_shape(spec: str, config: Any) -> tuple[int, int, int]:
     if len(sides) != 2 or not all(type(n) is int for n in sides):
         raise ModelError(
             f"{spec}: {config.model_type} takes images of any size: its vision_config has "
-            f"image_size = {size!r}, where a plan takes one size for all rows"
+            f"image_size = {size!r}, where a plan takes one size for all rows; state it there"
         )
-    return (getattr(vision, "num_channels", 3), *sides)
+    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3))
+    return (channels, *sides)
 
 
 def image_token(spec: str, config: Any) -> int:

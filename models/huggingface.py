@@ -32,7 +32,7 @@ from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
-from .hf_images import HuggingFaceImageText, image_shape, image_token
+from .hf_images import HuggingFaceImageText, image_text
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .recurrence import RecurrenceCore
@@ -255,8 +255,9 @@ def _register(transformers: Any) -> None:
 
 
 def _tensor_mask(make: Any, **given: Any) -> Tensor:
-    """The library's mask of bools, never left out."""
-    return make(**given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    """The library's mask of bools, never left out, its rule called once on all places."""
+    skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
+    return make(**given | skips | {"use_vmap": False})
 
 
 def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
@@ -273,8 +274,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     if seq2seq:
         return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
     if images:
-        token, shape = image_token(spec, config), image_shape(spec, config)
-        return HuggingFaceImageText(model, token, shape, plain=experts != _EXPERTS)
+        return image_text(spec, config, model, plain=experts != _EXPERTS)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on
     # meta, and loss is asked of labels alone.
     with suppress(Exception):  # the library's own kind, of a config that must have one

@@ -77,6 +77,7 @@ def random_batch(
     sites: Mapping[int, Site] | None = None,
     alike: bool = False,
     reads: Mapping[str, tuple[int, ...]] | None = None,
+    adjoins: bool = False,
 ) -> Batch:
     """Draw a batch of which the first row and some more labels do not count.
 
@@ -105,7 +106,7 @@ def random_batch(
     batch = Batch(tokens, labels, torch.arange(rows), own_loss, sites or {})
     if "source" in (reads or {}):
         return _with_source(batch, drawn(vocab), generator)
-    return _with_images(batch, reads or {}, generator)
+    return _with_images(batch, reads or {}, generator, adjoins)
 
 
 def _with_source(batch: Batch, ids: Tensor, generator: torch.Generator) -> Batch:
@@ -117,9 +118,9 @@ def _with_source(batch: Batch, ids: Tensor, generator: torch.Generator) -> Batch
 
 
 def _with_images(
-    batch: Batch, reads: Mapping[str, tuple[int, ...]], generator: torch.Generator
+    batch: Batch, reads: Mapping[str, tuple[int, ...]], generator: torch.Generator, adjoins: bool
 ) -> Batch:
-    """Draw images, and places anywhere of the tokens that stand for them.
+    """Draw images, and places anywhere of the tokens that stand for them, or of the first.
 
     Pixels are eighths below 1, which every dtype of a plan holds.
     """
@@ -131,4 +132,7 @@ def _with_images(
     if sizes := reads.get("places"):
         orders = torch.rand(rows, seq, generator=generator).argsort(1)
         others["places"] = orders[:, : sizes[0]].sort(1).values
+        if adjoins:
+            first = torch.randint(0, seq - sizes[0] + 1, (rows, 1), generator=generator)
+            others["places"] = first + torch.arange(sizes[0])
     return replace(batch, others=others)

@@ -233,6 +233,7 @@ def _batch(
         sites_of(traced.graph),
         alike=alike,
         reads=_reads(module, subject.name, variant.seq),
+        adjoins=getattr(module, "image_adjoins", False),
     )
 
 

@@ -73,7 +73,7 @@ def test_it_equals_the_own_training_of_the_library(
     made = _plan(traced(), PLANS[plan])
     write_program(made, tmp_path / "p")
     data = [_rows(step) for step in range(STEPS)]
-    steps = [(ids.numpy(), _next(ids).numpy(), RATE) for ids, _, _ in data]
+    steps = [(ids.numpy(), next_ids(ids).numpy(), RATE) for ids, _, _ in data]
     others = tuple({"images": x.numpy(), "places": p.numpy()} for _, x, p in data)
     job = Job(tmp_path / "p", made.mesh.num_devices, steps, 0, asdict(_ONE_STEP), False, 60.0)
     ranks = pool.run(replace(job, others=others))
@@ -100,7 +100,7 @@ def _rows(step: int) -> tuple[Tensor, Tensor, Tensor]:
     return ids.scatter(1, places, IMAGE), pixels, places
 
 
-def _next(ids: Tensor) -> Tensor:
+def next_ids(ids: Tensor) -> Tensor:
     """The label of each token: the next id, none where that is of an image or of no row."""
     labels = torch.cat([ids[:, 1:], torch.full((ROWS, 1), IGNORED)], 1)
     return labels.masked_fill(labels == IMAGE, IGNORED)
