@@ -14,6 +14,7 @@ from ..errors import CaptureError
 from .lines import of_user, short_line
 
 _QUESTIONS = ("is_compiling", "is_exporting")  # of torch.compiler
+_DYNAMO = "torch._dynamo.variables.torch"
 _TEXTS = ("__repr__", "__str__", "__format__")
 
 
@@ -35,6 +36,13 @@ def no_question_of_tracing(name: str) -> Iterator[None]:
     finally:
         for space, key, plain in places:
             space[key] = plain
+        _forget_questions()
+
+
+def _forget_questions() -> None:
+    """Let torch.compile, which keeps the functions that ask as it finds them first, find them."""
+    if (dynamo := sys.modules.get(_DYNAMO)) is not None:
+        dynamo.tracing_state_functions.cache_clear()
 
 
 @contextmanager
