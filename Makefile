@@ -68,7 +68,7 @@ check: dev ## format, lint, types and house rules; under a minute
 	$(BIN)/pytest -q tests/house
 
 test: dev ## run the test suite without the tests marked long or gpu
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 long: dev ## run the tests marked long
 	$(BIN)/pytest -m "long and not gpu" $(PYTEST_ARGS)

@@ -30,9 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
 
 
+# Files that take a minute and more, begun first: the last file leaves a worker without work. The
+# jobs of Slurm wait more than they compute, beside other tests.
+_LONGEST = (
+    "slurm/test_slurm.py",
+    "equivalence/test_grammar.py",
+    "ir/test_op_db.py",
+    "equivalence/test_law.py",
+    "cli/test_mistakes.py",
+    "proofs/test_zoo.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the jobs of Slurm, which wait more than they compute, beside other tests."""
-    items.sort(key=lambda item: "/slurm/" not in item.nodeid)
+    """Begin with the files that take longest; the Makefile tells xdist to keep the order."""
+    first = {f"tests/{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: first.get(item.nodeid.partition("::")[0], len(first)))
 
 
 @pytest.fixture(scope="session", autouse=True)
