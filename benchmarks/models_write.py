@@ -51,7 +51,7 @@ def write_results(rows: list[dict[str, Any]]) -> None:
 
 def _said(row: dict[str, Any]) -> str:
     """What was said, without the name of the model and the advice that ends it."""
-    said = re.sub(rf"(model )?hf:{row['model']}:? ", "", row.get("said", ""))
+    said = re.sub(rf"(model )?hf(-images)?:{row['model']}:? ", "", row.get("said", ""))
     said = re.sub(r"\S*/site-packages/transformers/models/", "", said)
     said = re.sub(r" Its forward does what capture does not follow;.*", "", said)
     return said if len(said) <= _LONGEST else said[: _LONGEST - 3].rstrip() + "..."
@@ -59,15 +59,22 @@ def _said(row: dict[str, Any]) -> str:
 
 def page_text(found: Classes) -> str:
     """Return what docs/models.md says of the classes."""
+    parts = [found.part(images) for images in (False, True)]
+    return "\n\n".join(map(_part_text, filter(lambda part: part.checked, parts)))
+
+
+def _part_text(found: Classes) -> str:
     counts = ", ".join(f"{count} {result}" for result, count in found.counts().items())
     equal = [row.model_type for row in found.checked if row.result == "equal"]
-    others = [row for row in found.checked if row.result != "equal"]
+    others = [row for row in found.checked if row.result not in ("equal", "no config")]
+    lacking = [row.model_type for row in found.checked if row.result == "no config"]
+    none = _wrapped("The tiny config is refused by the library, or too large, of: ", lacking)
     few = [
         f"{r.model_type} {r.cut:.0%}" for r in found.checked if r.cut is not None and r.cut < 0.8
     ]
     cut = ["", *_wrapped("Of these tp=2 cuts below 80% of the bytes of matmul weights: ", few)]
     lines = [
-        f"All {found.kinds} of text of transformers {found.transformers}, each from a tiny",
+        f"All {found.kinds} of transformers {found.transformers}, each from a tiny",
         "config, float64, on one device, dp=2, tp=2 and pp=2, two steps beside the stock class",
         f"under autograd (torch {found.torch}, {found.dates}): **{counts}**.",
         "`meshwright models classes` prints them with what tp=2 cuts; `python benchmarks/models.py "
@@ -75,6 +82,7 @@ def page_text(found: Classes) -> str:
         "",
         *_wrapped("Equal to 1e-9 on all four: ", equal),
         *(cut if few else []),
+        *(["", *none] if lacking else []),
         "",
         "| class | result | what was said |",
         "|---|---|---|",

@@ -89,7 +89,7 @@ def _classes(arguments: argparse.Namespace) -> None:
     rows = [found.of(name) for name in arguments.types] or found.checked
     counts = ", ".join(f"{count} {result}" for result, count in found.counts().items())
     head = (
-        f"{found.kinds} of text of transformers {found.transformers}, tiny configs, "
+        f"{found.kinds} of transformers {found.transformers}, tiny configs, "
         f"one device, dp=2, tp=2 and pp=2 in float64, torch {found.torch}, {found.dates}: {counts}"
     )
     width = max(len(row.model_type) for row in rows)

@@ -5,11 +5,12 @@ beside the stock class under autograd. The file of results comes with the packag
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import ModelError
 
+IMAGES = "images:"  # before the type of a model that was checked with images
 RESULTS = Path(__file__).with_name("classes.json")
 
 
@@ -17,8 +18,9 @@ RESULTS = Path(__file__).with_name("classes.json")
 class Checked:
     """A class of the library. result: equal on all four plans, refused, or why it was not checked.
 
-    cut: share of the bytes of matmul weights that tp=2 cuts, None where tp=2 was not planned. said:
-    the refusal, "" where there is none. date: of the run. pairs: whether it has an encoder.
+    model_type: of an image-text model behind IMAGES. cut: share of the bytes of matmul weights that
+    tp=2 cuts, None where tp=2 was not planned. said: the refusal, "" where there is none. date: of
+    the run. pairs: whether it has an encoder.
     """
 
     model_type: str
@@ -27,6 +29,11 @@ class Checked:
     said: str
     date: str
     pairs: bool = False
+
+    @property
+    def images(self) -> bool:
+        """Return whether the class was checked with images."""
+        return self.model_type.startswith(IMAGES)
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,16 @@ class Classes:
 
     @property
     def kinds(self) -> str:
-        """Return how many decoders and encoder-decoders were checked."""
+        """Return how many classes of each kind were checked."""
         pairs = sum(row.pairs for row in self.checked)
-        return f"{len(self.checked) - pairs} decoders and {pairs} encoder-decoders"
+        images = sum(row.images for row in self.checked)
+        text = len(self.checked) - pairs - images
+        words = [f"{text} decoders and {pairs} encoder-decoders of text"] if text else []
+        return " and ".join([*words, *([f"{images} image-text models"] if images else [])])
+
+    def part(self, images: bool) -> "Classes":
+        """Return the classes that were checked with images, or those without."""
+        return replace(self, checked=tuple(x for x in self.checked if x.images == images))
 
     def counts(self) -> dict[str, int]:
         """Return how many classes have each result, the most frequent first."""

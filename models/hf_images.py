@@ -185,6 +185,12 @@ def image_text(spec: str, config: Any, model: nn.Module, plain: bool) -> Hugging
     return HuggingFaceImageText(model, token, shape, layout, plain)
 
 
+def check_images(spec: str, config: Any) -> None:
+    """Raise ModelError where a config states no size of an image, or no token for it."""
+    image_token(spec, config)
+    image_shape(spec, config)
+
+
 def image_shape(spec: str, config: Any) -> tuple[int, int, int]:
     """Return C, H, W of the images of a config. Raises ModelError where it states none."""
     vision = getattr(config, "vision_config", None)

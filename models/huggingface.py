@@ -32,7 +32,7 @@ from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
 from .hf_extra import transformers_for
-from .hf_images import HuggingFaceImageText, image_text
+from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .recurrence import RecurrenceCore
@@ -159,6 +159,7 @@ def _check(spec: str, config: Any) -> None:
             raise ModelError(
                 f"{spec}: {config.model_type} is no image-text model of transformers; write hf:"
             )
+        check_images(spec, config)
     elif type(config) not in causal and not is_seq2seq(spec, config):
         raise ModelError(
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "

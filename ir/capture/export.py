@@ -83,9 +83,9 @@ def trace(
     except MeshwrightError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"model {name} cannot be captured: {type(error).__name__}: {reason_of(error)}"
-        ) from error
+        of_models = type(error).__module__.startswith("meshwright.")  # says it in our own words
+        kind = "" if of_models else f"{type(error).__name__}: "
+        raise CaptureError(f"model {name} cannot be captured: {kind}{reason_of(error)}") from error
 
 
 def _traced(

@@ -23,6 +23,7 @@ _OTHERS = (
     ("language_model.lm_head.", "lm_head."),
     ("language_model.model.", "model."),  # of a model with parts, whose text part alone is trained
     ("model.language_model.", "model."),
+    *((f"model.{n}.", f"model.language_model.{n}.") for n in ("embed_tokens", "layers", "norm")),
     (".vision_model.", "."),
 )
 
