@@ -19,6 +19,7 @@ from torch import nn
 
 from .config import DecoderConfig
 from .decoder import Decoder
+from .part_twins import parts_of, text_of, with_towers
 from .source import ModelSource
 
 _HEAD, _VOCAB, _WINDOW, _POSITIONS = 16, 96, 4, 64
@@ -26,7 +27,7 @@ _HEAD, _VOCAB, _WINDOW, _POSITIONS = 16, 96, 4, 64
 # Fields of a Hugging Face config that a common factor does not divide: depths and lengths.
 _DEPTHS = (
     *("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+    *("num_decoder_layers", "encoder_layers", "decoder_layers", "depth"),
 )
 _LENGTHS = ("max_encoder_position_embeddings", "max_decoder_position_embeddings")
 _IMAGES = ("image_size", "patch_size")
@@ -34,7 +35,6 @@ _KEPT = (
     *(*_DEPTHS, *_LENGTHS, *_IMAGES),
     *("max_position_embeddings", "n_positions", "n_ctx", "chunk_size"),
 )
-_PATCHES = 4  # of a side of an image
 _FACTORS = (64, 32, 16, 8, 4, 2)
 _CHILDREN = (2, 3, 4)  # kept of a list of the user's own modules
 _SMALLEST = 32  # integers below it are counts and choices, not widths
@@ -87,13 +87,13 @@ def _depths(layers: int, period: int) -> list[int]:
 
 
 def _stock_twins(source: ModelSource, config: Any) -> Iterator[ModelSource]:
-    text = _text_of(config)
+    text = text_of(config)
     kinds = list(zip(*(map(str, v) for v in _by_layer(text).values()), strict=True))
     layers = next((getattr(text, k) for k in _DEPTHS if hasattr(text, k)), 1)
     period = next((n + 1 for n in range(len(kinds)) if set(kinds[: n + 1]) == set(kinds)), 1)
     for depth in _depths(layers, period):
         for small in _small_configs(config, depth):
-            vocab = _text_of(small).vocab_size
+            vocab = text_of(small).vocab_size
             yield replace(
                 source,
                 vocab_size=vocab,
@@ -107,10 +107,14 @@ def _small_configs(config: Any, depth: int) -> Iterator[Any]:
     """Yield configs of few heads, then of heads that a factor divides as it does widths."""
     for few_heads in (True, False):
         for factor in _FACTORS:
-            small = _reduced(config, factor, depth)
-            if not few_heads:
-                yield small
-            elif _with_few_heads(_text_of(small), _text_of(config)):
+            small = _reduced(text_of(config), factor, depth)
+            if few_heads and not _with_few_heads(small, text_of(config)):
+                continue
+            if parts_of(config):
+                # Features may be those before the last layer of a tower.
+                reduced = partial(_reduced, factor=factor, depth=depth + 1)
+                yield from with_towers(config, small, reduced)
+            else:
                 yield small
 
 
@@ -136,34 +140,8 @@ def _plain_of(source: ModelSource, small: Any) -> Callable[[], nn.Module] | None
     return stock_source(source.name, small).plain if source.plain else None
 
 
-def _patches(config: Any) -> int:
-    """Return how many patches of an image lie side by side, 0 where no two numbers say so."""
-    size, patch = config.image_size, getattr(config, "patch_size", None)
-    return size // patch if type(size) is type(patch) is int and size % patch == 0 else 0
-
-
-def _text_of(config: Any) -> Any:
-    """The text part of the config of a model with parts."""
-    return config.get_text_config(decoder=True) if _parts(config) else config
-
-
-def _parts(config: Any) -> dict[str, Any]:
-    """Return the configs of the parts of a model that reads images, by name."""
-    own = vars(config) if hasattr(config, "vision_config") else {}
-    return {name: part for name, part in own.items() if hasattr(part, "to_dict")}
-
-
 def _reduced(config: Any, factor: int, depth: int) -> Any:
     small = copy.deepcopy(config)
-    if parts := _parts(config):
-        for name, part in parts.items():
-            # Features may be those before the last layer of a tower.
-            own = depth if part is _text_of(config) else depth + 1
-            setattr(small, name, _reduced(part, factor, own))
-        for name in ("image_token_id", "image_token_index"):
-            if hasattr(config, name):
-                setattr(small, name, _text_of(small).vocab_size - 1)
-        return small
     for key, value in config.to_dict().items():
         if key.endswith("token_id"):
             # Rows of padding have no gradient: an embedding that has such a row keeps one.
@@ -171,8 +149,6 @@ def _reduced(config: Any, factor: int, depth: int) -> Any:
             setattr(small, key, 0 if kept else None)
         elif key in _DEPTHS:
             setattr(small, key, depth)
-        elif key == "image_size" and _patches(config) > _PATCHES:
-            setattr(small, key, config.patch_size * _PATCHES)
         elif key == "first_k_dense_replace":  # layers before the first with experts
             setattr(small, key, min(value or 0, 1))
         elif "expert" in key and type(value) is int and value >= _SMALLEST and "size" not in key:
