@@ -22,7 +22,7 @@ from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job as RankJob
 from models_images import PREFIX, given_to, image_rows
-from models_tiny import auto_class, parameters, reads_images, reads_pairs, tiny_config, with_options
+from models_tiny import auto_class, parameters, reads_pairs, tiny_config, with_options
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -208,7 +208,7 @@ def _batches(plan: Plan, config: Any) -> list[_Step]:
         labels = ids[:, 1:].clone()
         labels[0, :3] = IGNORED
         own = _Step(ids[:, :-1].contiguous(), labels)
-        if reads_images(config):
+        if any(i.role == "images" for i in plan.inputs):
             own = _images(own, plan, generator)
         found.append(_pairs(own, generator) if reads_pairs(config) else own)
     return found
@@ -303,7 +303,7 @@ def _oracle(
 
 def _read(step: _Step, config: Any, module: nn.Module) -> dict[str, Tensor]:
     """What a stock class is given for a step."""
-    if reads_images(config):
+    if "images" in step.others:
         return given_to(module, step.tokens, step.others)
     if not step.others:
         return {"input_ids": step.tokens}

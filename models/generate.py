@@ -11,7 +11,7 @@ import torch
 
 from .errors import ModelError
 from .hf_extra import transformers_for
-from .huggingface import is_seq2seq, read_hf_config, reads_images, start_and_pad
+from .huggingface import is_image_text, is_seq2seq, read_hf_config, start_and_pad
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _model(folder: Path) -> Any:
     config = read_hf_config(str(folder), folder)
     pairs = is_seq2seq(str(folder), config)
     kind = transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
-    if reads_images(str(folder), read_hf_config(str(folder), folder, whole=True)):
+    if is_image_text(str(folder), read_hf_config(str(folder), folder, whole=True)):
         kind = transformers.AutoModelForImageTextToText  # of a prompt of text alone
     model = kind.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, trust_remote_code=False

@@ -181,6 +181,11 @@ def _check_router(spec: str, config: Any) -> None:
 
 
 def reads_images(spec: str, config: Any) -> bool:
+    """Tell whether a class is taken with its images, which its spec asks for."""
+    return spec.startswith(f"{IMAGES}:") and is_image_text(spec, config)
+
+
+def is_image_text(spec: str, config: Any) -> bool:
     """Tell whether a config is of a class that reads images beside text."""
     known = transformers_for(spec).models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return type(config) in known and hasattr(config, "vision_config")

@@ -10,6 +10,8 @@ import transformers
 
 import meshwright as mw
 from meshwright.cli import main
+from meshwright.models import ModelError, load_model
+from meshwright.models.huggingface import reads_images
 from meshwright.runtime.data.tokenize import Settings, tokenize
 
 SEQ, COUNT, PLACES, TOKEN, STEPS, RATE = 16, 8, 4, 1, 20, 3e-3
@@ -127,3 +129,14 @@ def test_its_text_part_alone_takes_the_same_weights(
     with torch.no_grad():
         own = torch.nn.functional.cross_entropy(model(input_ids=row).logits[0], following)
     assert abs(run.losses[0] - float(own)) < 1e-5
+
+
+def test_a_class_that_reads_text_or_images_is_taken_as_asked(tmp_path: Path) -> None:
+    """Git is a causal language model of the library, and an image-text model, which has no id for
+    the places of an image."""
+    config = transformers.GitConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1)
+    config.save_pretrained(tmp_path)
+    assert not reads_images("hf:git", config) and reads_images("hf-images:git", config)
+    assert load_model(f"hf:{tmp_path}").vocab_size == 64
+    with pytest.raises(ModelError, match="git has no image_token_id in its config"):
+        load_model(f"hf-images:{tmp_path}")

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 4c153d90d1b47168."""
+"""What every rank of golden-gemma2 shares; plan 95dd6e7526f72409."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

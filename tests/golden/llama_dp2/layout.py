@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 073b784312e05b54."""
+"""What every rank of golden-llama shares; plan 74e71b0ce5fba6b9."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

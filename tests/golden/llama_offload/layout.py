@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan cfabe296b4560c09."""
+"""What every rank of golden-llama shares; plan 8cb9ce2199ca65c8."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4f317bb4725e1f8e."""
+"""What every rank of golden-llama shares; plan a3e9c8d97d24b50c."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan f128b45d95a92fc3."""
+"""What every rank of golden-llama shares; plan 1260d69d749b3b07."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

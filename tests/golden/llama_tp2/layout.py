@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4ba52435507a5dc5."""
+"""What every rank of golden-llama shares; plan 2f736d6aba2786a0."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

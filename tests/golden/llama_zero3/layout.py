@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 4a714585206a920d."""
+"""What every rank of golden-llama shares; plan 5be98b9e18043564."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
