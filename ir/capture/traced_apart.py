@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,13 +15,18 @@ from ..errors import CaptureError
 from .lines import of_user, short_line
 
 _QUESTIONS = ("is_compiling", "is_exporting")  # of torch.compiler
-_DYNAMO = "torch._dynamo.variables.torch"
+_DYNAMO = (
+    ("variables.torch", "tracing_state_functions"),
+    ("variables.torch", "TorchInGraphFunctionVariable._get_handlers"),
+    ("trace_rules", "get_torch_obj_rule_map"),
+)
 _TEXTS = ("__repr__", "__str__", "__format__")
 
 
 @contextmanager
 def no_question_of_tracing(name: str) -> Iterator[None]:
     """Refuse to ask torch.compiler whether a forward is traced, where code of the user asks."""
+    made = [table for table in _tables() if table.cache_info().currsize]
     functions = [getattr(torch.compiler, q) for q in _QUESTIONS if hasattr(torch.compiler, q)]
     watched = {id(f): _asked(f, f"asks torch.compiler.{f.__name__}()", name) for f in functions}
     places = [
@@ -36,13 +42,15 @@ def no_question_of_tracing(name: str) -> Iterator[None]:
     finally:
         for space, key, plain in places:
             space[key] = plain
-        _forget_questions()
+        for table in _tables():
+            if table not in made:  # it holds what was watched, if anything
+                table.cache_clear()
 
 
-def _forget_questions() -> None:
-    """Let torch.compile, which keeps the functions that ask as it finds them first, find them."""
-    if (dynamo := sys.modules.get(_DYNAMO)) is not None:
-        dynamo.tracing_state_functions.cache_clear()
+def _tables() -> list[Any]:
+    """Return what torch.compile keeps, made once, of functions as it finds them first."""
+    loaded = [(sys.modules.get(f"torch._dynamo.{module}"), name) for module, name in _DYNAMO]
+    return [attrgetter(name)(module) for module, name in loaded if module is not None]
 
 
 @contextmanager
