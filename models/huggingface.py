@@ -166,6 +166,8 @@ def _check(spec: str, config: Any) -> None:
             "encoder-decoder of text"
         )
     _check_router(spec, config)
+    if reads_images(spec, config):
+        _check_router(spec, config.get_text_config(decoder=True))
 
 
 def _check_router(spec: str, config: Any) -> None:

@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ..identity import TokenizerIdentity
 from .batches import Batch
 from .corpus import Corpus
 from .errors import DataError
+from .numbered import Counted
 from .pairs import Documents
 from .permutation import hash_of
 from .samples import IGNORED, check_length
@@ -37,29 +37,16 @@ class ImageSizes(NamedTuple):
     places: int = 0
 
 
-class Images(Protocol):
+class Images(Counted, Protocol):
     """Texts with an image each, by number."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def identity(self) -> str: ...
-    @property
-    def tokenizer(self) -> TokenizerIdentity | None: ...
-    @property
-    def fixed(self) -> bool: ...
 
     def sizes(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return of each text how many ids it has without those of its image, and how many of them
         stand before the image; int64 [n]."""
         ...
 
-    def text(self, number: int) -> np.ndarray:
-        """Return the ids of a text without those of its image, int64."""
+    def text(self, number: int, most: int) -> np.ndarray:
+        """Return the first ids of a text without those of its image, int64; at most `most`."""
         ...
 
     def pixels(self, number: int) -> np.ndarray:
@@ -133,9 +120,9 @@ class FolderImages:
     def sizes(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._documents.sizes(numbers) - self._own[numbers], self._first[numbers]
 
-    def text(self, number: int) -> np.ndarray:
-        first, own = self._first[number], self._own[number]
-        ids = self._documents.read(number, int(self._documents.sizes(np.array([number]))[0]))
+    def text(self, number: int, most: int) -> np.ndarray:
+        first, own = int(self._first[number]), int(self._own[number])
+        ids = self._documents.read(number, most + own)
         return np.delete(ids, np.s_[first : first + own])
 
     def pixels(self, number: int) -> np.ndarray:
@@ -161,7 +148,7 @@ class DrawnImages:
     def sizes(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(numbers), self._width, np.int64), np.zeros(len(numbers), np.int64)
 
-    def text(self, number: int) -> np.ndarray:
+    def text(self, number: int, most: int) -> np.ndarray:
         return self._corpus.read(self._width * number, self._width * (number + 1))
 
     def pixels(self, number: int) -> np.ndarray:
@@ -193,7 +180,7 @@ class ImageRows:
         at = first[:, None] + np.arange(places)
         pixels = np.zeros((rows, *self.asked.shape), np.float32)
         for row, number in enumerate(known.tolist()):
-            text, begin = self.images.text(number), int(first[row])
+            text, begin = self.images.text(number, seq + 1), int(first[row])
             ids = np.insert(text, begin, np.full(places, IGNORED))[: seq + 1]
             tokens[row, : len(ids) - 1] = np.maximum(ids[:-1], 0)
             pixels[row] = self.images.pixels(number)

@@ -10,8 +10,8 @@ from .batches import Batch, check_rows
 from .samples import check_vocab, places
 
 
-class Numbered(Protocol):
-    """Rows numbered from 0 on, of ids in [0, vocab). fixed: every step sees the same ones."""
+class Counted(Protocol):
+    """Data numbered from 0 on, of ids in [0, vocab). fixed: every step sees the same."""
 
     @property
     def name(self) -> str: ...
@@ -25,6 +25,10 @@ class Numbered(Protocol):
     def tokenizer(self) -> TokenizerIdentity | None: ...
     @property
     def fixed(self) -> bool: ...
+
+
+class Numbered(Counted, Protocol):
+    """Rows by number."""
 
     def num_labels(self, numbers: np.ndarray, seq: int) -> int:
         """Return how many labels count in rows int64 [n], without reading them."""

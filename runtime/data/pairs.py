@@ -16,30 +16,17 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..identity import TokenizerIdentity
 from .batches import Batch
 from .corpus import Corpus, check_tokenizers
 from .errors import DataError
 from .manifest import Manifest, read_manifest
+from .numbered import Counted
 from .samples import IGNORED, NOTHING, check_length
 from .shards import open_shards
 
 
-class Pairs(Protocol):
-    """Pairs of ids in [0, vocab), numbered from 0 on. fixed: every step sees the same ones."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def identity(self) -> str: ...
-    @property
-    def tokenizer(self) -> TokenizerIdentity | None: ...
-    @property
-    def fixed(self) -> bool: ...
+class Pairs(Counted, Protocol):
+    """Pairs of ids by number."""
 
     def targets(self, numbers: np.ndarray, seq: int) -> np.ndarray:
         """Return the ids of each target, int64 [n], of pairs int64 [n]; at most `seq` each."""
