@@ -34,6 +34,8 @@ class SearchBudget:
             bounded_pipelines: by floor, that are bounded for it.
         worth: share by which a candidate must be able to beat the best plan, to be simulated; the
             others leave their bounds to the gap.
+        at_once: share by which the best plan must exceed the LP bound of a candidate for that to be
+            simulated before others of lower bounds, which the new best may rule out.
     LP bound
         max_actions: forwards and backwards of a schedule; a longer one has no LP bound.
         quick, thorough: effort for every candidate, and for those that limit the gap.
@@ -69,6 +71,7 @@ class SearchBudget:
     first_pipelines: int = 2
     bounded_pipelines: int = 24
     worth: float = 0.0
+    at_once: float = 0.05
     max_actions: int = 40000
     quick: LpEffort = LpEffort(4, 2e-3)
     thorough: LpEffort = LpEffort(20, 3e-4)

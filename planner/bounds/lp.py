@@ -35,6 +35,7 @@ Times are in units of the mean stage, bytes in units of the limit.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from meshwright.ir.schedule import Schedule
 
@@ -71,7 +72,7 @@ class Kind:
     kept: tuple[float, ...]
     handed: tuple[float, ...]
 
-    @property
+    @cached_property
     def fastest_us(self) -> float:
         """A micro-batch through it, under the fastest option."""
         actions = [us for kind, us in self.alone.items() if kind != LAST]
@@ -132,28 +133,8 @@ def bound_pipeline(
 
     paths: of the same waits, to begin with. step: SearchBudget.lp_step.
     """
-    builder = _Builder(pipeline, enough_us, effort, list(paths), step)
+    builder = Builder(pipeline, enough_us, effort, list(paths), step)
     return replace(builder.solve(), paths=tuple(builder.paths))
-
-
-def paths_of_equal_stages(
-    schedule: Schedule, waits: Waits, stage_ranks: tuple[int, ...], effort: LpEffort, step: float
-) -> tuple[Path, ...]:
-    """Return critical paths of a schedule whose units all take the same and whose backward takes
-    twice a forward: they follow from the schedule alone, and most pipelines have some of them."""
-    kinds = {kind for _, kind in waits.nodes}
-    us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
-    kind = Kind(
-        count=1, alone=us, beside={}, reduce_us=0.0, traffic_us=0.0, tail_us=0.0,
-        stored_bytes=0.0, kept=(0.0,), handed=(0.0,),
-    )  # fmt: skip
-    equal = Pipeline(
-        kinds=(kind, kind, replace(kind, count=4 * len(stage_ranks) - 2)),
-        schedule=schedule, waits=waits, stage_ranks=stage_ranks, spared=dict.fromkeys(us, 0.0),
-        send_us=(0.0,) * len(stage_ranks), overlap_price=0.0, limit_bytes=None,
-        fixed_bytes=(0.0,) * len(schedule), passing_bytes=(0.0, 0.0), moments=(),
-    )  # fmt: skip
-    return bound_pipeline(equal, INF, effort, (), step).paths
 
 
 Terms = list[tuple[int, float]]
@@ -161,7 +142,10 @@ Row = tuple[str, Terms, float]
 
 
 @dataclass
-class _Builder:
+class Builder:
+    """The linear program of a pipeline, and its solution. rows: by index, the paths of rows that
+    say how long one is."""
+
     pipeline: Pipeline
     enough_us: float
     effort: LpEffort
@@ -171,6 +155,7 @@ class _Builder:
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     durations: dict[Node, int] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)  # g, by stage
+    rows: dict[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         whole = sum(k.count * k.fastest_us for k in self.pipeline.kinds)
@@ -186,49 +171,58 @@ class _Builder:
         self._ranks(self._new("tail", 1.0))
         for path in (*self.pipeline.waits.plain(self.pipeline.backward), *self.paths):
             for row in self._rows(path):
+                self.rows[len(self.problem.rows)] = path
                 self.problem.at_least(*row)
         if self.pipeline.limit_bytes is not None:
             self._memory()
-        return self._refined(solver.LinearProgram(self.problem))
+        self.program = solver.LinearProgram(self.problem)
+        return self._refined(self.program)
 
     def _refined(self, program: solver.LinearProgram) -> LpBound:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
         and the best one so far, which keeps solutions from swinging."""
-        pipeline, found = self.pipeline, LpBound(0.0)
         rounds, near = self.effort.rounds, 1 + self.effort.close
-        best: tuple[float, dict[Node, float]] = INF, {}
-        bounds: list[float] = []
-        while len(bounds) <= rounds or bounds[-1] > near * bounds[-1 - rounds]:
-            solution = program.solve()
-            if solution is None:
-                return LpBound(INF)
-            if not solution.values:
-                return found
-            found = self._lp_bound(solution)
-            bounds.append(found.step_us)
-            if found.step_us >= self.enough_us:
-                return found
-            us = {node: solution.values[d] * self.unit_us for node, d in self.durations.items()}
-            between = {
-                n: (1 - self.step) * best[1].get(n, x) + self.step * x for n, x in us.items()
-            }
-            for point in (us, between) if best[1] else (us,):
-                longest, path = pipeline.waits.longest(point, pipeline.send_us)
-                best = min(best, (longest, point), key=lambda b: b[0])
+        self.best: tuple[float, dict[Node, float]] = INF, {}
+        bounds = [0.0]
+        while True:
+            step = program.solve()
+            if step is None or step == 0.0:
+                return LpBound(INF) if step is None else LpBound(bounds[-1])
+            bounds.append(step * self.unit_us * (1 - TOLERANCE))
+            if bounds[-1] >= self.enough_us:
+                return self._lp_bound(program, bounds[-1])
+            paths = self._longest(program)
+            end_us = program.values([self.end])[0] * self.unit_us
+            gained = len(bounds) <= rounds + 1 or bounds[-1] > near * bounds[-1 - rounds]
+            if self.best[0] <= near * end_us or not gained:
+                return self._lp_bound(program, bounds[-1])
+            for path in paths:
                 for _, terms, least in self._rows(path):
-                    program.at_least(terms, least)
-                if path not in self.paths:
-                    self.paths.append(path)
-            if best[0] <= near * solution.values[self.end] * self.unit_us:
-                return found
+                    self.rows[program.at_least(terms, least)] = path
+
+    def _longest(self, program: solver.LinearProgram) -> list[Path]:
+        """Return the longest paths of the solution, and of a point between it and the best one."""
+        waits, send_us = self.pipeline.waits, self.pipeline.send_us
+        values = program.values(self.durations.values())
+        us = {n: x * self.unit_us for n, x in zip(self.durations, values, strict=True)}
+        last = self.best[1]
+        between = {n: (1 - self.step) * last.get(n, x) + self.step * x for n, x in us.items()}
+        found = []
+        for point in (us, between) if last else (us,):
+            longest, path = waits.longest(point, send_us)
+            self.best = min(self.best, (longest, point), key=lambda b: b[0])
+            found.append(path)
+            if path not in self.paths:
+                self.paths.append(path)
         return found
 
-    def _lp_bound(self, solution: solver.Relaxation) -> LpBound:
-        stages = tuple(
-            sum(solution.values[v] * kind.fastest_us for kind, _, v in self.shares[s])
-            for s in range(self.pipeline.num_stages)
-        )
-        return LpBound(solution.objective * self.unit_us * (1 - TOLERANCE), stages)
+    def _lp_bound(self, program: solver.LinearProgram, step_us: float) -> LpBound:
+        """Return the bound, and the times of the stages of the program's last solution."""
+        stages = [0.0] * self.pipeline.num_stages
+        for s, shares in self.shares.items():
+            values = program.values(v for _, _, v in shares)
+            stages[s] = sum(n * k.fastest_us for n, (k, _, _) in zip(values, shares, strict=True))
+        return LpBound(step_us, tuple(stages))
 
     def _new(self, name: str, cost: float = 0.0) -> int:
         return self.problem.variable(name, cost, upper=INF)

@@ -6,14 +6,15 @@ allow, take all units: whatever a stage leaves to those behind it makes theirs l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import le
 
 from ..pipeline.partition import MemoryCost, no_memory_cost
 
 INF = float("inf")
-CLOSE = 1e-5  # shares that bounds may be below what could be proven
+# Shares that bounds may be below what could be proven, and those that are enough.
+CLOSE, COARSE = 1e-5, 1e-2
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,23 @@ class LeastTimes:
             [price * min(r, *(b for _, b in unit)) for unit, r in zip(times, behind, strict=True)],
         )
 
+    @cached_property
+    def sums(self) -> tuple[list[float], ...]:
+        """Return sums over the units ahead of each: of all fields in order, but `both` last."""
+        fields = self.forward, self.backward, self.longest_forward, self.reduce, self.slowed
+        return tuple([0.0, *accumulate(one)] for one in (*fields, self.both))
+
+    @cached_property
+    def grows(self) -> bool:
+        """Return whether a stage takes longer with each further unit."""
+        return all(map(le, self.longest_forward, self.both))
+
+    @cached_property
+    def behind(self) -> list[float]:
+        """Return what a forward and a backward of each unit and those behind it take, apart."""
+        apart = [f + b for f, b in zip(self.forward, self.backward, strict=True)]
+        return [*accumulate(reversed(apart), initial=0.0)][::-1]
+
 
 def pipeline_bound(
     units: LeastTimes,
@@ -56,8 +74,10 @@ def pipeline_bound(
     memory: MemoryCost | None = None,
     send_us: float = 0.0,
     silent: int = 0,
+    enough_us: float = INF,
 ) -> float:
     """Return a bound on the step under any cuts into contiguous stages that fit; inf where none do.
+    From `enough_us` on it is a coarse one.
 
     warmup: by stage, the forwards w_s before its first backward, which cannot come before the first
     micro-batch has passed all later stages (m for GPipe does not delay it: 1). send_us: d, the
@@ -81,18 +101,21 @@ def pipeline_bound(
         return INF
     whole = sum(units.both)
     busy = num_microbatches * whole / num_stages  # of the mean stage
-    return _least(limits.met, max(whole, busy, num_microbatches * send_us * (num_stages > 1)))
+    low = max(whole, busy, num_microbatches * send_us * (num_stages > 1))
+    if low < enough_us < INF and not limits.met(enough_us):
+        low = enough_us
+    return _least(limits.met, low, COARSE if low >= enough_us else CLOSE)
 
 
-def _least(met: Callable[[float], bool], low: float) -> float:
-    """Return the most, within a share of CLOSE, below which no limit is met. low: such a limit.
+def _least(met: Callable[[float], bool], low: float, close: float = CLOSE) -> float:
+    """Return the most, within a share `close`, below which no limit is met. low: such a limit.
 
     The step up from it doubles until a limit is met, which is then near.
     """
     step = 0.02 * low
     while not met(high := low + step):
         low, step = high, 2 * step
-    while high - low > CLOSE * high:
+    while high - low > close * high:
         limit = (low + high) / 2
         if met(limit):
             high = limit
@@ -116,18 +139,12 @@ class _Limits:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
         self.extras: dict[tuple[int, int], _Extra] = {}
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
-        self.total = sum(units.both)
-        apart = [f + b for f, b in zip(units.forward, units.backward, strict=True)]
-        self.behind = [*accumulate(reversed(apart), initial=0.0)][::-1]
-        self.spared = max(units.slowed)
-        sums = units.both, units.forward, units.backward, units.longest_forward, units.reduce
-        # Sums over units, of those ahead of each.
-        self.both, self.forward, self.backward, self.longest, self.reduce = (
-            [0.0, *accumulate(one)] for one in sums
-        )
-        self.slowed = [0.0, *accumulate(units.slowed)]
+        self.total, self.behind, self.spared = sum(units.both), units.behind, max(units.slowed)
+        forward, backward, longest, reduce, slowed, both = units.sums
+        self.forward, self.backward, self.longest = forward, backward, longest
+        self.reduce, self.slowed, self.both = reduce, slowed, both
         # Then a stage takes longer with each unit, and the first too many is found by halves.
-        grows = memory is None and all(map(le, units.longest_forward, units.both))
+        grows = memory is None and units.grows
         self.packed = self._packed_by_halves if grows else self._packed
 
     def met(self, limit: float) -> bool:

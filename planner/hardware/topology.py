@@ -10,6 +10,7 @@ level's own (`LinkLevel.by_nodes`); what more ranks add in latency is below.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, reordered
 
@@ -54,12 +55,8 @@ class Links:
         pair crosses."""
         if source == target:
             return 0.0
-        stride, per_node = self.mesh.stride(AXIS_OF[PIPELINE]), self.cluster.devices_per_node
-        block = self.mesh.count(PIPELINE) * stride  # blocks lie alike in nodes again after per_node
-        starts = range(0, min(self.mesh.num_devices, block * per_node), block)
-        firsts = (start + k for start in starts for k in (0, stride - 1))
-        ends = ((k + source * stride, k + target * stride) for k in firsts)
-        crosses = any(a // per_node != b // per_node for a, b in ends)
+        per_node = self.cluster.devices_per_node
+        crosses = _crosses(self.mesh, per_node, source, target)
         return strided_us(self.cluster, "send_recv", size_bytes, 2, per_node if crosses else 1)
 
     def least_transfer_us(self, size_bytes: float, source: int, target: int) -> float:
@@ -70,6 +67,17 @@ class Links:
     def world_us(self) -> float:
         """An all_reduce of a few bytes over every rank."""
         return strided_us(self.cluster, "all_reduce", 16.0, self.mesh.num_devices, 1)
+
+
+@lru_cache(maxsize=1 << 16)
+def _crosses(mesh: Mesh, per_node: int, source: int, target: int) -> bool:
+    """Return whether any device of one pp rank and its peer on another are on two nodes."""
+    stride = mesh.stride(AXIS_OF[PIPELINE])
+    block = mesh.count(PIPELINE) * stride  # blocks lie alike in nodes again after per_node
+    starts = range(0, min(mesh.num_devices, block * per_node), block)
+    firsts = (start + k for start in starts for k in (0, stride - 1))
+    ends = ((k + source * stride, k + target * stride) for k in firsts)
+    return any(a // per_node != b // per_node for a, b in ends)
 
 
 def strided_us(

@@ -50,7 +50,7 @@ class Ahead:
     costs: CandidateCosts
     limit: float
     count: int
-    made: dict[Candidate, Made] = field(default_factory=dict)
+    made: dict[tuple, Made] = field(default_factory=dict)
     processes: list[_Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,27 +68,32 @@ class Ahead:
             one.process.join()
         self.processes.clear()
 
-    def give(self, coming: Iterable[Candidate], enough_us: float) -> None:
-        """Give the processes candidates that the search will soon consider."""
+    def give(self, coming: Iterable[Asked]) -> None:
+        """Give the processes what the search will soon ask."""
         if not self._started():
             return
         self._receive(0.0)
-        for c in coming:
+        for asked in coming:
             free = [one for one in self.processes if len(one.given) < EACH]
             if not free:
                 return
-            known = self.made.get(c)
-            if not (known and known.serves(enough_us)) and not self._is_given(c):
-                self._send(min(free, key=lambda one: _effort(one, c)), Asked(c, enough_us))
+            if self._served(asked) is None and not self._is_given(asked):
+                c = asked.candidate
+                self._send(min(free, key=lambda one: _effort(one, c)), asked)
 
-    def ask(self, c: Candidate, meanwhile: Callable[[], bool]) -> Made | None:
-        """Return what was made of a candidate, once it is ready; None where no process has it.
+    def ask(self, asked: Asked, meanwhile: Callable[[], bool]) -> Made | None:
+        """Return what was made of a candidate, once it is ready; None where no process has it, or
+        the search would have made another.
 
         meanwhile: does a part of what else there is to do; returns whether there was any.
         """
-        while self._is_given(c):
+        while self._is_given(asked):
             self._receive(0.0 if meanwhile() else None)
-        return self.made.get(c)
+        return self._served(asked)
+
+    def _served(self, asked: Asked) -> Made | None:
+        known = self.made.get(asked.key)
+        return known if known and known.serves(asked) else None
 
     def _started(self) -> bool:
         """Start the processes when it is time; return whether there are any."""
@@ -120,15 +125,15 @@ class Ahead:
         except OSError:
             self._lose(to)
 
-    def _is_given(self, c: Candidate) -> bool:
-        return any(c == asked.candidate for one in self.processes for asked in one.given)
+    def _is_given(self, asked: Asked) -> bool:
+        return any(asked.key == other.key for one in self.processes for other in one.given)
 
     def _receive(self, seconds: float | None) -> None:
         """Take what is ready; wait for something for so long, None for as long as it takes."""
         for pipe in wait([one.pipe for one in self.processes], seconds):
             sender = next(one for one in self.processes if one.pipe is pipe)
             try:
-                self.made[sender.given[0].candidate] = sender.pipe.recv()
+                self.made[sender.given[0].key] = sender.pipe.recv()
                 sender.given.pop(0)
             except (EOFError, OSError):
                 self._lose(sender)

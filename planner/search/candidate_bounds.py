@@ -17,8 +17,7 @@ It follows from the problem and the candidate alone.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..bounds.analytic import OptionTimes
-from ..bounds.partition_bound import LeastTimes, pipeline_bound, warmup_bound
+from ..bounds.partition_bound import pipeline_bound, warmup_bound
 from ..hardware.topology import Links
 from ..pipeline.partition import MemoryCost
 from ..pipeline.schedules import PLAIN, SPLIT
@@ -76,17 +75,23 @@ class CandidateBounds:
             self.costs.tails[key] = share * sum(us for us, _ in tails) / c.pp
         return self.costs.tails[key]
 
-    def bound_us(self, c: Candidate, limit_bytes: float | None = None) -> float:
+    def bound_us(
+        self, c: Candidate, limit_bytes: float | None = None, enough_us: float = INF
+    ) -> float:
         """A lower bound on the simulated step, for any cuts and options that fit the limit (see
-        above); inf where none do."""
+        above); inf where none do. From `enough_us` on it is a coarse one."""
         with self.costs.memo.clock.layer("bounds"):
-            return self._bound_us(c, limit_bytes)
+            return self._bound_us(c, limit_bytes, enough_us)
 
-    def _bound_us(self, c: Candidate, limit_bytes: float | None) -> float:
+    def _bound_us(self, c: Candidate, limit_bytes: float | None, enough_us: float) -> float:
         units = self.costs.units_of(c)
-        traffic = self._traffic_us(c, units) / c.pp
-        run = self._pipeline if c.pp > 1 else self._without_pipeline
-        return max(run(c, units, limit_bytes), traffic) + self._tail_us(c, units)
+        tail = self._tail_us(c, units)
+        least = self._traffic_us(c, units) / c.pp
+        if c.pp == 1:
+            run = self._without_pipeline(c, units, limit_bytes)
+        else:
+            run = self._pipeline(c, units, limit_bytes, enough_us - tail)
+        return max(run, least) + tail
 
     def floor_us(self, c: Candidate) -> float:
         """A lower bound that costs next to nothing, whatever the schedule, cuts and options.
@@ -131,27 +136,33 @@ class CandidateBounds:
             one += [take(index) for index in range(len(units.options))][-1]
         return m * one + slowed + ends[0].reduce_us
 
-    def _pipeline(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
+    def _pipeline(
+        self, c: Candidate, units: CandidateUnits, limit_bytes: float | None, enough_us: float
+    ) -> float:
         if c.schedule not in PLAIN:
             if limit_bytes is not None and self._least_bytes(c) > limit_bytes:
                 return INF
             limit_bytes = None  # beyond that its bound knows no memory
+        if limit_bytes is not None:
+            return self._plain(c, units, limit_bytes, enough_us)
         placed, m = self.costs.placed(c.compute), c.num_microbatches
         key = (placed, c.mesh, c.micro_batch, m, c.zero, c.recompute, c.schedule)
-        if limit_bytes is not None:
-            return self._plain(c, units, limit_bytes)
         if key not in self.costs.pipelines:
             bound = self._plain if c.schedule in PLAIN else _busiest
-            self.costs.pipelines[key] = bound(c, units, None)
+            found = bound(c, units, None, enough_us)
+            if found >= enough_us:
+                return found
+            self.costs.pipelines[key] = found
         return self.costs.pipelines[key]
 
-    def _plain(self, c: Candidate, units: CandidateUnits, limit_bytes: float | None) -> float:
+    def _plain(
+        self, c: Candidate, units: CandidateUnits, limit_bytes: float | None, enough_us: float
+    ) -> float:
         """Return the bound of 1F1B or GPipe, the better of those without and beside collectives."""
-        bound = self._plain_at(c, units, units.compute, units.compute_hulls, limit_bytes)
-        if units.overlapped != units.compute:
+        bound = self._plain_at(c, units, False, limit_bytes, enough_us)
+        if bound < enough_us and units.overlapped != units.compute:
             spared = (c.num_microbatches + c.pp) * units.slack_us
-            hulls = units.overlapped_hulls
-            overlapped = self._plain_at(c, units, units.overlapped, hulls, limit_bytes)
+            overlapped = self._plain_at(c, units, True, limit_bytes, enough_us + spared)
             bound = max(bound, overlapped - spared)
         return bound
 
@@ -159,26 +170,28 @@ class CandidateBounds:
         self,
         c: Candidate,
         units: CandidateUnits,
-        times: OptionTimes,
-        hulls: OptionHulls,
+        beside: bool,
         limit_bytes: float | None,
+        enough_us: float,
     ) -> float:
-        """The pipeline bound of units that take these times."""
-        reduces = [0.0 if c.zero >= 2 else options[0].reduce_us for options in units.options]
-        memory = None if limit_bytes is None else self.memory_cost(c, units, hulls, limit_bytes)
-        send_us = min(self.bound_sends_us(c, range(c.pp)))
+        """The pipeline bound of units whose times are those beside collectives, or alone."""
+        memory = None
+        if limit_bytes is not None:
+            hulls = units.overlapped_hulls if beside else units.compute_hulls
+            memory = self.memory_cost(c, units, hulls, limit_bytes)
 
         def warmup(stage: int) -> int:
             return 1 if c.schedule == "gpipe" else held_of(c, stage)
 
         return pipeline_bound(
-            LeastTimes.of(times, reduces, OVERLAP_PRICE),
+            units.least_beside if beside else units.least_alone,
             c.pp,
             c.num_microbatches,
             warmup,
             memory,
-            send_us,
+            min(self.bound_sends_us(c, range(c.pp))),
             units.most_silent(c.pp),
+            enough_us,
         )
 
     def memory_cost(
@@ -240,7 +253,7 @@ def held_of(c: Candidate, stage: int) -> int:
     return m if c.schedule == "gpipe" else min(m, c.pp - stage)
 
 
-def _busiest(c: Candidate, units: CandidateUnits, limit_bytes: None) -> float:
+def _busiest(c: Candidate, units: CandidateUnits, limit_bytes: None, enough_us: float) -> float:
     """Return a bound in us on any cuts of an interleaved or zero-bubble pipeline.
 
     Collectives are left out.

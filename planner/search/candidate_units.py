@@ -7,7 +7,9 @@ from functools import cached_property
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
 from ..bounds.analytic import OptionTimes, slack_us
+from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
+from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import UnitTable
 
 
@@ -57,6 +59,21 @@ class CandidateUnits:
         return [min(map(sum, times)) for times in self.overlapped]
 
     @cached_property
+    def least_alone(self) -> LeastTimes:
+        """Return the least times of all units without collectives."""
+        return self._least(self.compute)
+
+    @cached_property
+    def least_beside(self) -> LeastTimes:
+        """Return the least times of all units beside their collectives."""
+        return self._least(self.overlapped)
+
+    def _least(self, times: OptionTimes) -> LeastTimes:
+        sharded = self.table.zero >= 2  # then reductions run after every backward
+        reduces = [0.0 if sharded else options[0].reduce_us for options in self.options]
+        return LeastTimes.of(times, reduces, OVERLAP_PRICE)
+
+    @cached_property
     def least_passing_bytes(self) -> float:
         """Return what every function has alive in backward at least."""
         return min(u.work.backward.peak_bytes for options in set(self.options) for u in options)
@@ -79,6 +96,16 @@ class CandidateUnits:
     def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
         """Return the least time from every stage to the next; ranks: of the stages. any_order:
         whichever of pp and dp is the outer axis."""
+        key = tuple(ranks), any_order
+        if key not in self._sends:
+            self._sends[key] = self._sends_us(*key)
+        return self._sends[key]
+
+    @cached_property
+    def _sends(self) -> dict[tuple, tuple[float, ...]]:
+        return {}
+
+    def _sends_us(self, ranks: tuple[int, ...], any_order: bool) -> tuple[float, ...]:
         least = min(options[0].work.exit_bytes for options in self.options[:-1])
         links = self.table.links
         transfer = links.least_transfer_us if any_order else links.transfer_us

@@ -14,8 +14,7 @@ from meshwright.ir.mesh import Mesh
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import Fitted, Found, descended, fit, never_fits, polished, reordered
-from .lp_bound import tightened, tighter
-from .made import Made
+from .lp_bound import tightened, tighter, weighted_us
 
 INF = float("inf")
 Progress = Callable[[str], None]
@@ -80,28 +79,34 @@ class Incumbent:
         """The bound from which a candidate is not worth simulating."""
         return self.best_us / (1 + self.costs.problem.budget.worth)
 
-    def consider(self, c: Candidate, bound: float, made: Made | None = None) -> None:
-        """Bound a candidate again, and simulate it unless that is enough. made: what another
-        process found of it."""
-        if made is None or not made.serves(self.enough_us):
-            made = None
+    def may_gain(self, bound: float) -> bool:
+        """Return whether a bound leaves so much to gain that its candidate is simulated at once."""
+        return (1 + self.costs.problem.budget.at_once) * bound < self.best_us
+
+    def consider(self, c: Candidate, bound: float) -> None:
+        """Bound a candidate again, and simulate it unless that is enough."""
+        bound = max(bound, weighted_us(self.costs, c, self.limit))
+        if bound < self.enough_us:
             bound = tighter(self.costs, c, bound, self.enough_us, self.limit)
-        else:
-            bound = max(bound, made.tighter_us)
+        if not self.passes_over(c, bound):
+            self.fit(c, bound)
+
+    def passes_over(self, c: Candidate, bound: float) -> bool:
+        """Return whether the bound of a candidate is enough not to simulate it."""
         if bound == INF:
             self._unfit(c, bound)
         elif bound >= self.enough_us:
             self.losers.append(Loser(c, bound))
             if bound < self.best_us:
                 self.bounds[c] = bound
-        else:
-            self._fit(c, bound, made.placed if made else None)
+        return bound >= self.enough_us
 
     def _unfit(self, c: Candidate, bound: float) -> None:
         self.num_unfit += 1
         self.losers.append(Loser(c, bound, fits=False))
 
-    def _fit(self, c: Candidate, bound: float, placed: Found | None) -> None:
+    def fit(self, c: Candidate, bound: float, placed: Found | None = None) -> None:
+        """Cut a candidate and simulate it. placed: what is known to fit."""
         fitted = fit(self.costs, c, self.limit, placed)
         if fitted is not None or not never_fits(self.costs, c):
             self.bounds[c] = bound

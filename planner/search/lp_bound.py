@@ -7,10 +7,11 @@ a second and more.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline, paths_of_equal_stages
+from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline
+from ..bounds.weighted_paths import WeightedPaths, paths_of_equal_stages, weighted_bound
 from ..budget import LpEffort
 from ..cost.piece_cost import Phase
-from ..pipeline.critical_path import LAST, Path
+from ..pipeline.critical_path import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.options import UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
@@ -50,10 +51,34 @@ def tighter(
     costs: CandidateCosts, c: Candidate, bound_us: float, most_us: float, limit: float
 ) -> float:
     """The best bound known, dearer ones only while they matter."""
-    bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit))
+    bound_us = max(bound_us, weighted_us(costs, c, limit))
+    if bound_us < most_us:
+        bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit, most_us))
     if bound_us < most_us:
         bound_us = max(bound_us, tightened(costs, c, limit, most_us).step_us)
     return bound_us
+
+
+def weighted_us(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> float:
+    """Return a bound on the step by the paths that an LP begins with, in us; 0 where there is no
+    LP."""
+    if not _has_lp(costs, c):
+        return 0.0
+    with costs.memo.clock.layer("bounds"):
+        first = _first_paths(costs, c)
+        return weighted_bound(_pipeline(costs, c, limit_bytes), first) + _sync_us(costs, c)
+
+
+def _has_lp(costs: CandidateCosts, c: Candidate) -> bool:
+    """Return whether there is an LP bound: with very many micro-batches the bubbles of a schedule
+    are small."""
+    actions = 2 * c.num_stages * c.num_microbatches
+    return c.pp > 1 and actions <= costs.problem.budget.max_actions
+
+
+def _sync_us(costs: CandidateCosts, c: Candidate) -> float:
+    """Return the time of the all-reduce that ends a step."""
+    return costs.units_of(c).table.links.world_us()
 
 
 def _tightened(
@@ -63,19 +88,28 @@ def _tightened(
     effort: LpEffort,
     enough_us: float,
 ) -> LpBound:
-    # With very many micro-batches the bubbles of a schedule are small.
-    if 2 * c.num_stages * c.num_microbatches > costs.problem.budget.max_actions or c.pp == 1:
+    if not _has_lp(costs, c):
         return LpBound(0.0)
-    sync_us = costs.units_of(c).table.links.world_us()
-    quick = costs.problem.budget.quick
-    paths = tightened(costs, c, limit_bytes).paths if effort != quick else _first_paths(costs, c)
-    pipeline, step = pipeline_of(costs, c, limit_bytes), costs.problem.budget.lp_step
+    sync_us, step = _sync_us(costs, c), costs.problem.budget.lp_step
+    first = effort == costs.problem.budget.quick
+    paths = (_first_paths(costs, c) if first else tightened(costs, c, limit_bytes)).paths
+    pipeline = _pipeline(costs, c, limit_bytes)
     found = bound_pipeline(pipeline, enough_us - sync_us, effort, paths, step)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 
 
-def _first_paths(costs: CandidateCosts, c: Candidate) -> tuple[Path, ...]:
-    """Paths that an LP begins with, the same for all candidates of a schedule."""
+def _pipeline(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) -> Pipeline:
+    """Return `pipeline_of` a candidate, that of the last one made once."""
+    known = costs.memo.table("pipelines of LPs", costs.problem.read_by_bounds)
+    key = costs.placed(c.compute), c, limit_bytes
+    if key not in known:
+        known.clear()
+        known[key] = pipeline_of(costs, c, limit_bytes)
+    return known[key]
+
+
+def _first_paths(costs: CandidateCosts, c: Candidate) -> WeightedPaths:
+    """Return paths that an LP begins with, the same for all candidates of a schedule."""
     budget, schedules = costs.problem.budget, costs.memo.schedules
     known = costs.memo.table("paths of equal stages", budget.quick, budget.lp_step)
     key = c.listing, costs.units_of(c).most_silent(c.num_stages)

@@ -10,32 +10,39 @@ from .lp_bound import tighter
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate, and what is not worth to be told more of: a step of `enough_us`."""
+    """A candidate, and what is not worth to be told more of: a step of `enough_us`. None: what fits
+    is asked for, not a bound."""
 
     candidate: Candidate
-    enough_us: float
+    enough_us: float | None
+
+    @property
+    def key(self) -> tuple[Candidate, bool]:
+        """Return the candidate, and whether what fits is asked for."""
+        return self.candidate, self.enough_us is None
 
 
 @dataclass(frozen=True)
 class Made:
     """Result of a process on a candidate.
 
-    tighter_us: its bound within memory, by its linear relaxation. placed: what fits, where that
-    bound is not enough.
+    tighter_us: its bound within memory, by its linear relaxation. placed: what fits, where that was
+    asked for.
     """
 
-    enough_us: float
-    tighter_us: float
+    asked: Asked
+    tighter_us: float = 0.0
     placed: Found | None = None
 
-    def serves(self, enough_us: float) -> bool:
-        """Return whether a search that asks at this step would have made the same."""
-        return self.enough_us == enough_us or self.tighter_us < enough_us
+    def serves(self, asked: Asked) -> bool:
+        """Return whether a search that asks this would have made the same."""
+        enough_us = asked.enough_us
+        return enough_us in (None, self.asked.enough_us) or self.tighter_us < enough_us
 
 
 def make(costs: CandidateCosts, limit: float, asked: Asked) -> Made:
-    """Bound a candidate, and cut it where that is not enough."""
-    c, enough_us = asked.candidate, asked.enough_us
-    better = tighter(costs, c, 0.0, enough_us, limit)
-    placed = found_to_fit(costs, c, limit) if better < enough_us else None
-    return Made(enough_us, better, placed)
+    """Bound a candidate, or cut it."""
+    c = asked.candidate
+    if asked.enough_us is None:
+        return Made(asked, placed=found_to_fit(costs, c, limit))
+    return Made(asked, tighter(costs, c, 0.0, asked.enough_us, limit))

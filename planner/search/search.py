@@ -14,7 +14,7 @@ the default price of a byte. Where another price made the best plan faster, the 
 placements at that price as well.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,12 +41,14 @@ from .elsewhere import overfull
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
+from .lp_bound import tighter
+from .made import Asked
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
 from .pins import Pins
 from .problem import Problem
 from .stopping import Stop
-from .waiting import Waiting
+from .waiting import Bounded, Waiting
 
 
 @dataclass(frozen=True)
@@ -235,20 +237,46 @@ def _considered(
         first.add(candidate)
         incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
-    waiting = Waiting(costs, [(floor, c) for floor, c in ranked if c not in first], known)
+    left = [(floor, c) for floor, c in ranked if c not in first]
+    waiting = Waiting(costs, incumbent.limit, left, known)
     while waiting:
         bound, enough_us = waiting.least_us, incumbent.enough_us
         if incumbent.simulated == budget.max_simulated or bound >= enough_us:
             return bound
-        if waiting.bound_next():
+        if waiting.bound_next(enough_us):
             continue
-        ahead.give(waiting.coming(enough_us), enough_us)
-        _, candidate = waiting.pop()
-        made = ahead.ask(candidate, partial(waiting.bound_early, enough_us))
+        ahead.give(waiting.coming(enough_us))
+        bound, candidate, by = waiting.pop()
         count = len(ranked) - len(waiting)
         incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
-        incumbent.consider(candidate, bound, made)
+        meanwhile = partial(waiting.work_early, enough_us)
+        if by < Bounded.WHOLLY:
+            if by == Bounded.UNITS:
+                closer = waiting.weighted_us(candidate)
+            else:
+                closer = _tighter_us(incumbent, candidate, bound, ahead, meanwhile)
+            bound, by = max(bound, closer), Bounded(by + 1)
+            if incumbent.passes_over(candidate, bound):
+                continue
+        if by == Bounded.WHOLLY and (bound <= waiting.least_us or incumbent.may_gain(bound)):
+            made = ahead.ask(Asked(candidate, None), meanwhile)
+            incumbent.fit(candidate, bound, made.placed if made else None)
+        else:
+            waiting.put(bound, candidate, by)
     return INF
+
+
+def _tighter_us(
+    incumbent: Incumbent,
+    c: Candidate,
+    bound: float,
+    ahead: Ahead,
+    meanwhile: Callable[[], bool],
+) -> float:
+    """Return the bound of a candidate within memory, in us."""
+    costs, enough_us, limit = incumbent.costs, incumbent.enough_us, incumbent.limit
+    made = ahead.ask(Asked(c, enough_us), meanwhile)
+    return made.tighter_us if made else tighter(costs, c, bound, enough_us, limit)
 
 
 def _first(

@@ -6,10 +6,12 @@ import pytest
 from families import traced
 
 from meshwright.ir.text.plan_text import format_plan
+from meshwright.planner.budget import BUDGET
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search import ahead
 from meshwright.planner.search.ahead import Ahead
-from meshwright.planner.search.made import Made
+from meshwright.planner.search.candidates import candidates_of
+from meshwright.planner.search.made import Asked, Made
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.search import Found, search_plan
 
@@ -32,7 +34,7 @@ def sent(monkeypatch) -> list:
 
 
 def _told(processes: int) -> tuple[str, list]:
-    cluster = parse_cluster("h200:4")
+    cluster = parse_cluster("h100:2x4")
     plan, found, _ = search_plan(traced("tiny-llama"), cluster, **QUESTION, processes=processes)
     return format_plan(plan), _considered(found)
 
@@ -48,7 +50,7 @@ def test_the_number_of_processes_changes_nothing(sent) -> None:
     assert not sent
     for processes in (2, 3):
         assert _told(processes) == alone
-    assert len({one.candidate for one in sent}) > 3
+    assert {one.enough_us is None for one in sent} == {True, False}  # bounds, and what fits
 
 
 def test_a_search_goes_on_without_processes_that_end(sent, monkeypatch) -> None:
@@ -89,9 +91,18 @@ def test_no_process_is_left_behind(sent, monkeypatch) -> None:
     "now, serves", [(100.0, True), (90.0, False), (70.0, False)], ids=["same", "less", "far less"]
 )
 def test_a_bound_that_was_enough_serves_the_same_step_alone(now, serves) -> None:
-    assert Made(100.0, 120.0).serves(now) == serves
+    assert Made(_asked(100.0), 120.0).serves(_asked(now)) == serves
 
 
 @pytest.mark.parametrize("now, serves", [(90.0, True), (81.0, True), (80.0, False)])
 def test_a_bound_that_was_not_enough_serves_until_it_is(now, serves) -> None:
-    assert Made(100.0, 80.0, ()).serves(now) == serves
+    assert Made(_asked(100.0), 80.0).serves(_asked(now)) == serves
+
+
+def test_what_fits_serves_whatever_is_enough() -> None:
+    assert Made(_asked(None), placed=()).serves(_asked(None))
+
+
+def _asked(enough_us: float | None) -> Asked:
+    mesh = candidates_of(traced("tiny-llama"), parse_cluster("cpu:1"), 4, Pins(), BUDGET)
+    return Asked(mesh[0], enough_us)

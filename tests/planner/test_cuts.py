@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.bounds.partition_bound import LeastTimes, pipeline_bound
+from meshwright.planner.bounds.partition_bound import COARSE, LeastTimes, pipeline_bound
 from meshwright.planner.pipeline.partition import balanced, cut_stages, stages_of
 
 COSTS = st.lists(st.integers(1, 9).map(float) | st.floats(0.1, 10), min_size=1, max_size=8)
@@ -99,6 +99,25 @@ def test_pipeline_bounds_hold_for_every_cut(longest_path, stages, num_stages, m)
                 for a, b in zip(starts, stops, strict=True)
             ]
             assert bound <= longest_path(name, merged, m, 0.0) * (1 + 1e-9)
+
+
+@given(
+    stages=st.lists(st.floats(0.1, 9), min_size=3, max_size=9),
+    m=st.integers(1, 6),
+    share=st.floats(0.3, 1.5),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_enough_changes_no_bound_below_it(stages, m, share) -> None:
+    """From it on a bound is between it and what could be proven, and close to the latter."""
+    units = LeastTimes.of([[(us, 2 * us)] for us in stages], [0.0] * len(stages))
+    given_ = units, 3, m, lambda s: min(m, 3 - s)
+    exact = pipeline_bound(*given_)
+    enough_us = share * exact
+    found = pipeline_bound(*given_, enough_us=enough_us)
+    if exact < enough_us:
+        assert found == exact
+    else:
+        assert max(enough_us, (1 - COARSE) * exact) <= found * (1 + 1e-9) <= exact * (1 + 2e-5)
 
 
 def test_pinned_cuts_are_taken_as_they_are() -> None:
