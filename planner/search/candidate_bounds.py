@@ -14,6 +14,7 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
 It follows from the problem and the candidate alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -236,10 +237,10 @@ class CandidateBounds:
         Each rank counts at one moment of its schedule, each unit on the stage where it holds least.
         """
         moments = set(self.costs.memo.schedules.maximin(c.listing))
-        held = 0.0
-        for options in self.costs.units_of(c).options:
+        units, held = self.costs.units_of(c), 0.0
+        for options, count in Counter(units.options).items():
             works = [(u.work.kept_bytes, u.work.split) for u in options]
-            held += min(
+            held += count * min(
                 k * kept + w * (split.handed_bytes if split else 0.0)
                 for k, w in moments
                 for kept, split in works

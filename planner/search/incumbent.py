@@ -69,6 +69,7 @@ class Incumbent:
 
     def __post_init__(self) -> None:
         self.priced_by = self.costs
+        self.finished = self.best  # whose cuts were polished, if it is still the best
 
     @property
     def best_us(self) -> float:
@@ -160,6 +161,12 @@ class Incumbent:
             if self.bounds.get(fitted.candidate, INF) < self.enough_us:
                 self._cut_anew(fitted)
         self._reorder()
+        if self.best is not self.finished:
+            self._polish()
+        self._tighten()
+
+    def _polish(self) -> None:
+        """Try the best with placements at other prices, and polish its cuts."""
         assert self.best is not None
         c = self.best.candidate
         for share, other in repriced(self.costs, c.compute):
@@ -168,7 +175,6 @@ class Incumbent:
                 self._offer(descended(other, found, self.limit), other)
         self.doing("moving the cuts of the best one by one")
         self._offer(polished(self.priced_by, self.best, self.limit))
-        self._tighten()
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""

@@ -146,7 +146,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
 
 def _passing(units: Sequence[UnitOptions], c: Candidate) -> float:
     """Return the least bytes that the backward of any of the units has alive."""
-    return min(_start(u, c).peak_bytes for options in units for u in options)
+    return min(_start(u, c).peak_bytes for options in set(units) for u in options)
 
 
 def _start(unit: Unit, c: Candidate) -> Phase:

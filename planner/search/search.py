@@ -291,9 +291,10 @@ def _first(
     budget, bounds = incumbent.costs.problem.budget, CandidateBounds(incumbent.costs)
     yield from [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
     plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
-    faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < incumbent.enough_us]
-    by_bound = sorted(faster, key=lambda one: (bounds.bound_us(one[1], incumbent.limit), *one))
-    yield from by_bound[: budget.first_pipelines]
+    enough_us, limit = incumbent.enough_us, incumbent.limit
+    faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < enough_us]
+    bounded = sorted((bounds.bound_us(c, limit, enough_us), floor, c) for floor, c in faster)
+    yield from [(floor, c) for us, floor, c in bounded[: budget.first_pipelines] if us < enough_us]
 
 
 def _merged(losers: Iterable[Loser]) -> list[Loser]:
