@@ -144,7 +144,8 @@ Row = tuple[str, Terms, float]
 @dataclass
 class Builder:
     """The linear program of a pipeline, and its solution. rows: by index, the paths of rows that
-    say how long one is."""
+    say how long one is. best: the shortest end that is the longest path of some durations, with
+    these. program: what `solve` left, as it was solved last."""
 
     pipeline: Pipeline
     enough_us: float
@@ -156,6 +157,8 @@ class Builder:
     durations: dict[Node, int] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)  # g, by stage
     rows: dict[int, Path] = field(default_factory=dict)
+    best: tuple[float, dict[Node, float]] = field(default_factory=lambda: (INF, {}))
+    program: solver.LinearProgram = field(init=False)
 
     def __post_init__(self) -> None:
         whole = sum(k.count * k.fastest_us for k in self.pipeline.kinds)
@@ -176,34 +179,31 @@ class Builder:
         if self.pipeline.limit_bytes is not None:
             self._memory()
         self.program = solver.LinearProgram(self.problem)
-        return self._refined(self.program)
+        return self._refined()
 
-    def _refined(self, program: solver.LinearProgram) -> LpBound:
+    def _refined(self) -> LpBound:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
         and the best one so far, which keeps solutions from swinging."""
         rounds, near = self.effort.rounds, 1 + self.effort.close
-        self.best: tuple[float, dict[Node, float]] = INF, {}
         bounds = [0.0]
-        while True:
-            step = program.solve()
-            if step is None or step == 0.0:
-                return LpBound(INF) if step is None else LpBound(bounds[-1])
+        while step := self.program.solve():
             bounds.append(step * self.unit_us * (1 - TOLERANCE))
             if bounds[-1] >= self.enough_us:
-                return self._lp_bound(program, bounds[-1])
-            paths = self._longest(program)
-            end_us = program.values([self.end])[0] * self.unit_us
+                return self._lp_bound(bounds[-1])
+            paths = self._longest()
+            end_us = self.program.values([self.end])[0] * self.unit_us
             gained = len(bounds) <= rounds + 1 or bounds[-1] > near * bounds[-1 - rounds]
             if self.best[0] <= near * end_us or not gained:
-                return self._lp_bound(program, bounds[-1])
+                return self._lp_bound(bounds[-1])
             for path in paths:
                 for _, terms, least in self._rows(path):
-                    self.rows[program.at_least(terms, least)] = path
+                    self.rows[self.program.at_least(terms, least)] = path
+        return LpBound(INF if step is None else bounds[-1])
 
-    def _longest(self, program: solver.LinearProgram) -> list[Path]:
+    def _longest(self) -> list[Path]:
         """Return the longest paths of the solution, and of a point between it and the best one."""
         waits, send_us = self.pipeline.waits, self.pipeline.send_us
-        values = program.values(self.durations.values())
+        values = self.program.values(self.durations.values())
         us = {n: x * self.unit_us for n, x in zip(self.durations, values, strict=True)}
         last = self.best[1]
         between = {n: (1 - self.step) * last.get(n, x) + self.step * x for n, x in us.items()}
@@ -216,11 +216,11 @@ class Builder:
                 self.paths.append(path)
         return found
 
-    def _lp_bound(self, program: solver.LinearProgram, step_us: float) -> LpBound:
+    def _lp_bound(self, step_us: float) -> LpBound:
         """Return the bound, and the times of the stages of the program's last solution."""
         stages = [0.0] * self.pipeline.num_stages
         for s, shares in self.shares.items():
-            values = program.values(v for _, _, v in shares)
+            values = self.program.values(v for _, _, v in shares)
             stages[s] = sum(n * k.fastest_us for n, (k, _, _) in zip(values, shares, strict=True))
         return LpBound(step_us, tuple(stages))
 

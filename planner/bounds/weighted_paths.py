@@ -66,7 +66,6 @@ def paths_of_equal_stages(
 
 def _weighted(builder: Builder) -> WeightedPaths:
     """Return the paths of a linear program, weighted by the dual values of their rows."""
-    builder.program.solve()
     prices = builder.program.prices()
     used = [(prices[row], path) for row, path in builder.rows.items() if prices[row] > TOLERANCE]
     whole = sum(price for price, _ in used)

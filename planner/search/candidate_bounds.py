@@ -11,7 +11,7 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
     traffic    the collective stream of some stage carries at least the mean over stages
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 
-It follows from the problem and the candidate alone.
+It follows from the problem, the candidate and what is enough alone: from there on it is coarse.
 """
 
 from collections import Counter
@@ -148,13 +148,13 @@ class CandidateBounds:
             return self._plain(c, units, limit_bytes, enough_us)
         placed, m = self.costs.placed(c.compute), c.num_microbatches
         key = (placed, c.mesh, c.micro_batch, m, c.zero, c.recompute, c.schedule)
-        if key not in self.costs.pipelines:
+        found = self.costs.pipelines.get(key, INF)
+        if found >= enough_us:  # then a coarse one, whatever was known before
             bound = self._plain if c.schedule in PLAIN else _busiest
             found = bound(c, units, None, enough_us)
-            if found >= enough_us:
-                return found
-            self.costs.pipelines[key] = found
-        return self.costs.pipelines[key]
+            if found < enough_us:
+                self.costs.pipelines[key] = found
+        return found
 
     def _plain(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None, enough_us: float

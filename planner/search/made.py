@@ -26,18 +26,17 @@ class Asked:
 class Made:
     """Result of a process on a candidate.
 
-    tighter_us: its bound within memory, by its linear relaxation. placed: what fits, where that was
-    asked for.
+    bound_us: not tightened beyond what is enough. placed: what fits, where that was asked for.
     """
 
     asked: Asked
-    tighter_us: float = 0.0
+    bound_us: float = 0.0
     placed: Found | None = None
 
     def serves(self, asked: Asked) -> bool:
         """Return whether a search that asks this would have made the same."""
         enough_us = asked.enough_us
-        return enough_us in (None, self.asked.enough_us) or self.tighter_us < enough_us
+        return enough_us in (None, self.asked.enough_us) or self.bound_us < enough_us
 
 
 def make(costs: CandidateCosts, limit: float, asked: Asked) -> Made:

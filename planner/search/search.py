@@ -276,7 +276,7 @@ def _tighter_us(
     """Return the bound of a candidate within memory, in us."""
     costs, enough_us, limit = incumbent.costs, incumbent.enough_us, incumbent.limit
     made = ahead.ask(Asked(c, enough_us), meanwhile)
-    return made.tighter_us if made else tighter(costs, c, bound, enough_us, limit)
+    return made.bound_us if made else tighter(costs, c, bound, enough_us, limit)
 
 
 def _first(

@@ -9,7 +9,7 @@ from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .lp_bound import weighted_us
-from .made import Asked
+from .made import Asked, Made
 
 INF = float("inf")
 
@@ -20,18 +20,6 @@ class Bounded(IntEnum):
     UNITS = 0  # candidate_bounds.py, whatever the memory
     PATHS = 1  # weighted paths (lp_bound.py)
     WHOLLY = 2  # within memory, and by its linear relaxation
-
-
-@dataclass(frozen=True)
-class _Early:
-    """A bound made before its turn, coarse from `enough_us` on."""
-
-    enough_us: float
-    bound_us: float
-
-    def serves(self, enough_us: float) -> bool:
-        """Return whether it is what would be made in its turn."""
-        return self.enough_us == enough_us or self.bound_us < enough_us
 
 
 @dataclass
@@ -46,7 +34,7 @@ class Waiting:
     known: dict[Candidate, float]
     bounded: list[tuple[float, Candidate]] = field(default_factory=list)
     begun: int = 0  # of ranked
-    early: dict[Candidate, _Early] = field(default_factory=dict)
+    early: dict[Candidate, Made] = field(default_factory=dict)
     closeness: dict[Candidate, Bounded] = field(default_factory=dict)
     weighted: dict[Candidate, float] = field(default_factory=dict)
 
@@ -69,10 +57,11 @@ class Waiting:
             return False
         floor, candidate = self.ranked[self.begun]
         self.begun += 1
-        early = self.early.pop(candidate, None)
-        served = early is not None and early.serves(enough_us)
-        own = early.bound_us if early and served else self._bound_us(candidate, enough_us)
-        self.put(max(floor, own), candidate, Bounded.UNITS)
+        asked = Asked(candidate, enough_us)
+        made = self.early.pop(candidate, None)
+        if made is None or not made.serves(asked):
+            made = self._made(asked)
+        self.put(max(floor, made.bound_us), candidate, Bounded.UNITS)
         return True
 
     def put(self, bound: float, candidate: Candidate, by: Bounded) -> None:
@@ -117,8 +106,10 @@ class Waiting:
         if index == len(self.ranked) or self.ranked[index][0] >= enough_us:
             return False
         candidate = self.ranked[index][1]
-        self.early[candidate] = _Early(enough_us, self._bound_us(candidate, enough_us))
+        self.early[candidate] = self._made(Asked(candidate, enough_us))
         return True
 
-    def _bound_us(self, candidate: Candidate, enough_us: float) -> float:
-        return CandidateBounds(self.costs).bound_us(candidate, None, enough_us)
+    def _made(self, asked: Asked) -> Made:
+        """Return the bound of a candidate by its units."""
+        bound = CandidateBounds(self.costs).bound_us(asked.candidate, None, asked.enough_us or INF)
+        return Made(asked, bound)

@@ -104,5 +104,5 @@ def test_what_fits_serves_whatever_is_enough() -> None:
 
 
 def _asked(enough_us: float | None) -> Asked:
-    mesh = candidates_of(traced("tiny-llama"), parse_cluster("cpu:1"), 4, Pins(), BUDGET)
-    return Asked(mesh[0], enough_us)
+    found = candidates_of(traced("tiny-llama"), parse_cluster("cpu:1"), 4, Pins(), BUDGET)
+    return Asked(found[0], enough_us)

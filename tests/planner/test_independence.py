@@ -107,6 +107,24 @@ def test_a_bound_is_the_same_whatever_was_enough_before() -> None:
         assert {us: tightened(costs, c, None, us).step_us for us in order} == expected
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_a_bound_by_units_is_the_same_whatever_was_enough_before(schedule: str) -> None:
+    """An exact one that is known is more than a coarse one, which a search alone would make."""
+    problem = _problems()[0]
+    pins = Pins(pp=4, micro_batch=1, schedule=schedule, zero=0)
+    (c,) = candidates(problem.cluster, problem.global_batch, pins, 6)
+    whole = CandidateBounds(CandidateCosts(problem)).bound_us(c)
+    asked = (whole / 2, 0.99 * whole, 0.999 * whole, 2 * whole)
+
+    def bounds(order: tuple[float, ...]) -> dict[float, float]:
+        costs = CandidateCosts(problem)
+        return {us: CandidateBounds(costs).bound_us(c, None, us) for us in order}
+
+    expected = {us: bounds((us,))[us] for us in asked}
+    for order in permutations(asked):
+        assert bounds(order) == expected
+
+
 def test_a_thorough_bound_begins_with_the_quick_bound_of_its_own_budget() -> None:
     problem = _problems()[0]
     pins = Pins(pp=4, micro_batch=1, schedule="1f1b", zero=0)
