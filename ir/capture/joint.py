@@ -8,6 +8,7 @@ Outputs of a joint graph: those of the segment, then the gradient of each activa
 when there is none), then the gradient of each parameter, in input order ("-" for a frozen one).
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ from .functional import Functionalise
 from .fx import FxReader, torch_dtype
 from .nodes import target_name
 from .symbolic import concrete
+
+aten = torch.ops.aten
 
 _HINTS = (7, 13)
 
@@ -266,14 +269,27 @@ def resolve(target: str) -> Any:
 
 
 def _decompositions() -> dict:
-    """Backward formulas in primitives, where autograd uses an op of its own."""
+    """What is traced in primitives: selections, as slices, and gradients that autograd makes by an
+    op of its own."""
     from torch._decomp import get_decompositions
 
-    aten = torch.ops.aten
-    table = get_decompositions(
-        [aten.select_backward, aten._softmax_backward_data, aten.native_layer_norm_backward]
-    )
-    return dict(table)
+    table = get_decompositions([aten._softmax_backward_data, aten.native_layer_norm_backward])
+    selections = {aten.select.int: _select, aten.select_backward.default: _select_backward}
+    return dict(table) | selections
+
+
+def _select(x: Tensor, dim: int, index: int) -> Tensor:
+    return aten.slice.Tensor(x, dim, index, _after(index)).squeeze(dim)
+
+
+def _select_backward(dy: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
+    rows = dy.unsqueeze(dim)
+    return aten.slice_backward(rows, input_sizes, dim, index, _after(index), 1)
+
+
+def _after(index: int) -> int:
+    """Where the slice of one element ends; the last one's where its dim does."""
+    return sys.maxsize if index == -1 else index + 1
 
 
 @dataclass(kw_only=True)

@@ -47,9 +47,13 @@ _PLAIN = """
     eq.Scalar ne.Scalar gt.Scalar lt.Scalar ge.Scalar le.Scalar eq.Tensor ne.Tensor gt.Tensor
     lt.Tensor le.Tensor ge.Tensor logical_not logical_and bitwise_not bitwise_and.Tensor
     bitwise_or.Tensor maximum minimum clamp clamp_min ones_like zeros_like fill.Scalar
-    masked_fill.Scalar sign
+    masked_fill.Scalar sign softplus leaky_relu mish hardswish log1p expm1 floor ceil
+    logical_or clamp_max pow.Tensor_Tensor
 """.split()
-_BACKWARD = "silu_backward gelu_backward tanh_backward sigmoid_backward threshold_backward".split()
+_BACKWARD = """
+    silu_backward gelu_backward tanh_backward sigmoid_backward threshold_backward softplus_backward
+    leaky_relu_backward mish_backward hardswish_backward
+""".split()
 
 DEFINITIONS = (
     *(OpDef(name, "pointwise", pointwise_rule, call=_CALLS.get(name, "")) for name in _PLAIN),

@@ -188,6 +188,7 @@ class _Builder:
         names = (f"x[{node.name},{choice.strategy.name}]" for choice in node.choices)
         found = [self.problem.variable(name, 0.0, True) for name in names]
         self.chosen.append(found)
+        self.problem.choices.append((found, len(node.reads) + len(node.makes)))
         self.problem.equal(f"choose[{node.name}]", [(v, 1.0) for v in found], 1.0)
 
     def _ways(self, index: int, of: Callable[[Choice], Placement]) -> dict[Placement, list[int]]:

@@ -18,7 +18,8 @@ from meshwright.ir.placement import Placement, format_placement, replicated, wit
 from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from .boundary_layouts import Layout, uncut
-from .strategies import Strategy, alone_of, axes_of, strategies_of, strides_of
+from .strategies import Strategy, axes_of, strategies_of
+from .strides import alone_of, strides_of
 from .sub_axes import whole_attention_note
 
 

@@ -11,8 +11,8 @@ the order of the sequence (attention) may be cut by its heads instead, its opera
 it (Ulysses, Jacobs et al. 2023), or keep its shard of queries and read all keys, or those of its
 shard and of the window before it.
 
-A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour asks for it:
-`strides_of` walks the graph until no op has anything new to ask.
+A shard inside a factor (the thirds of a fused qkv) is offered where a neighbour asks for it, as
+strides.py says.
 """
 
 import math
@@ -20,8 +20,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-
-import sympy
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.mesh import CONTEXT, ROLES, Mesh
@@ -32,8 +30,6 @@ from meshwright.ir.placement import Placement, Shard, replicated, with_partial
 from meshwright.ir.sizes import B, S, Size, simplify_size
 
 from ..cost.counts import number
-
-Strides = dict[tuple[int, str], set[int]]  # (op index, factor) -> blocks the factor is cut in first
 
 
 @dataclass(frozen=True)
@@ -277,113 +273,3 @@ def outer_of(factors: tuple[str, ...], rule: Rule, factor: str) -> Size:
 def _distinct(found: list[Strategy]) -> tuple[Strategy, ...]:
     kept = {(s.inputs, s.outputs): s for s in reversed(found)}
     return tuple(reversed(kept.values()))
-
-
-def alone_of(graph: Graph, axes: tuple[Axis, ...]) -> dict[int, set[str]]:
-    """Return by op the factors that the outer part of a split axis may cut alone.
-
-    These are the KV heads that it divides and both parts do not, and what lies in the same place of
-    keys and values and of what they are made from. Queries are cut by both parts.
-    """
-    tensor = [axis for axis in axes if not axis.is_context]
-    if len(tensor) < 2:
-        return {}
-    rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
-    outer, inner = tensor
-    found: dict[int, set[str]] = {}
-    asked: dict[tuple[str, int], set[Size]] = {}
-    for index, rule in rules.items():
-        for factor in set(rule.sizes) - rule.fixed if rule.ordered else ():
-            if not outer.divides(rule.sizes[factor], inner.size):
-                found.setdefault(index, set()).add(factor)
-                _ask(graph.ops[index], rule, factor, 1, outer, asked, lone=True)
-    changed = True
-    while changed:
-        changed = False
-        for index, rule in rules.items():
-            known = found.setdefault(index, set())
-            for factor in _asked_for(graph.ops[index], rule, asked) - known:
-                changed |= _take(graph.ops[index], rule, factor, outer, known, asked)
-    return found
-
-
-def _take(op: Op, rule: Rule, factor: str, axis: Axis, known: set[str], asked: dict) -> bool:
-    """Note a factor that an axis cuts alone, and what it asks of the op's values."""
-    if factor in rule.fixed or not axis.divides(rule.sizes[factor]):
-        return False
-    known.add(factor)
-    _ask(op, rule, factor, 1, axis, asked)
-    return True
-
-
-def _asked_for(op: Op, rule: Rule, asked: dict) -> set[str]:
-    """Factors that lie where a value is asked to be cut."""
-    return {
-        factor
-        for name, dims in _places(op, rule)
-        for dim, factors in enumerate(dims)
-        for factor in factors
-        if outer_of(factors, rule, factor) in asked.get((name, dim), ())
-    }
-
-
-def strides_of(graph: Graph, axis: Axis) -> Strides:
-    """Return per op and factor the blocks that some neighbour's shard would cut it in first."""
-    rules = {k: rule for k, op in enumerate(graph.ops) if (rule := rule_of(op, graph)) is not None}
-    asked: dict[tuple[str, int], set[Size]] = {}  # (value, dim) -> outers of its shards
-    found: Strides = {}
-    for index, rule in rules.items():
-        for factor in rule.sizes:
-            _ask(graph.ops[index], rule, factor, 1, axis, asked)
-    changed = True
-    while changed:
-        changed = False
-        for index, rule in rules.items():
-            for factor, blocks in _answers(graph.ops[index], rule, axis, asked):
-                known = found.setdefault((index, factor), set())
-                if blocks not in known:
-                    known.add(blocks)
-                    _ask(graph.ops[index], rule, factor, blocks, axis, asked)
-                    changed = True
-    return found
-
-
-def _places(op: Op, rule: Rule) -> list[tuple[str, Dims]]:
-    names = [n for n in op.inputs if n]
-    return [
-        *zip(names, rule.inputs, strict=True),
-        *zip([v.name for v in op.outputs], rule.outputs, strict=False),
-    ]
-
-
-def _ask(
-    op: Op, rule: Rule, factor: str, blocks: int, axis: Axis, asked: dict, lone: bool = False
-) -> None:
-    """Note where a shard of the factor lies. lone: in dims that hold no other factor."""
-    if factor in rule.fixed or not axis.divides(rule.sizes[factor], blocks):
-        return
-    for name, dims in _places(op, rule):
-        for dim, factors in enumerate(dims):
-            if factor in factors and not (lone and len(factors) > 1):
-                outer = simplify_size(outer_of(factors, rule, factor) * blocks)
-                asked.setdefault((name, dim), set()).add(outer)
-
-
-def _answers(op: Op, rule: Rule, axis: Axis, asked: dict) -> list[tuple[str, int]]:
-    """(factor, blocks) by which the op can take shards that its values are asked to have."""
-    found = []
-    for name, dims in _places(op, rule):
-        for dim, factors in enumerate(dims):
-            for outer in asked.get((name, dim), ()):
-                for factor in factors:
-                    blocks = _quotient(outer, outer_of(factors, rule, factor))
-                    free = factor not in rule.fixed and blocks > 1
-                    if free and axis.divides(rule.sizes[factor], blocks):
-                        found.append((factor, blocks))
-    return found
-
-
-def _quotient(outer: Size, inner: Size) -> int:
-    """outer / inner where that is a number of blocks, else 0."""
-    quotient = simplify_size(sympy.sympify(outer) / inner)
-    return quotient if isinstance(quotient, int) else 0

@@ -5,7 +5,8 @@ import pytest
 from meshwright.ir.graph import Graph
 from meshwright.ir.placement import format_placement
 from meshwright.ir.text.graph_text import parse_graph
-from meshwright.planner.sharding.strategies import Axis, strategies_of, strides_of
+from meshwright.planner.sharding.strategies import Axis, strategies_of
+from meshwright.planner.sharding.strides import strides_of
 
 AXIS = Axis("tp", 2, {"B": 3, "S": 8})
 
@@ -126,3 +127,24 @@ def test_a_dim_that_does_not_divide_is_not_offered(tiny) -> None:
     graph = tiny.joints["ffn"]
     names = {s.name for op in graph.ops for s in strategies_of(op, graph, (odd,))[0]}
     assert names == {"replicated", "partial"}
+
+
+def test_values_that_meet_again_ask_for_no_ever_finer_blocks() -> None:
+    """Parts of 64 and 128 of one value, of which the first is repeated to meet the second."""
+    graph = graph_of(
+        '%x : bf16[B, S, 256] = input activation "x"',
+        "%a : bf16[B, S, 64] = slice.Tensor(%x, dim=2, start=0, end=64)",
+        "%b : bf16[B, S, 128] = slice.Tensor(%x, dim=2, start=128, end=256)",
+        "%a1 : bf16[B, S, 64, 1] = unsqueeze(%a, dim=3)",
+        "%a2 : bf16[B, S, 64, 2] = expand(%a1)",
+        "%a3 : bf16[B, S, 128] = view(%a2)",
+        "%y : bf16[B, S, 128] = add.Tensor(%a3, %b)",
+        "return %y",
+    )
+    offered = strides_of(graph, AXIS)
+    # The parts are a quarter and a half; one of the two of each repeated element may be cut.
+    assert {k: sorted(offered[k, "d2"]) for k in (0, 1, 5)} == {
+        0: [2, 32],
+        1: [2, 4, 32, 64],
+        5: [2, 32, 64],
+    }
