@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .api.what_if import what_if as what_if
     from .ir.errors import MeshwrightError as MeshwrightError
     from .ir.traced import Traced as Traced
+    from .models.router_load import RouterLoad as RouterLoad
+    from .models.router_load import balance_loss as balance_loss
     from .models.source import ModelSource as ModelSource
     from .runtime.dry.found import DryRun as DryRun
     from .runtime.training.callbacks import Event as Event

@@ -28,6 +28,8 @@ EXPORTS = {
     "DryRun": "runtime.dry.found",
     "train": "api.jobs",
     "Trainer": "api.runs",
+    "RouterLoad": "models.router_load",
+    "balance_loss": "models.router_load",
     "RunResult": "api.results",
     "Event": "runtime.training.callbacks",
     "EvaluationResult": "api.results",

@@ -261,6 +261,14 @@ def _same(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
             raise WrongError(f"{what} {name} is off by {off:.3g}, its largest element {size:.3g}")
 
 
+def _of_routers(module: nn.Module, out: Any) -> Tensor | float:
+    """What a class adds for its routers, as it does where it is given labels."""
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    factor = next((getattr(module, name) for name in names if hasattr(module, name)), 0.0)
+    own = getattr(out, "aux_loss", None)
+    return 0.0 if own is None else factor * own
+
+
 def _oracle(
     config: Any, plan: Plan, data: list[_Step], sites: Mapping[int, Site]
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
@@ -285,11 +293,12 @@ def _oracle(
         optimizer.zero_grad()
         draws = drawn(sites, torch.arange(ROWS), SEQ, step_draws(SEED, step))
         with default_dtype(torch.float64), Widened(), draws:
-            logits = module(**_read(batch, config, module), use_cache=False).logits
+            out = module(**_read(batch, config, module), use_cache=False)
+        logits = out.logits
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        loss = total / (batch.labels != IGNORED).sum()
+        loss = total / (batch.labels != IGNORED).sum() + _of_routers(module, out)
         loss.backward()
         losses.append(float(loss.detach()))
         if not grads:

@@ -26,7 +26,7 @@ _OPTIONS: tuple[tuple[str, type | tuple[type, ...], Draw], ...] = (
     (r"\w*layerdrop\w*", object, lambda rng, value: value),  # layers left out at random
     (r"\w*(drop|dropout)\w*", (float, int), _of(0.1, 0.25)),
     (r"\w*bias\w*", bool, _other),
-    (r"tie_word_embeddings", bool, _other),
+    (r"tie_word_embeddings|output_router_logits", bool, _other),
     (r"(use_)?(parallel_residual|parallel_attn|qk_norm|qk_layernorm|rezero)|alibi", bool, _other),
     (r"scale_\w+|reorder_and_upcast_attn|do_layer_norm_before|norm_topk_prob", bool, _other),
     (r"multi_query|new_decoder_architecture|use_sliding_window|layer_norm_before", bool, _other),

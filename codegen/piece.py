@@ -173,8 +173,11 @@ class PieceText:
 
     @property
     def _given(self) -> str:
-        is_loss = not self.graph.inputs_of("grad")
-        return "dy is the loss's own 1. " if is_loss else ""
+        if not self.joint.loss:
+            return ""
+        if self.graph.inputs_of("grad"):
+            return "The loss's own gradient is 1; dy is of what goes out beside it. "
+        return "dy is the loss's own 1. "
 
     @property
     def _dx(self) -> str:

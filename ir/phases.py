@@ -33,13 +33,22 @@ class Joint:
     @cached_property
     def _ends(self) -> tuple[int, int]:
         """Positions behind the segment's outputs, and behind the gradients of activations."""
-        ys = max(1, len(self.graph.inputs_of("grad")))  # a loss has no incoming gradient
-        return ys, ys + max(1, len(self.graph.inputs_of("activation")))
+        params = len(self.graph.inputs_of("param"))
+        ends = len(self.graph.outputs) - params
+        return ends - max(1, len(self.graph.inputs_of("activation"))), ends
 
     @property
     def ys(self) -> tuple[str, ...]:
         """Names of the segment's outputs."""
         return self.graph.outputs[: self._ends[0]]
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss, whose own gradient is 1 and does not come in; "" where there is none.
+
+        It is the first output. What comes in are the gradients of the others.
+        """
+        return self.ys[0] if len(self.graph.inputs_of("grad")) < len(self.ys) else ""
 
     @property
     def dxs(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from .graph import Graph
 from .inputs import StepInput, step_inputs
 from .mesh import Mesh
 from .ops.registry import definition
+from .phases import Joint
 from .placement import Placement, local_shape
 from .schedule import Schedule
 from .sizes import Shape, evaluate, num_elements
@@ -169,8 +170,10 @@ class Plan:
 
     @property
     def boundary_values(self) -> int:
-        """Return how many values cross the boundary that most cross."""
-        return max(len(p.graph.inputs_of("activation")) for p in self.pieces)
+        """Return how many values cross the boundary that most cross, behind the loss included."""
+        return max(
+            max(len(p.graph.inputs_of("activation")), len(Joint(p.graph).ys)) for p in self.pieces
+        )
 
     def tables(self) -> set[str]:
         """Parameters that a lookup or the loss reads: embeddings and the head."""

@@ -34,3 +34,8 @@ class Traced:
     lengths: tuple[int, int | None] = (1, None)
     longest_apart: bool = False
     ways: Ways = ()
+
+    @property
+    def has_router_loss(self) -> bool:
+        """Return whether the loss has a part that the load of routers makes, of a whole batch."""
+        return len(self.graph.outputs) > 1

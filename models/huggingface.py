@@ -35,7 +35,9 @@ from .hf_extra import transformers_for
 from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
+from .hf_routers import router_factor, with_router_load, with_router_loss
 from .recurrence import RecurrenceCore
+from .router_load import RouterLoad
 from .source import ModelSource
 
 IMAGES = "hf-images"  # of a spec that takes a class with its images
@@ -56,13 +58,20 @@ class HuggingFaceCausalLM(nn.Module):
         super().__init__()
         self.hf = hf
         self.recurrence = None if plain else RecurrenceCore()
+        self.router_load = None if plain else RouterLoad()
+        self.router_factor = router_factor(hf)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens, int64 [B, S] -> logits [B, S, V]."""
-        core = self.recurrence
+    def forward(self, tokens: Tensor) -> Tensor | dict[str, Tensor]:
+        """tokens, int64 [B, S] -> logits [B, S, V]; with the load or the loss of its routers where
+        the class makes a loss of them."""
+        core, factor = self.recurrence, self.router_factor
         kernels = nullcontext() if core is None else kernels_of(self.hf, core)
         with one_document_a_row(), kernels:
-            return self.hf(input_ids=tokens, use_cache=False).logits
+            if not factor:
+                return self.hf(input_ids=tokens, use_cache=False).logits
+            if self.router_load is None:
+                return with_router_loss(self.hf, tokens, factor)
+            return with_router_load(self.hf, self.router_load, tokens, factor)
 
 
 class HuggingFaceSeq2Seq(nn.Module):
@@ -165,8 +174,8 @@ def _check(spec: str, config: Any) -> None:
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "
             "encoder-decoder of text"
         )
-    _check_router(spec, config)
-    if reads_images(spec, config):
+    if is_seq2seq(spec, config) or reads_images(spec, config):
+        _check_router(spec, config)
         _check_router(spec, config.get_text_config(decoder=True))
 
 
@@ -177,8 +186,8 @@ def _check_router(spec: str, config: Any) -> None:
     if factor and getattr(config, "output_router_logits", False):
         raise ModelError(
             f"{spec}: its config has output_router_logits = true, so that its class adds {factor:g}"
-            " times a loss of how all tokens of a batch are routed; a plan computes some rows at a "
-            "time and knows no such number, so set it to false"
+            " times a loss of how all tokens of a batch are routed; a plan knows that of causal "
+            "models of text alone, so set it to false"
         )
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from meshwright.ir.capture.exported import logits_of
+from meshwright.ir.capture.forwards import Returned, returned_by
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.capture.ways import Recorder
 from meshwright.ir.capture.widening import CONSTANT_MAKERS
@@ -260,4 +260,13 @@ def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Te
     with Widened(plan_dtype) if plan_dtype else nullcontext():
         floats = next((p.dtype for p in module.parameters()), torch.float64)
         others = {r: x.to(floats) if r == "images" else x for r, x in batch.others.items()}
-        return batch.loss(logits_of(module, batch.tokens, **others))
+        found = returned_by(module, batch.tokens, **others)
+        return batch.loss(found.logits) + _of_routers(found)
+
+
+def _of_routers(found: Returned) -> Tensor | float:
+    """The loss of a module's routers: its own number, or what their load makes of all rows."""
+    if found.load is None:
+        return 0.0 if found.router_loss is None else found.router_loss
+    choices, probabilities = found.load.sum(0)
+    return (choices.detach() * probabilities).sum() / choices.detach().sum() ** 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from meshwright.ir.capture.exported import roles_of
+from meshwright.ir.capture.forwards import roles_of
 from meshwright.ir.capture.fx import torch_dtype
 from meshwright.ir.capture.images import image_sizes
 from meshwright.ir.capture.own_loss import OwnLoss

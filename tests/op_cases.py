@@ -112,6 +112,14 @@ ROWS, DECAYS = [_random(2, 5, 3, n) for n in (4, 4, 6)], -_random(2, 5, 3, 4)
 BETAS = _random(2, 5, 3)
 
 
+def _router_load(logits: Tensor) -> Tensor:
+    """Loads of the best two of the experts, counted one by one."""
+    p = logits.softmax(-1)
+    best = p.argsort(-1, descending=True)[..., :2]
+    shares = F.one_hot(best, p.shape[-1]).to(p.dtype).sum(-2) / 2
+    return torch.stack([shares.sum(1), 3.0 * p.sum(1)], 1)
+
+
 def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """The delta rule by its definition, with the state's transition as a matrix."""
     state, found = torch.zeros(*k[:, 0].shape, v.shape[-1], dtype=v.dtype), []
@@ -190,6 +198,12 @@ LISTED: dict[str, OpCase] = {
         [DYE, XE, CHOICES],
         EXPERT | {"num_experts": 3},
         lambda dy, x, ids: _gradients(lambda w: _experts(x, w, ids), [WEIGHTS], dy),
+    ),
+    "mw.router_load": OpCase([_random(2, 5, 7)], {"top_k": 2, "factor": 3.0}, _router_load),
+    "mw.router_load_backward": OpCase(
+        [_random(2, 2, 7), _random(2, 5, 7)],
+        {"factor": 3.0},
+        lambda dy, logits: _gradients(_router_load, [logits], dy),
     ),
     "mw.recurrence": OpCase([*ROWS, DECAYS, BETAS], {"delta": True}, _recurrence),
     "mw.recurrence_backward": OpCase(

@@ -2,8 +2,9 @@
 
 The module's forward takes tokens [B, S], and positions [B, S] where it asks for them, and returns
 logits [B, S, V] (or an object with .logits). The graph takes these, labels and the loss
-denominator, and returns the loss: the last linear (and
-its soft-cap) is joined with the cross-entropy into one semantic op.
+denominator, and returns the loss: the last linear (and its soft-cap) is joined with the
+cross-entropy into one semantic op. Behind the loss it returns the load of the model's routers, if
+their loss is part of the model's: router_load.py says what is made of it.
 """
 
 import re
@@ -29,7 +30,9 @@ from ..traced import Traced, Ways
 from . import semantic
 from .collector import rarely_collected
 from .constants import digest_of, encode
-from .exported import Logits, LossParts, SeqRange, exported_for, reason_of, roles_of
+from .early import early
+from .exported import SeqRange, exported_for, reason_of
+from .forwards import Logits, LossParts, roles_of
 from .freezing import frozen_in, frozen_names, without_gradient
 from .functional import (
     Functionalise,
@@ -49,6 +52,12 @@ from .widening import floats_as_in
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
+
+
+_ALL_FORWARDS = (
+    "the loss of the routers is of the whole batch: all micro-batches go forward before the first "
+    "backward, and what they keep is held at once"
+)
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,7 @@ def capture(
             frozen=frozen,
             promote=dtype == "f64",
             own_loss=loss,
+            num_parts=wrapped.num_parts,
             lengths=exported.lengths,
         )
         found = replace(
@@ -186,7 +196,7 @@ def _holds_scores(where: str) -> str:
 def _left_out(place: str) -> str:
     return (
         f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
-        "logits alone; nothing trains by it"
+        "logits alone; nothing trains by it (for that of routers, return their router_load)"
     )
 
 
@@ -206,6 +216,7 @@ class _Reader(FxReader):
     tied: dict[str, str]
     frozen: frozenset[str]
     own_loss: OwnLoss | None
+    num_parts: int  # of the loss, among what the program returns
     lengths: SeqRange
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
@@ -220,9 +231,9 @@ class _Reader(FxReader):
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
         self._inputs()
-        loss = self._loss()
-        graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), (loss,))
-        graph = verify(draws_from(_without_unused_inputs(prune(graph)), 0))
+        outputs = self._outputs()
+        graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), outputs)
+        graph = verify(draws_from(_without_unused_inputs(early(prune(graph))), 0))
         self._check_draws(graph)
         check_rows(graph)
         used = {i.ref for i in graph.inputs_of("constant")}
@@ -233,28 +244,31 @@ class _Reader(FxReader):
             self.warnings.append(told_of([every[ref] for ref in sorted(initial)]))
         return Captured(graph, tuple(kept), tuple(self.warnings))
 
-    def _loss(self) -> str:
-        """Read every op up to the loss, whose name is returned; refuse one that mixes rows first.
+    def _outputs(self) -> tuple[str, ...]:
+        """Read every op up to the loss, and return the names of it and of the load of routers, if
+        there is one; refuse an op that mixes rows before the loss.
 
         A program that ends in no head is left unchecked: another one is read in its place.
         """
         given = self.program.graph, self.symbols, self.lengths, self._labels()
         try:
-            loss = self._read_ops()
+            outputs = self._read_ops()
         except _NoHeadError:
             raise
         except MeshwrightError:
             check_row_ops(*given)
             raise
         check_row_ops(*given)
-        return loss
+        return outputs
 
-    def _read_ops(self) -> str:
+    def _read_ops(self) -> tuple[str, ...]:
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.call(node)
         output = next(n for n in self.program.graph.nodes if n.op == "output")
-        return self._ending([str(self.values[node]) for node in output.args[0]])
+        made = [str(self.values[node]) for node in output.args[0]]
+        self.warnings += [_ALL_FORWARDS] * (len(made) > self.num_parts)
+        return self._ending(made[: self.num_parts]), *made[self.num_parts :]
 
     def _labels(self) -> Node | None:
         """The node of the labels, where the program takes them."""

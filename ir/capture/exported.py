@@ -1,22 +1,20 @@
 """From a module to torch's exported program, with gradients on and for every batch and length."""
 
-import inspect
 import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from inspect import Parameter
 from io import StringIO
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from ..errors import CaptureError
-from ..inputs import Role, known_arguments, role_of
+from ..inputs import Role, role_of
 from ..traced import Ways
 from . import semantic
 from .asserts import drop_true_asserts
@@ -24,12 +22,14 @@ from .bound_sizes import binding_call
 from .causal_hints import no_causal_detection
 from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
+from .forwards import Logits
 from .fx import check_dtypes, check_sizes
 from .images import image_sizes
 from .lines import lines_of_model, short_line
 from .recurrence import recurrence
+from .router_load import router_load
 from .size_functions import sizes_as_numbers
-from .size_questions import Seen, no_question_of_one_row, no_sizes_as_keys
+from .size_questions import no_question_of_one_row, no_sizes_as_keys
 from .suggestions import no_failing_suggestions
 from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
@@ -64,121 +64,6 @@ _BY_VALUES = re.compile(
 _SPECIALIZED = "resulted in a specialized value of"
 
 
-def roles_of(module: nn.Module, name: str) -> dict[Role, str]:
-    """Return the roles of what the forward takes, tokens first, by role the name of its parameter.
-
-    Parameters with a default keep it. Raises CaptureError for one that no input of a step fills.
-    """
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    if not parameters or parameters[0].kind is Parameter.KEYWORD_ONLY:
-        raise CaptureError(f"model {name}: its forward takes no tokens; give it them first")
-    found: dict[Role, str] = {"tokens": parameters[0].name}
-    for parameter in parameters[1:]:
-        if parameter.kind not in kinds or parameter.default is not Parameter.empty:
-            continue
-        role = role_of(parameter.name)
-        if role in found:
-            raise CaptureError(
-                f"model {name}: its forward takes {found[role]!r} and {parameter.name!r}, both "
-                f"are {role}; take them once"
-            )
-        if role is None:
-            raise CaptureError(
-                f"model {name}: its forward takes {parameter.name!r}, which no input of a step "
-                f"fills; beside tokens it may take one of {', '.join(known_arguments())}, "
-                "or give it a default"
-            )
-        found[role] = parameter.name
-    return found
-
-
-class Logits(nn.Module):
-    """A module that returns its logits.
-
-    arguments: names of the forward's parameters, that of tokens first. seen: of its last forward.
-    """
-
-    def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
-        super().__init__()
-        self.module, self.arguments, self.seen = module, arguments, Seen()
-
-    def forward(self, *given: Tensor) -> Tensor:
-        tokens, *others = given
-        self.seen.rows = tokens.shape[0]
-        out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
-        self.seen.unread = _numbers_in(out)
-        return _logits_in(out)
-
-    @property
-    def num_inputs(self) -> int:
-        """Return how many tensors the forward takes."""
-        return len(self.arguments)
-
-
-class LossParts(Logits):
-    """A module that returns what a cross-entropy is made of; it takes labels last, int64 [B, S].
-
-    Both are [B, S] in float32 at least: the log-sum-exp of the logits, and the label's own logit.
-    """
-
-    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        *own, labels = given
-        logits = super().forward(*own)
-        wide = logits.to(semantic.statistics_dtype(logits.dtype))
-        picked = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return torch.logsumexp(wide, -1), picked
-
-    @property
-    def num_inputs(self) -> int:
-        """Return how many tensors the forward takes, labels among them."""
-        return len(self.arguments) + 1
-
-
-def _numbers_in(out: Any) -> tuple[str, ...]:
-    """Return the places of the single numbers with gradients that a forward returns, such as the
-    auxiliary loss of a router."""
-    each: Any = enumerate(out) if isinstance(out, tuple | list) else getattr(out, "items", tuple)()
-    return tuple(
-        str(place)
-        for place, value in each
-        if isinstance(value, Tensor) and value.requires_grad and _is_number(value)
-    )
-
-
-def _is_number(value: Tensor) -> bool:
-    """A size that is a symbol is not compared, which would bind it."""
-    return all(isinstance(size, int) and size == 1 for size in value.shape)
-
-
-def _logits_in(out: Any) -> Tensor:
-    """The logits that a forward returns: alone, first of several, or by name."""
-    found = out[0] if isinstance(out, tuple | list) and out else out
-    found = found.get("logits") if isinstance(found, dict) else getattr(found, "logits", found)
-    if not isinstance(found, Tensor):
-        raise CaptureError(
-            f"its forward returns a {type(out).__name__} without logits; return the logits, or an "
-            "object or dictionary that has them as logits"
-        )
-    if found.ndim != 3:
-        raise CaptureError(
-            f"its forward returns logits of {found.ndim} dimensions; return [B, S, V], one for "
-            "each token and entry of the vocabulary"
-        )
-    return found
-
-
-def logits_of(module: nn.Module, tokens: Tensor, **others: Tensor) -> Tensor:
-    """Return a module's logits [B, S, V], given what its forward asks for.
-
-    tokens: int64 [B, S]. others: by role. Raises CaptureError as capture does.
-    """
-    roles = roles_of(module, type(module).__name__)
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    known = {"tokens": tokens, "positions": positions, **others}
-    return Logits(module, tuple(roles.values()))(*(known[role] for role in roles))
-
-
 def _swap_semantic(module: nn.Module) -> None:
     """Modules that declare a `semantic_op` call that op instead."""
     for part in module.modules():
@@ -201,6 +86,7 @@ _SEMANTIC: dict[str | None, Callable[[nn.Module], Callable]] = {
     "attention": _attention_of,
     "expert_linear": lambda _: expert_linear,
     "recurrence": lambda _: recurrence,
+    "router_load": lambda _: router_load,
 }
 
 

@@ -48,8 +48,8 @@ def joint(segment: Segment) -> Graph:
     wanted = {i.value.name for i in segment.wanted}
     arguments = [fake.tensor(i.value, i.value.name in wanted) for i in graph.inputs]
     is_loss = graph.values[graph.outputs[0]].shape == ()
-    if not is_loss:
-        arguments += [fake.tensor(graph.values[name], False) for name in graph.outputs]
+    incoming = range(is_loss, len(graph.outputs))  # the loss's own gradient is 1
+    arguments += [fake.tensor(graph.values[graph.outputs[k]], False) for k in incoming]
     last = len(arguments)
     arguments += fake.sizes_beside(graph)
     made: dict[str, Op] = {}  # traced node name -> the forward op it came from
@@ -64,7 +64,8 @@ def joint(segment: Segment) -> Graph:
         if not positions:
             return ys
         with backward.steps(ys):
-            dys = [torch.ones_like(y) for y in ys] if is_loss else tensors[len(graph.inputs) : last]
+            own = [torch.ones_like(ys[0])] if is_loss else []
+            dys = [*own, *tensors[len(graph.inputs) : last]]
             backward.watch = lambda: fake.refuse_fixed(made.get(backward.running))
             with _refused_with(lambda: made.get(backward.running)):
                 grads = _gradients(ys, leaves, dys)
@@ -74,7 +75,7 @@ def joint(segment: Segment) -> Graph:
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
     Functionalise(traced.graph).run()
     reader = _JointReader(symbols=fake.symbols, joint=True, names=made, made_by=backward.made_by)
-    return _read(segment, traced, reader, backward, last - len(graph.inputs))
+    return _read(segment, traced, reader, backward, incoming)
 
 
 def _gradients(
@@ -324,15 +325,15 @@ def _read(
     traced: GraphModule,
     reader: _JointReader,
     backward: Backward,
-    incoming: int,
+    incoming: Sequence[int],
 ) -> Graph:
-    """The joint graph of a trace; incoming: how many gradients of outputs it takes."""
+    """The joint graph of a trace; incoming: positions of the outputs whose gradients it takes."""
     graph = segment.graph
     nodes = list(traced.graph.nodes)
     items = list(graph.inputs)
-    holders = [n for n in nodes if n.op == "placeholder"][: len(items) + incoming]
-    for position, output in enumerate(graph.outputs[:incoming]):
-        y, name = graph.values[output], dy_name(position)
+    holders = [n for n in nodes if n.op == "placeholder"][: len(items) + len(incoming)]
+    for position in incoming:
+        y, name = graph.values[graph.outputs[position]], dy_name(position)
         items.append(Input(Value(name, y.dtype, y.shape), "grad", name))
     for node, item in zip(holders, items, strict=True):
         reader.inputs.append(item)

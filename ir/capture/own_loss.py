@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import CaptureError
-from .exported import Logits
+from .forwards import Logits
 from .semantic import IGNORED_LABEL, statistics_dtype
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -55,18 +55,14 @@ class OwnLoss:
 class LossTotal(Logits):
     """A module that returns the total of its own loss; it takes labels last, int64 [B, S]."""
 
+    takes_labels = True
+
     def __init__(self, module: nn.Module, arguments: tuple[str, ...], loss: OwnLoss) -> None:
         super().__init__(module, arguments)
         self.loss = loss
 
-    def forward(self, *given: Tensor) -> Tensor:
-        *own, labels = given
-        return self.loss.total(super().forward(*own), labels)
-
-    @property
-    def num_inputs(self) -> int:
-        """Return how many tensors the forward takes, labels among them."""
-        return len(self.arguments) + 1
+    def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return (self.loss.total(logits, labels),)
 
 
 def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:

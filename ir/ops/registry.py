@@ -15,6 +15,7 @@ from . import (
     pointwise,
     recurrence,
     reduction,
+    router_load,
     source,
     view,
 )
@@ -26,6 +27,7 @@ _FILES = (
     source,
     view,
     reduction,
+    router_load,
     indexing,
     matmul,
     experts,

@@ -9,6 +9,7 @@ from .validation import validate
 GENERATORS = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
 PLAIN = ("1f1b", "gpipe")  # one stage a rank, backward in one
 SPLIT = ("zb-h1", "zbv")  # backward in two parts, I and W
+FORWARDS_FIRST = "gpipe"  # all forwards of a rank before its first backward
 
 
 def check_name(name: str) -> None:

@@ -36,7 +36,7 @@ from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
 from ..simulate.step_model import STATES
 from .instances import instances_of, params_of, with_variants
-from .pins import Pins
+from .pins import Pins, pins_for
 from .precision import resolve_precision, resolve_reduce_dtype, resolve_rounding
 
 Progress = Callable[[str], None]
@@ -59,6 +59,7 @@ def make_plan(
     already found. saved: the values that each instance keeps, found with them. Raises PlanError
     when the pins contradict each other or the sizes.
     """
+    pins = pins_for(traced, pins)
     mesh = resolve_mesh(cluster.num_devices, pins, traced.joints.values())
     micro_batch, num_microbatches = resolve_micro_batch(global_batch, mesh, pins)
     pp, (name, chunks) = mesh.count(PIPELINE), resolve_schedule(pins)

@@ -2,12 +2,13 @@
 
 import difflib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.traced import Traced
 
 from ..hardware.topology import OUTER
-from ..pipeline.schedules import GENERATORS
+from ..pipeline.schedules import FORWARDS_FIRST, GENERATORS
 from ..sharding.sequence_orders import ORDERS
 
 MOST = {"zero": 3, "shard_weights": 1}
@@ -88,6 +89,24 @@ def parse_pins(texts: list[str]) -> Pins:
             raise PlanError(f"pin {key}: given twice, {given[key]} and {value}; give it once")
         given[key] = _convert(key, value, str(kinds[key]))
     return Pins(**given)  # type: ignore[arg-type]
+
+
+def pins_for(traced: Traced, pins: Pins) -> Pins:
+    """Return the pins with the schedule that a model leaves no choice of.
+
+    The loss of routers is of a whole batch, so that no backward may begin before the last forward
+    has ended. Raises PlanError where another schedule is pinned.
+    """
+    if not traced.has_router_loss:
+        return pins
+    if pins.schedule not in (None, FORWARDS_FIRST) or (pins.chunks or 1) > 1:
+        asked = f"schedule={pins.schedule}" if pins.schedule else f"chunks={pins.chunks}"
+        raise PlanError(
+            f"{asked}: the loss of the model's routers is of all micro-batches together, so that "
+            f"their forwards come before the first backward; pin schedule={FORWARDS_FIRST}, or "
+            "train without it (output_router_logits = false)"
+        )
+    return replace(pins, schedule=FORWARDS_FIRST)
 
 
 def _convert(key: str, value: str, kind: str) -> object:

@@ -28,6 +28,7 @@ from ..budget import BUDGET, SearchBudget
 from ..clock import Clock
 from ..hardware.cluster import Cluster
 from ..pipeline.partition import cut_stages
+from ..pipeline.schedules import FORWARDS_FIRST, PLAIN
 from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
@@ -45,7 +46,7 @@ from .lp_bound import tighter
 from .made import Asked
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
-from .pins import Pins
+from .pins import Pins, pins_for
 from .problem import Problem
 from .stopping import Stop
 from .waiting import Bounded, Waiting
@@ -98,7 +99,7 @@ def search_plan(
     nearest changes that fit when nothing does.
     """
     clock = clock or Clock()
-    problem = Problem(traced, cluster, seq, global_batch, pins, budget)
+    problem = Problem(traced, cluster, seq, global_batch, pins_for(traced, pins), budget)
     costs = CandidateCosts(problem, Memo(clock))
     with clock.layer("the rest"):
         found = search(costs, progress, stop, processes=processes)
@@ -290,7 +291,8 @@ def _first(
     """
     budget, bounds = incumbent.costs.problem.budget, CandidateBounds(incumbent.costs)
     yield from [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
-    plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == "1f1b"]
+    close = FORWARDS_FIRST if incumbent.costs.problem.traced.has_router_loss else PLAIN[0]
+    plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == close]
     enough_us, limit = incumbent.enough_us, incumbent.limit
     faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < enough_us]
     bounded = sorted((bounds.bound_us(c, limit, enough_us), floor, c) for floor, c in faster)

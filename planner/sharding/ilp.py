@@ -324,9 +324,9 @@ def _outputs(formulation: Formulation, picked: list[Choice]) -> tuple[Placement 
         for name, placement in zip(node.reads, choice.strategy.inputs, strict=True):
             found[f"{node.name} {name}"] = placement
     params = [i.value.name for i in graph.inputs_of("param")]
-    readers = [f"cut %{i.value.name}" for i in graph.inputs_of("grad")] or [
-        f"output %{y}" for y in Joint(graph).ys
-    ]
+    loss = Joint(graph).loss
+    readers = [f"output %{loss}"] if loss else []
+    readers += [f"cut %{i.value.name}" for i in graph.inputs_of("grad")]
     readers += [f"cut %{i.value.name}" for i in graph.inputs_of("activation")] or [""]
     readers += [f"param %{p}" for p in params]
     return tuple(

@@ -222,7 +222,7 @@ def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
     joint = Joint(graph)
     for kind, given, reads in (
         ("activation", demands.boundary_in, joint.dxs),
-        ("grad", demands.boundary_out, joint.ys),
+        ("grad", demands.boundary_out, joint.ys[bool(joint.loss) :]),
     ):
         items = graph.inputs_of(kind)
         layout = given or [uncut(i.value, costs.mesh, costs.sizes, demands.mirrored) for i in items]
@@ -233,7 +233,7 @@ def _cuts(graph: Graph, costs: Costs, demands: Demands) -> list[Node]:
             nodes.append(
                 Node(f"cut %{name}", (read,) if read else (), (name,), (Choice(strategy, 0.0),))
             )
-    for y in joint.ys if not graph.inputs_of("grad") else ():
-        whole = replicated(len(graph.values[y].shape))
-        nodes.append(Node(f"output %{y}", (y,), (), (Choice(Strategy("loss", (whole,), ()), 0.0),)))
+    if joint.loss:
+        loss = Choice(Strategy("loss", (replicated(0),), ()), 0.0)
+        nodes.append(Node(f"output %{joint.loss}", (joint.loss,), (), (loss,)))
     return nodes

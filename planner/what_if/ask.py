@@ -12,7 +12,7 @@ from ..search.candidate_costs import CandidateCosts
 from ..search.demands import check_pins
 from ..search.make_plan import flops_per_token
 from ..search.memo import Memo
-from ..search.pins import Pins
+from ..search.pins import Pins, pins_for
 from ..search.problem import Problem
 from ..search.search import plan_of, search
 from ..simulate.software import Software, step_us
@@ -52,7 +52,8 @@ class Search:
 
     def _best(self, point: Point, part: Part, progress: Progress) -> tuple[Step, float | None]:
         """Return the best step, and what its layout takes under the other stack."""
-        traced, cluster, pins = self.traced, point.cluster, self.pins
+        traced, cluster = self.traced, point.cluster
+        pins = pins_for(traced, self.pins)
         check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
         problem = Problem(traced, cluster, point.seq, point.global_batch, pins, self.budget)
         costs = CandidateCosts(problem, self.memo)

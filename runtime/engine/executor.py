@@ -17,6 +17,7 @@ from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
 from .layout import Layout
 from .p2p import SENDS_IN_FLIGHT, Transfers
+from .router_loads import RouterLoads
 from .stage import Batch, Stage, Step
 
 __all__ = ["KINDS", "SENDS_IN_FLIGHT", "Batch", "Executor"]
@@ -109,6 +110,7 @@ class Executor(Generic[U]):
         self._output_grads: dict[tuple[int, int], Crossing | None] = {}
         self._outgoing: dict[tuple[str, int, int], Crossing] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._loads = RouterLoads()
 
     @torch.no_grad()
     def train_step(self, batches: list[Batch], label_count: int, lr: float) -> tuple[float, float]:
@@ -199,8 +201,10 @@ class Executor(Generic[U]):
         here = self.stages[stage]
         out = here.module.forward(here, microbatch, self._inputs.pop((stage, microbatch), None))
         if stage == self.last:
-            (loss,) = values_of(out)
+            loss, *load = values_of(out)
             self._loss += loss.double()
+            for each in load:
+                self._loads.add(each)
         elif stage + 1 in self.stages:
             self._inputs[stage + 1, microbatch] = out
         else:
@@ -209,13 +213,25 @@ class Executor(Generic[U]):
     def _backward(self, kind: str, stage: int, microbatch: int) -> None:
         here = self.stages[stage]
         run = here.module.backward if kind == "B" else here.module.input_grad
-        out = run(here, microbatch, self._output_grads.pop((stage, microbatch), None))
+        if stage == self.last:
+            out = run(here, microbatch, self._beside_loss())
+        else:
+            out = run(here, microbatch, self._output_grads.pop((stage, microbatch), None))
         if stage == 0:
             return
         if stage - 1 in self.stages:
             self._output_grads[stage - 1, microbatch] = out
         elif out is not None:  # None where nothing below trains
             self._outgoing["B", stage, microbatch] = out
+
+    def _beside_loss(self) -> Crossing | None:
+        """The gradients of what the last stage gives beside the loss; None where that is nothing.
+
+        With a load of routers all forwards come before the first backward.
+        """
+        if not self._loads.settled:
+            self._loss += self._loads.settle()
+        return (self._loads.gradient(),) if self._loads.given else None
 
     def _send(self, kind: str, stage: int, microbatch: int) -> None:
         target = self.layout.stage_ranks[stage + (1 if kind == "F" else -1)]
@@ -262,6 +278,8 @@ class Executor(Generic[U]):
                 if stage < self.last and stage + 1 not in self.stages:
                     self._send("F", stage, microbatch)
         self.transfers.finish()
+        if not self._loads.settled:
+            self._loss += self._loads.settle()
         loss = self._counted_loss()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)

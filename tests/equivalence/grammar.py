@@ -34,6 +34,8 @@ from equivalence.bodies import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meshwright.models.router_load import RouterLoad
+
 Make = Callable[[random.Random], nn.Module]
 
 
@@ -368,8 +370,10 @@ EDGES: tuple[type[Body], ...] = (Hidden, Stateful, Rows)
 FRAMES = ("residual", "residual", "pre-norm", "post-norm", "parallel", "gated", "bare", "written")
 
 
-# How blocks follow each other; a number beside the logits is no part of the loss.
-FORMS = (*("chain",) * 6, "two streams", "first read by all", "number beside")
+# How blocks follow each other; a number beside the logits is no part of the loss, and a load of
+# routers makes one.
+BALANCED = "balanced"
+FORMS = (*("chain",) * 6, "two streams", "first read by all", "number beside", BALANCED)
 
 
 class Block(nn.Module):
@@ -422,10 +426,14 @@ class Drawn(nn.Module):
         if rng.random() < 0.2:
             self.head.weight = self.embed.weight
         self.form = "chain" if (seed, number) in PINNED else rng.choice(FORMS)
+        if self.form == BALANCED:
+            self.router, self.load = nn.Linear(DIM, 5, bias=False), RouterLoad()
 
-    def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
         h = first = self.embed(tokens)
         other = torch.tanh(first)
+        if self.form == BALANCED:
+            return self.balanced(h)
         for block in self.blocks:
             if self.form == "two streams":
                 h, other = other, h + block(other)
@@ -435,6 +443,13 @@ class Drawn(nn.Module):
                 h = block(h)
         logits = self.head(self.norm(h))
         return (logits, h.square().mean()) if self.form == "number beside" else logits
+
+    def balanced(self, h: Tensor) -> dict[str, Tensor]:
+        load = self.load(self.router(h), 2, 0.3)
+        for block in self.blocks:
+            h = block(h)
+            load = load + self.load(self.router(h), 2, 0.3)
+        return {"logits": self.head(self.norm(h)), "router_load": load}
 
 
 # Modules that tests name, as they were drawn when they were wrong.

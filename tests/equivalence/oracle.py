@@ -192,12 +192,21 @@ def _loss(module: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     else:
         out = module(tokens)
     out = out[0] if isinstance(out, tuple) else out
-    logits = out if isinstance(out, Tensor) else out.logits
+    load = out.get("router_load") if isinstance(out, dict) else None
+    logits = out["logits"] if isinstance(out, dict) else getattr(out, "logits", out)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    return total / (labels != IGNORED).sum()
+    return total / (labels != IGNORED).sum() + (0.0 if load is None else _balance(load))
+
+
+def _balance(load: Tensor) -> Tensor:
+    """The loss of routers of a whole batch: by expert the mean choices times the mean
+    probability, [B, 2, E] being sums over tokens."""
+    choices, probabilities = load[:, 0].sum(0), load[:, 1].sum(0)
+    tokens = choices.sum()
+    return torch.dot(choices / tokens, probabilities / tokens)
 
 
 def _grad(param: nn.Parameter) -> Tensor:

@@ -61,6 +61,8 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
         prove(subject, traced)
         if dtype := {5: "f32", 7: "bf16"}.get(number % 10):
             prove(subject, trace(build, subject.name, dtype, VOCAB))
+        if traced.has_router_loss:
+            case = replace(case, schedule="gpipe")
         if case.pp > len(traced.segmented.instances):
             case = replace(case, pp=1, dp=2)
         court.try_case(case)

@@ -185,7 +185,7 @@ def test_a_loss_beside_the_logits_is_said_to_be_left_out() -> None:
     warnings = trace(Balanced, "balanced", "f32", 16).warnings
     assert [w for w in warnings if "no part of the loss" in w] == [
         "the number that the forward returns at '1' is no part of the loss, which reads the logits "
-        "alone; nothing trains by it"
+        "alone; nothing trains by it (for that of routers, return their router_load)"
     ]
 
 

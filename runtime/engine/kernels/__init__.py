@@ -20,6 +20,7 @@ from .experts import (
 )
 from .linear import add_linear_weight_grad, linear, linear_input_grad, linear_weight_grad
 from .recurrence import recurrence, recurrence_backward
+from .router_load import router_load, router_load_backward
 
 __all__ = [
     "add_linear_cross_entropy_backward",
@@ -40,4 +41,6 @@ __all__ = [
     "linear_weight_grad",
     "recurrence",
     "recurrence_backward",
+    "router_load",
+    "router_load_backward",
 ]

@@ -1,0 +1,93 @@
+"""The loss of routers that stock classes of `transformers` add to that of their labels.
+
+With `output_router_logits = true` a class makes it in forward, by a function of its file that it
+calls as a global: of the logits [B S, E] of all its layers a number of the whole batch. A plan
+computes some rows at a time, so that for the time of a forward another function stands there,
+which leaves the load of the batch's rows: models/router_load.py says what that is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from .errors import ModelError
+from .router_load import RouterLoad, balance_loss
+
+_FUNCTION = "load_balancing_loss_func"
+_FACTORS = ("router_aux_loss_coef", "aux_loss_coef")
+
+
+def router_factor(model: Any) -> float:
+    """Return what a class multiplies the loss of its routers with; 0 where it makes none."""
+    if not getattr(model.config, "output_router_logits", False):
+        return 0.0
+    return next((float(getattr(model, n)) for n in _FACTORS if getattr(model, n, None)), 0.0)
+
+
+def with_router_load(
+    model: nn.Module, core: RouterLoad, tokens: Tensor, factor: float
+) -> Tensor | dict[str, Tensor]:
+    """Call a class with our function in the place of its own; return its logits and the load of its
+    routers, or logits alone where the class makes no loss of them."""
+    loads: list[Tensor] = []
+
+    def load(
+        gate_logits: Any,
+        num_experts: int | None = None,
+        top_k: int = 2,
+        attention_mask: Tensor | None = None,
+    ) -> Any:
+        if not isinstance(gate_logits, tuple) or attention_mask is not None:
+            given = (
+                f"{type(gate_logits).__name__}, with attention_mask {attention_mask is not None}"
+            )
+            raise ModelError(
+                f"{type(model).__name__} makes the loss of its routers of a {given}; a plan knows "
+                "that of the logits of all tokens alone, so set output_router_logits to false"
+            )
+        found = None
+        for logits in gate_logits:
+            of_rows = logits.view(*tokens.shape, logits.shape[-1])
+            # The library's loss counts choices, of which a token has top_k.
+            own = core(of_rows, top_k, factor * top_k * (num_experts or of_rows.shape[-1]))
+            found = own if found is None else found + own
+        assert found is not None
+        loads.append(found)
+        return balance_loss(found.detach())
+
+    with _in_place_of_its_own(model, load):
+        logits = model(input_ids=tokens, use_cache=False).logits
+    return {"logits": logits, "router_load": loads[0]} if loads else logits
+
+
+@contextmanager
+def _in_place_of_its_own(model: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    files = {sys.modules[type(part).__module__] for part in model.modules()}
+    kept = [(vars(file), vars(file)[_FUNCTION]) for file in files if _FUNCTION in vars(file)]
+    for names, _ in kept:
+        names[_FUNCTION] = function
+    try:
+        yield
+    finally:
+        for names, own in kept:
+            names[_FUNCTION] = own
+
+
+def with_router_loss(model: Any, tokens: Tensor, factor: float) -> dict[str, Tensor]:
+    """Call a class as the library builds it; return its logits and the loss of its routers.
+
+    The number is what the class's own loss has more than the loss of its labels; its gradient that
+    of `factor` times what the class returns as `aux_loss`.
+    """
+    out = model(input_ids=tokens, labels=tokens, use_cache=False)
+    sizes = {"vocab_size": model.config.vocab_size}
+    more = out.loss - model.loss_function(logits=out.logits, labels=tokens, **sizes)
+    if getattr(out, "aux_loss", None) is not None:
+        own = factor * out.aux_loss
+        more = own + (more - own).detach()
+    return {"logits": out.logits, "router_loss": more}
