@@ -13,7 +13,7 @@ def _reduction(kind: str | None) -> FactorRule:
 
     def make(op: Op, inputs: list[Value]) -> Rule:
         source, sizes = same_dims(inputs[0].shape)
-        reduced = _reduced(op, len(source))
+        reduced = reduced_dims(op, len(source))
         keep = bool(op.attr("keepdim", False))
         out = tuple(
             () if k in reduced else dims
@@ -28,8 +28,8 @@ def _reduction(kind: str | None) -> FactorRule:
     return make
 
 
-def _reduced(op: Op, rank: int) -> set[int]:
-    """The dims that are reduced: all where none is named."""
+def reduced_dims(op: Op, rank: int) -> set[int]:
+    """Return the dims that a reduction reduces: all where none is named."""
     given = op.attr("dim")
     listed = given if isinstance(given, tuple) else () if given is None else (given,)
     return {int(k) % rank for k in listed or range(rank)} if rank else set()

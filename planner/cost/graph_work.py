@@ -1,6 +1,6 @@
 """What the ops of a joint graph do, whatever their placements: flops, and the values they move."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
@@ -10,18 +10,22 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.sizes import Size
 
+from .column_sums import ColumnSums
+
 
 @dataclass(frozen=True)
 class OpWork:
     """The work of an op whatever its placement: flops, and the values it moves (None: fused away).
 
     operands follow the present operands in order, results the outputs. dtype: of the matrix unit.
+    anew: those of `operands` that a column sum reads only where it is a kernel of its own.
     """
 
     flops: Size
     dtype: str
     operands: tuple[Value | None, ...]
     results: tuple[Value | None, ...]
+    anew: tuple[Value | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,29 +62,27 @@ class GraphWork:
     def of(self) -> dict[str, OpWork]:
         """Work by the name of the op's first output."""
         seen: set[tuple[str, bool, str]] = set()
-        return {op.output.name: self._work(op, seen) for op in self.graph.ops}
-
-    @cached_property
-    def _apart(self) -> dict[str, str]:
-        """The sum over other dims than the last, by its name, for ops that only that sum reads.
-
-        It is a kernel of its own beside sums over the last dim (a norm's backward has both), and
-        reads what it needs anew.
-        """
-        found: dict[str, str] = {}
-        for op in self.graph.ops:
-            if not definition(op).sums_dims or self._sums_last(op):
-                continue
-            found[op.output.name] = op.output.name
-            source = self.graph.producer.get(op.inputs[0])
-            if source and definition(source).fused and len(self.graph.users[op.inputs[0]]) == 1:
-                found[source.output.name] = op.output.name
+        found = {op.output.name: self._work(op, seen) for op in self.graph.ops}
+        for name, column_sum in self.sums.apart.items():
+            if column_sum in self.sums.joined:
+                found[name] = replace(found[name], anew=self._anew(name, found[name], seen))
         return found
 
-    def _sums_last(self, op: Op) -> bool:
-        """Whether a sum is over the last dim, too."""
-        rank = len(self.graph.values[op.inputs[0]].shape)
-        return rank - 1 in {int(d) % rank for d in op.attr("dim") or range(rank)}
+    def _anew(
+        self, name: str, work: OpWork, seen: set[tuple[str, bool, str]]
+    ) -> tuple[Value | None, ...]:
+        """The operands of a column sum's op that the pass over rows has, too."""
+        backward = self.is_backward(self.graph.producer[name])
+        there = {key[0] for key in seen if key[1:] == (backward, "")}
+        for op in self.graph.ops:
+            if definition(op).fused and self.is_backward(op) == backward:
+                there.update(v.name for v in op.outputs)
+        return tuple(v if v is not None and v.name in there else None for v in work.operands)
+
+    @cached_property
+    def sums(self) -> ColumnSums:
+        """The column sums, kernels of their own beside sums over the last dim or one with them."""
+        return ColumnSums(self.graph, self.is_backward)
 
     def _work(self, op: Op, seen: set[tuple[str, bool, str]]) -> OpWork:
         values = [self.graph.values[n] for n in op.inputs if n]
@@ -94,7 +96,7 @@ class GraphWork:
 
     def _first_read(self, name: str, op: Op, seen: set[tuple[str, bool, str]]) -> bool:
         """Whether a fused op is the first of its phase to read a value made outside the chain."""
-        apart = self._apart.get(op.output.name, "")
+        apart = self.sums.apart.get(op.output.name, "")
         key = (name, self.is_backward(op), apart)
         if key in seen:
             return False
@@ -106,7 +108,7 @@ class GraphWork:
             return True
         made = definition(source)
         if apart and not made.source:
-            return self._apart.get(source.output.name, "") != apart
+            return self.sums.apart.get(source.output.name, "") != apart
         return not (made.fused or made.source) or self.is_backward(source) != key[1]
 
     def _leaves(self, name: str, op: Op) -> bool:

@@ -23,6 +23,7 @@ from meshwright.ir.sizes import Size, num_elements
 
 from ..hardware.cluster import TRITON, Cluster
 from ..hardware.topology import strided_us
+from .column_sums import joins_rows
 from .counts import number
 from .graph_work import OpWork
 from .phase_work import FunctionTable
@@ -71,6 +72,11 @@ class Costs:
         """Tell whether gradients are summed by a pass of their own: not on CUDA, where a matmul of
         half precision adds to float32."""
         return self.wide_grads and self.cluster.device.type != "cuda"
+
+    @property
+    def joins_sums(self) -> bool:
+        """Tell whether torch.compile makes column sums in a pass over rows: on GPUs alone."""
+        return self.cluster.device.type == "cuda"
 
     def number(self, size: Size) -> float:
         """A size or count at this B and S."""
@@ -189,7 +195,7 @@ class Costs:
             return 0.0
         device = self.cluster.device
         made = self._bytes(work.results, outs)
-        moved = made + self._bytes(work.operands, ins, without=asked.gathers)
+        moved = made + self._bytes(self._read(work, ins), ins, without=asked.gathers)
         if asked.gathers is not None:
             moved += made
         if (scores := self.scores(op, work, ins)) is not None:
@@ -210,6 +216,22 @@ class Costs:
             time += asked.passes(op, values, elements) / device.hbm_bytes_per_s * 1e6
         launched = any(v is not None for v in work.results)
         return time + (device.launch_us if launched else 0.0)
+
+    def _read(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[Value | None, ...]:
+        """Return the operands that an op reads: without those that a pass over rows has read where
+        a column sum joins it."""
+        shared = zip(work.anew, ins, strict=True) if work.anew else ()
+        sizes = [self._rows_and_columns(v, p) for v, p in shared if v is not None and v.shape]
+        if not sizes or not self.joins_sums or not joins_rows(*max(sizes)):
+            return work.operands
+        return tuple(
+            None if again is not None else v
+            for v, again in zip(work.operands, work.anew, strict=True)
+        )
+
+    def _rows_and_columns(self, value: Value, placement: Placement) -> tuple[float, float]:
+        columns = self._local_size(value, placement, -1)
+        return self.local_bytes(value, placement) / ITEM_BYTES[value.dtype] / columns, columns
 
     def _bytes(
         self,

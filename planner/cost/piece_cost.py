@@ -114,7 +114,7 @@ class Priced:
     def us(self, op: Op, work: PhaseWork) -> float:
         """Return the time of an op of a function."""
         moved = work.of[op.output.name]
-        fused = tuple(value is None for value in (*moved.operands, *moved.results))
+        fused = tuple(value is None for value in (*moved.operands, *moved.results, *moved.anew))
         known = self._us.get((op.output.name, fused))
         if known is None or known[0] is not op:
             known = op, op_us(op, work, self.placements, self.costs)

@@ -26,6 +26,7 @@ from ..cost.piece_cost import PieceWork, offloadable
 from ..simulate.step_model import Unit
 from .frontier import frontier
 from .rules import RULES, SavedSet, saved_values
+from .statistics import with_statistics
 
 CHOSEN = "chosen"  # the search takes an option for every instance
 Option = tuple[SavedSet, PieceWork]
@@ -37,6 +38,9 @@ def proposals(graph: Graph, placements: dict[str, Placement], costs: Costs) -> t
     backward can do without."""
     found = [c.saved for c in frontier(graph, placements, costs)]
     sets = dict.fromkeys([*found, *(saved_values(graph, rule) for rule in RULES)])
+    if costs.joins_sums:
+        functions = costs.functions
+        sets = dict.fromkeys(with_statistics(graph, s, functions.of(graph, s)) for s in sets)
     names, more = tuple(graph.values), passing(graph)
     both = [(kept, tuple(n for n in names if n in more.union(kept))) for kept in sets]
     return tuple(map(SavedSet, dict.fromkeys(chain.from_iterable(both))))
