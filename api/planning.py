@@ -1,5 +1,6 @@
 """From a model to its capture, and to a plan."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from .losses import loss_of
 from .modules import Model, load_model
 from .plans import Plan
 from .proving import proven
+from .twin_ahead import twin_ahead
 
 if TYPE_CHECKING:
     from meshwright.ir.traced import Traced
@@ -85,7 +87,7 @@ def _planned(
 
     clock = Clock()
     with clock.layer("capture and proof"):
-        traced, proof = proven_capture(source, job, say)
+        traced, proof = proven_capture(source, job, say, processes)
     identity = identity_of(source, traced, job.loss).text()
     if not job.search:
         say(proof)
@@ -181,10 +183,17 @@ def check_lengths(traced: "Traced", seq: int) -> None:
         )
 
 
-def proven_capture(source: "ModelSource", job: Job, say: Say) -> tuple["Traced", str]:
-    """Return the captured model, and what the report says of its proof."""
+def proven_capture(
+    source: "ModelSource", job: Job, say: Say, processes: int = 1
+) -> tuple["Traced", str]:
+    """Return the captured model, and what the report says of its proof.
+
+    processes: that may run at once.
+    """
     own_loss = loss_of(job.loss, source.vocab_size)
-    traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
-    check_lengths(traced, job.seq)
     trust, full = job.trust_capture, job.prove_full
-    return proven(source, traced, own_loss, key, trust=trust, full=full, say=say)
+    alone = processes == 1 or trust or full
+    with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
+        traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
+        check_lengths(traced, job.seq)
+        return proven(source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead)

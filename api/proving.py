@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from . import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.nn import Module
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from meshwright.ir.traced import Traced
     from meshwright.models import ModelSource
     from meshwright.proof.prove import Subject
+
+    from .twin_ahead import TwinAhead
 
 # Parameters, in bytes of the plan's dtype, up to which the whole module is proven: where a twin
 # stands for the model, and where none does. Above the second a proof takes minutes.
@@ -32,19 +34,20 @@ def proven(
     trust: bool,
     full: bool,
     say: "Callable[[str], None]",
+    ahead: "TwinAhead | None" = None,
 ) -> tuple["Traced", str]:
     """Prove a capture; return it and what the report says of the proof.
 
     key: that the capture is kept under, "" for none. trust: prove nothing. full: prove the whole
-    module whatever its size. Raises ProofError where the capture is wrong, and where it cannot be
-    proven.
+    module whatever its size. ahead: a process that proves twins meanwhile. Raises ProofError where
+    the capture is wrong, and where it cannot be proven.
     """
     if trust:
         return replace(traced, warnings=(*traced.warnings, TRUSTED)), TRUSTED
     name = kept.proof_key(key, full) if key else ""
     said = kept.known("proofs", name) if name else ""
     if not said:
-        said = _prove(source, traced, own_loss, full, say)
+        said = _prove(source, traced, own_loss, full, say, ahead)
         if name:
             kept.remember("proofs", name, said)
     return traced, said
@@ -56,6 +59,7 @@ def _prove(
     own_loss: "OwnLoss | None",
     full: bool,
     say: "Callable[[str], None]",
+    ahead: "TwinAhead | None",
 ) -> str:
     from meshwright.ir.errors import ProofError
     from meshwright.proof.prove import Subject, parameter_bytes, prove
@@ -67,12 +71,10 @@ def _prove(
         prove(subject, traced)
         return "capture: proven on the whole module"
     say(f"looking for a small twin of {source.name}, to prove the capture on")
-    found = _twin(source, traced, own_loss)
-    if found is not None:
-        twin, small = found
-        prove(twin, small)
+    twin = _twin(source, traced, own_loss, ahead)
+    if twin is not None:
         return (
-            f"capture: proven on a twin of {parameter_bytes(small):,} bytes of parameters, whose "
+            f"capture: proven on a twin of {parameter_bytes(twin):,} bytes of parameters, whose "
             f"segments are the model's ({size:,} bytes)"
         )
     if size > WHOLE_BYTES:
@@ -88,27 +90,47 @@ def _prove(
 
 
 def _twin(
-    source: "ModelSource", traced: "Traced", own_loss: "OwnLoss | None"
-) -> tuple["Subject", "Traced"] | None:
+    source: "ModelSource",
+    traced: "Traced",
+    own_loss: "OwnLoss | None",
+    ahead: "TwinAhead | None",
+) -> "Traced | None":
+    """Return a twin that stands for the model and is proven; None where there is none."""
+    from meshwright.ir.errors import ProofError
+    from meshwright.proof.prove import prove
+    from meshwright.proof.twin import shortens, stands_for
+
+    stands = shortens if source.kind == "py" else stands_for
+    for known in ahead.verdicts() if ahead else ():
+        if stands(known.twin, traced):
+            if known.fault:
+                raise ProofError(known.fault)
+            return known.twin
+    for subject, found in traced_twins(source, traced.dtype, own_loss):
+        if stands(found, traced):
+            prove(subject, found)
+            return found
+    return None
+
+
+def traced_twins(
+    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None"
+) -> "Iterator[tuple[Subject, Traced]]":
+    """Yield the small twins of a model that trace and may be proven whole, the smallest first."""
     from meshwright.ir.capture.export import trace
     from meshwright.ir.capture.exported import quiet
     from meshwright.models.twins import twins
     from meshwright.proof.prove import Subject, parameter_bytes
-    from meshwright.proof.twin import shortens, stands_for
 
     for small in twins(source):
         try:
             with quiet():
-                found = trace(
-                    small.build, small.name, traced.dtype, small.vocab_size, loss=own_loss
-                )
+                found = trace(small.build, small.name, dtype, small.vocab_size, loss=own_loss)
         except Exception:  # reduced sizes that do not fit each other
             continue
-        stands = shortens if source.kind == "py" else stands_for
-        if stands(found, traced) and parameter_bytes(found) <= WHOLE_BYTES:
+        if parameter_bytes(found) <= WHOLE_BYTES:
             sizes = small.vocab_size, small.max_seq
-            return Subject(small.name, _plain(small), *sizes, own_loss), found
-    return None
+            yield Subject(small.name, _plain(small), *sizes, own_loss), found
 
 
 def _plain(source: "ModelSource") -> "Callable[[], Module]":

@@ -17,8 +17,9 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from .modes import without_modes
 
 _ROPE = "get_rope_index"
 _TABLES = "get_vision_"  # functions of the library that make tables of a grid
@@ -28,7 +29,7 @@ _CUTS = ("seqlens", "window_index")  # of them those that say where a sequence i
 @contextmanager
 def with_values() -> Iterator[None]:
     """Let tensors have values, on the CPU, wherever a module is built or traced."""
-    with _disable_current_modes(), torch.device("cpu"):
+    with without_modes(), torch.device("cpu"):
         yield
 
 

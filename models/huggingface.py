@@ -36,6 +36,7 @@ from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .hf_routers import router_factor, with_router_load, with_router_loss
+from .modes import without_modes
 from .recurrence import RecurrenceCore
 from .router_load import RouterLoad
 from .source import ModelSource
@@ -340,19 +341,24 @@ def _built(spec: str, make: Any, config: Any, options: dict[str, Any]) -> nn.Mod
 
 
 def _attach_cores(model: nn.Module) -> bool:
-    """Call a model on meta tensors; return whether it ran, and attends through a core."""
+    """Call a model on meta tensors; return whether it ran, and attends through a core.
+
+    Nothing is followed of the call, as it has no values and the parameters are not its own.
+    """
     named = (*model.named_parameters(), *model.named_buffers())
-    on_meta = {name: _on_meta(tensor.detach()) for name, tensor in named}
-    tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    with without_modes():
+        on_meta = {name: _on_meta(tensor) for name, tensor in named}
+        tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     given: tuple[Tensor, ...] = (tokens,)
     if isinstance(model, HuggingFaceSeq2Seq):
         given = tokens, tokens
     elif isinstance(model, HuggingFaceImageText):
-        given = model.row_of_zeros()
+        with without_modes():
+            given = model.row_of_zeros()
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch's own log of a call that fails
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_modes():
             torch.func.functional_call(model, on_meta, given)
     except Exception:  # whatever a class does with a mask that is none
         return False
@@ -362,7 +368,7 @@ def _attach_cores(model: nn.Module) -> bool:
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _attend(

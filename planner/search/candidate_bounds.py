@@ -14,7 +14,6 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
 It follows from the problem, the candidate and what is enough alone: from there on it is coarse.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -238,7 +237,7 @@ class CandidateBounds:
         """
         moments = set(self.costs.memo.schedules.maximin(c.listing))
         units, held = self.costs.units_of(c), 0.0
-        for options, count in Counter(units.options).items():
+        for options, count in units.distinct.items():
             works = [(u.work.kept_bytes, u.work.split) for u in options]
             held += count * min(
                 k * kept + w * (split.handed_bytes if split else 0.0)

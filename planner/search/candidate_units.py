@@ -1,5 +1,6 @@
 """The units of a candidate before they are cut into stages, and what its bounds ask of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,15 @@ class CandidateUnits:
     kinds: tuple[int, ...]
     compute: OptionTimes
     overlapped: OptionTimes
+
+    @cached_property
+    def distinct(self) -> dict[UnitOptions, int]:
+        """Return the options of units of every kind, and how many units have them."""
+        of_kind, counts = dict(zip(self.kinds, self.options, strict=True)), Counter(self.kinds)
+        found: dict[UnitOptions, int] = {}
+        for kind, options in of_kind.items():
+            found[options] = found.get(options, 0) + counts[kind]
+        return found
 
     @cached_property
     def compute_hulls(self) -> OptionHulls:
@@ -76,7 +86,7 @@ class CandidateUnits:
     @cached_property
     def least_passing_bytes(self) -> float:
         """Return what every function has alive in backward at least."""
-        return min(u.work.backward.peak_bytes for options in set(self.options) for u in options)
+        return min(u.work.backward.peak_bytes for options in self.distinct for u in options)
 
     @cached_property
     def frozen(self) -> int:

@@ -4,7 +4,7 @@ It is asked only of candidates that the bounds of candidate_bounds.py leave, as 
 a second and more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline
@@ -127,7 +127,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     units = costs.units_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
     kinds, spared = _Kinds(costs, c, units).found()
-    passing = _passing(units.options[-1:], c), _passing(units.options, c)
+    passing = _passing(units.options[-1:], c), _passing(units.distinct, c)
     schedules = costs.memo.schedules
     return Pipeline(
         kinds=kinds,
@@ -144,9 +144,9 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     )
 
 
-def _passing(units: Sequence[UnitOptions], c: Candidate) -> float:
+def _passing(units: Iterable[UnitOptions], c: Candidate) -> float:
     """Return the least bytes that the backward of any of the units has alive."""
-    return min(_start(u, c).peak_bytes for options in set(units) for u in options)
+    return min(_start(u, c).peak_bytes for options in units for u in options)
 
 
 def _start(unit: Unit, c: Candidate) -> Phase:
