@@ -24,7 +24,7 @@ from ..ops.patterns import head_of
 from ..ops.questions import draws_from
 from ..ops.registry import named
 from ..segment import Segmented, segment
-from ..sizes import B, S
+from ..sizes import B, S, evaluate, format_size
 from ..text.graph_text import format_graph
 from ..traced import Traced, Ways
 from . import semantic
@@ -32,7 +32,7 @@ from .collector import rarely_collected
 from .constants import digest_of, encode
 from .early import early
 from .exported import SeqRange, exported_for, reason_of
-from .forwards import Logits, LossParts, roles_of
+from .forwards import Logits, roles_of
 from .freezing import frozen_in, frozen_names, without_gradient
 from .functional import (
     Functionalise,
@@ -167,7 +167,6 @@ def capture(
             frozen=frozen,
             promote=dtype == "f64",
             own_loss=loss,
-            num_parts=wrapped.num_parts,
             lengths=exported.lengths,
         )
         found = replace(
@@ -178,15 +177,13 @@ def capture(
         )
         return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.seen.unread)))
 
-    said = "the loss holds every logit, in float32 at least: it"
-    if loss is not None:
-        found = read(LossTotal(module, arguments, loss), (*roles, "labels"))
-        return replace(found, warnings=(*found.warnings, f"{said} is {loss}"))
-    try:
+    if loss is None:
         return read(Logits(module, arguments), tuple(roles))
-    except _NoHeadError as tail:
-        found = read(LossParts(module, arguments), (*roles, "labels"))
-        return replace(found, warnings=(*found.warnings, f"{said} ends in {tail}"))
+    found = read(LossTotal(module, arguments, loss), (*roles, "labels"))
+    return replace(found, warnings=(*found.warnings, f"{_HOLDS_LOGITS} is {loss}"))
+
+
+_HOLDS_LOGITS = "the loss holds every logit, in float32 at least: it"
 
 
 def _holds_scores(where: str) -> str:
@@ -198,10 +195,6 @@ def _left_out(place: str) -> str:
         f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
         "logits alone; nothing trains by it (for that of routers, return their router_load)"
     )
-
-
-class _NoHeadError(CaptureError):
-    """The logits come of another op than a linear layer without bias; says which."""
 
 
 @dataclass(kw_only=True)
@@ -216,7 +209,6 @@ class _Reader(FxReader):
     tied: dict[str, str]
     frozen: frozenset[str]
     own_loss: OwnLoss | None
-    num_parts: int  # of the loss, among what the program returns
     lengths: SeqRange
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
@@ -246,15 +238,10 @@ class _Reader(FxReader):
 
     def _outputs(self) -> tuple[str, ...]:
         """Read every op up to the loss, and return the names of it and of the load of routers, if
-        there is one; refuse an op that mixes rows before the loss.
-
-        A program that ends in no head is left unchecked: another one is read in its place.
-        """
+        there is one; refuse an op that mixes rows before the loss."""
         given = self.program.graph, self.symbols, self.lengths, self._labels()
         try:
             outputs = self._read_ops()
-        except _NoHeadError:
-            raise
         except MeshwrightError:
             check_row_ops(*given)
             raise
@@ -266,9 +253,9 @@ class _Reader(FxReader):
             if node.op == "call_function":
                 self.call(node)
         output = next(n for n in self.program.graph.nodes if n.op == "output")
-        made = [str(self.values[node]) for node in output.args[0]]
-        self.warnings += [_ALL_FORWARDS] * (len(made) > self.num_parts)
-        return self._ending(made[: self.num_parts]), *made[self.num_parts :]
+        part, *load = (str(self.values[node]) for node in output.args[0])
+        self.warnings += [_ALL_FORWARDS] * bool(load)
+        return self._ending(part), *load
 
     def _labels(self) -> Node | None:
         """The node of the labels, where the program takes them."""
@@ -390,8 +377,9 @@ class _Reader(FxReader):
         head = head_of(logits, {op.output.name: op for op in self.ops})
         op, softcap = head.linear, head.softcap
         if op is None:
-            last = head.last
-            raise _NoHeadError(f"{last.target} at {last.source}" if last else "no op")
+            last = f"{head.last.target} at {head.last.source}" if head.last else "no op"
+            self.warnings.append(f"{_HOLDS_LOGITS} ends in {last}")
+            return self._dense(self._value_of(logits))
         x, w = map(self._value_of, op.inputs)
         stats = "f64" if self.promote or x.dtype == "f64" else "f32"
         lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
@@ -400,15 +388,53 @@ class _Reader(FxReader):
         self._emit("mw.linear_cross_entropy", given, made, op.source, softcap=softcap)
         return lse.name, picked.name
 
-    def _ending(self, made: list[str]) -> str:
-        """Emit what makes the loss of the values that the program returns; return its name."""
+    def _dense(self, logits: Value) -> tuple[str, str]:
+        """Emit the log-sum-exps of logits that are held, and the labels' logits: of those that do
+        not count, -100, the first entry's."""
+        stats = "f64" if logits.dtype == "f64" else "f32"
+        if logits.dtype != stats:
+            logits = self._made(
+                "to.dtype", (logits.name,), replace(logits, dtype=stats), dtype=stats
+            )
+        labels = self._made("clamp", ("labels",), Value("clamp", "i64", (B, S)), min=0)
+        at = self._made("unsqueeze", (labels.name,), Value("unsqueeze", "i64", (B, S, 1)), dim=-1)
+        picked = Value("gather", stats, (B, S, 1))
+        named = {"dim": -1, "@operands": ("self", "index=")}
+        picked = self._made("gather", (logits.name, at.name), picked, **named)
+        picked = self._made("squeeze.dim", (picked.name,), Value("squeeze", stats, (B, S)), dim=-1)
+        lse = Value("logsumexp", stats, (B, S))
+        return self._made("logsumexp", (logits.name,), lse, dim=(-1,)).name, picked.name
+
+    def _made(self, target: str, inputs: tuple[str, ...], value: Value, **attrs: Attr) -> Value:
+        """Emit an op of the loss, its value under a name that none has yet; return the value."""
+        value = replace(value, name=self.fresh(target.partition(".")[0]))
+        self._emit(target, inputs, (value,), "", **attrs)
+        return value
+
+    def _ending(self, made: str) -> str:
+        """Emit what makes the loss of the value that the program returns; return its name."""
         if self.own_loss is None:
-            self._cross_entropy(*(made if len(made) == 2 else self._head(*made)))
+            self._check_logits(self._value_of(made))
+            self._cross_entropy(*self._head(made))
         elif self.own_loss.is_mean:
-            self._divided(made[0])
+            self._divided(made)
         else:
-            return made[0]
+            return made
         return "loss"
+
+    def _check_logits(self, logits: Value) -> None:
+        """Raise CaptureError for logits that are not one row of the vocabulary for each token."""
+        some = (
+            {"B": 7, "S": 13},
+            {"B": 5, "S": 3},
+        )  # sizes that are equal may be written otherwise
+        found = [[evaluate(size, sizes) for size in logits.shape[:-1]] for sizes in some]
+        if found != [list(sizes.values()) for sizes in some]:
+            shape = ", ".join(map(format_size, logits.shape))
+            raise CaptureError(
+                f"model {self.name}: its forward returns logits of shape [{shape}]; return "
+                "[B, S, V], one for each token and entry of the vocabulary"
+            )
 
     def _divided(self, total: str) -> None:
         """Emit the loss of a total: over the labels of the global batch."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..errors import CaptureError
 from ..inputs import Role, known_arguments, role_of
-from . import semantic
 from .size_questions import Seen
 
 
@@ -57,10 +56,8 @@ class Logits(nn.Module):
     """A module that returns its logits, and behind them the load of its routers, if it has one.
 
     arguments: names of the forward's parameters, that of tokens first. seen: of its last forward.
-    num_parts: how many values there are before a load.
     """
 
-    num_parts: ClassVar[int] = 1
     takes_labels: ClassVar[bool] = False
 
     def __init__(self, module: nn.Module, arguments: tuple[str, ...]) -> None:
@@ -69,12 +66,12 @@ class Logits(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         found = self.called(*given[: len(self.arguments)])
-        parts = self.parts(found.logits, given[-1])
-        return parts if found.load is None else (*parts, found.load)
+        part = self.part(found.logits, given[-1])
+        return (part,) if found.load is None else (part, found.load)
 
-    def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    def part(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return what the loss is made of. labels: the last input, where it takes them."""
-        return (logits,)
+        return logits
 
     def called(self, *given: Tensor) -> Returned:
         """Return what the module returns."""
@@ -88,20 +85,6 @@ class Logits(nn.Module):
     def num_inputs(self) -> int:
         """Return how many tensors the forward takes, labels among them."""
         return len(self.arguments) + self.takes_labels
-
-
-class LossParts(Logits):
-    """A module that returns what a cross-entropy is made of; it takes labels last, int64 [B, S].
-
-    Both are [B, S] in float32 at least: the log-sum-exp of the logits, and the label's own logit.
-    """
-
-    num_parts, takes_labels = 2, True
-
-    def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        wide = logits.to(semantic.statistics_dtype(logits.dtype))
-        picked = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return torch.logsumexp(wide, -1), picked
 
 
 def _numbers_in(out: Any) -> tuple[str, ...]:

@@ -61,8 +61,8 @@ class LossTotal(Logits):
         super().__init__(module, arguments)
         self.loss = loss
 
-    def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return (self.loss.total(logits, labels),)
+    def part(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.loss.total(logits, labels)
 
 
 def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:
