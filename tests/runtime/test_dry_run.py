@@ -1,6 +1,7 @@
 """Dry runs: every golden program runs to the end of a step, and each planted fault is named."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,12 @@ from golden.test_golden import CASES
 from golden.test_golden import _plan as plan_of
 
 from meshwright.codegen.program import emit
+from meshwright.ir.capture.export import trace
+from meshwright.ir.traced import Traced
+from meshwright.models.huggingface import stock_source
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 from meshwright.proof.program import runtime_here
 from meshwright.runtime.dry.dry_run import dry_run
 from meshwright.runtime.dry.found import DryRun
@@ -62,6 +69,33 @@ def test_every_golden_program_runs_to_the_end(program: Callable[[str], Path], ca
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor", "lion", "schedule-free", "sgd"])
 def test_every_optimizer_runs_dry(program: Callable[[str], Path], optimizer: str) -> None:
     assert _dry(program("llama_zero3"), optimizer).world == 2
+
+
+@cache
+def _with_routers(dtype: str) -> Traced:
+    config = pytest.importorskip("transformers").MixtralConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=24, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+        output_router_logits=True,
+    )  # fmt: skip
+    source = stock_source("mixtral", config)
+    return trace(source.build, "mixtral", dtype, source.vocab_size)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("pins", ["pp=2 dp=2", "tp=2 dp=2", "cp=2 zero=3 dp=2"])
+def test_experts_and_the_loss_of_their_routers_run_dry(
+    dtype: str, pins: str, tmp_path: Path
+) -> None:
+    """How many rows an expert gets is a value, and a dry run has none."""
+    traced = _with_routers(dtype)
+    assert traced.has_router_loss
+    given = parse_pins([*pins.split(), "schedule=gpipe"])
+    plan = make_plan(traced, parse_cluster("cpu:4"), seq=16, global_batch=8, pins=given)
+    for name, text in emit(plan).items():
+        (tmp_path / name).write_text(text)
+    with runtime_here():
+        assert _dry(tmp_path).world == 4
 
 
 def test_offloaded_values_are_not_held(program: Callable[[str], Path]) -> None:

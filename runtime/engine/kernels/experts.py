@@ -62,6 +62,8 @@ def _expert_linear_weight_grad(
     left, right = (x_RI, dy_RO) if transposed else (dy_RO, x_RI)
     if _takes_groups(left, right):
         return torch._grouped_mm(left.t(), right, offs=ends[1:].int())
+    if ends.is_meta:  # a dry run has no values
+        return _expert_linear_weight_grad_fake(dy, x, ids, experts, transposed)
     bounds = ends.tolist()
     return torch.stack([left[a:b].t() @ right[a:b] for a, b in _pairs(bounds)])
 
@@ -131,7 +133,8 @@ def _grouped(x_RI: Tensor, w_EIO: Tensor, ends: Tensor) -> Tensor:
         y_RO = torch._grouped_mm(x_RI, w_EIO, offs=ends[1:].int())
         behind = torch.arange(len(y_RO), device=ends.device) >= ends[-1]
         return torch.where(behind[:, None], 0, y_RO)
-    y_RO, bounds = x_RI.new_zeros((len(x_RI), w_EIO.shape[2])), ends.tolist()
+    y_RO = x_RI.new_zeros((len(x_RI), w_EIO.shape[2]))
+    bounds = [] if ends.is_meta else ends.tolist()  # a dry run has no values
     for expert, (a, b) in enumerate(_pairs(bounds)):
         torch.mm(x_RI[a:b], w_EIO[expert], out=y_RO[a:b])
     return y_RO
