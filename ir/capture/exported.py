@@ -25,6 +25,7 @@ from .experts import expert_linear
 from .forwards import Logits
 from .fx import check_dtypes, check_sizes
 from .images import image_sizes
+from .lazy_modules import lazy_modules
 from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .router_load import router_load
@@ -165,6 +166,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             no_failing_suggestions(),
             torch.backends.opt_einsum.flags(enabled=False),  # it would order factors by size
             complex_as_pairs(),
+            lazy_modules(),
             lines_of_model(),
             quiet(),
             recorder.recording() if has_code_of_user(module.module) else nullcontext(),
