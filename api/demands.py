@@ -33,7 +33,8 @@ class Job:
     seq: tokens of a row. global_batch: rows of an optimizer step. dtype: of parameters and compute,
     f32, bf16 or f64; "": bf16 on GPUs, f32 on CPU ranks. pins: decisions that are fixed, a mapping
     as {"tp": 2} or texts as "tp=2". freeze: parameters that are not trained, names or wildcards
-    with commas between them. loss: a function or class, or its name, of logits [B, S, V] and labels
+    with commas between them. update_router_bias: train the biases by which routers choose, by how
+    their choices fall. loss: a function or class, or its name, of logits [B, S, V] and labels
     [B, S], that gives their mean or sum over the labels that are not -100; "": the cross-entropy.
     search: False takes defaults for what is not pinned. effort:
     of the search: "fast" passes over what could gain less than 5%, "normal" 0.5%, "best" nothing.
@@ -46,6 +47,7 @@ class Job:
     dtype: str = ""
     pins: Mapping[str, object] | Sequence[str] = ()
     freeze: str = ""
+    update_router_bias: bool = False
     loss: object = ""
     search: bool = True
     effort: str = "normal"

@@ -196,4 +196,12 @@ def proven_capture(
     with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
         traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
         check_lengths(traced, job.seq)
-        return proven(source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead)
+        found, said = proven(
+            source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead
+        )
+    if job.update_router_bias:
+        from meshwright.ir.capture.router_bias import with_updated_biases
+
+        say("training the biases of routers by how their choices fall")
+        found = with_updated_biases(found)
+    return found, said

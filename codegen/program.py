@@ -75,10 +75,14 @@ def layout_source(plan: Plan) -> str:
             writer.line(
                 "mirrored=True,  # of 2n chunks of the sequence rank r has r and 2n - 1 - r"
             )
-        tables = plan.tables()
+        tables, biases = plan.tables(), plan.router_biases()
         with writer.block("params=("):
             for param in plan.params:
-                _param(writer, param, plan.mesh, len(param.shape) == 2 and param.name not in tables)
+                flags = {
+                    "hidden": len(param.shape) == 2 and param.name not in tables | biases,
+                    "router_bias": param.name in biases,
+                }
+                _param(writer, param, plan.mesh, [name for name, held in flags.items() if held])
         writer.line("),")
         with writer.block("buckets=("):
             for bucket in plan.buckets:
@@ -98,7 +102,7 @@ def _summed_in_float32(plan: Plan) -> list[str]:
     return lines
 
 
-def _param(writer: Writer, param: Param, mesh: Mesh, hidden: bool) -> None:
+def _param(writer: Writer, param: Param, mesh: Mesh, flags: list[str]) -> None:
     shards = [
         f'({dim}, {evaluate(local_outer(param.placement, shard.axis, mesh), {})}, "{shard.axis}")'
         for dim, all_shards in enumerate(param.placement.dims)
@@ -106,8 +110,8 @@ def _param(writer: Writer, param: Param, mesh: Mesh, hidden: bool) -> None:
     ]
     cuts = "(" + ", ".join(shards) + ("," if len(shards) == 1 else "") + ")"
     shape = tuple(evaluate(s, {}) for s in param.shape)
-    flags = ", hidden=True" if hidden else ""
-    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}"{flags}),')
+    said = "".join(f", {flag}=True" for flag in flags)
+    writer.line(f'Param("{param.name}", {shape}, {cuts}, "{param.init}"{said}),')
 
 
 def _bucket(writer: Writer, bucket: Bucket, plan: Plan) -> None:

@@ -188,6 +188,7 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
         effort=plan.effort or "normal",
         pin=[*arguments.why_not],
         freeze=",".join(plan.frozen),
+        update_router_bias=bool(plan.router_biases()),
         loss=loss_name(plan),
         trust_capture=TRUSTED in plan.coverage,
     )

@@ -87,6 +87,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "shell wildcards, with commas between them, e.g. 'embed.*,layers.[0-9].*'",
     )
     parser.add_argument(
+        "--update-router-bias",
+        action="store_true",
+        help="train the biases by which routers choose experts, as DeepSeek-V3's: a step moves "
+        "each up where fewer tokens than the mean chose its expert, else down",
+    )
+    parser.add_argument(
         "--loss",
         default="",
         metavar="NAME",

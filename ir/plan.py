@@ -56,6 +56,15 @@ def _read_by_table(graph: Graph, name: str) -> bool:
     )
 
 
+def _counts_choices(graph: Graph, name: str) -> bool:
+    """Tell whether a gradient is made of choices alone, of one router or of several."""
+    op = graph.producer.get(name)
+    if op is None or definition(op).counts_choices:
+        return op is not None
+    given = [operand for operand in op.inputs if operand]
+    return bool(given) and all(_counts_choices(graph, operand) for operand in given)
+
+
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
     """One use of a piece on a stage, with its parameters and the buckets that hold them.
@@ -183,6 +192,15 @@ class Plan:
             for given, name in zip(graph.inputs_of("param"), item.params, strict=True):
                 if _read_by_table(graph, given.value.name):
                     found.add(name)
+        return found
+
+    def router_biases(self) -> set[str]:
+        """Parameters that how a router's choices fall moves, in place of a gradient."""
+        found: set[str] = set()
+        for item in self.instances:
+            graph = self.piece(item.piece).graph
+            made = zip(Joint(graph).grads.values(), item.params, strict=True)
+            found.update(name for grad, name in made if grad and _counts_choices(graph, grad))
         return found
 
     @property

@@ -199,6 +199,14 @@ LISTED: dict[str, OpCase] = {
         EXPERT | {"num_experts": 3},
         lambda dy, x, ids: _gradients(lambda w: _experts(x, w, ids), [WEIGHTS], dy),
     ),
+    "mw.biased_choice": OpCase(
+        [_random(2, 6, 2), CHOICES, _random(3)], {}, lambda values, ids, bias: values
+    ),
+    "mw.biased_choice_backward": OpCase(
+        [CHOICES],
+        {"num_experts": 3, "double": True},
+        lambda ids: 3.0 * F.one_hot(ids.flatten(), 3).sum(0).double() - ids.numel(),
+    ),
     "mw.router_load": OpCase([_random(2, 5, 7)], {"top_k": 2, "factor": 3.0}, _router_load),
     "mw.router_load_backward": OpCase(
         [_random(2, 2, 7), _random(2, 5, 7)],

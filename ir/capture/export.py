@@ -107,10 +107,10 @@ def _traced(
 ) -> Traced:
     captured = capture(build, name, dtype, freeze, loss)
     graph, warnings = captured.graph, captured.warnings
-    segmented, joints = _segments(graph)
+    segmented, joints = segments_of(graph)
     if idle := without_gradient(graph, segmented, joints):
         graph = frozen_in(graph, idle)
-        segmented, joints = _segments(graph)
+        segmented, joints = segments_of(graph)
         warnings += tuple(f"param {p}: the loss does not depend on it, not trained" for p in idle)
     return Traced(
         name,
@@ -128,7 +128,7 @@ def _traced(
     )
 
 
-def _segments(graph: Graph) -> tuple[Segmented, dict[str, Graph]]:
+def segments_of(graph: Graph) -> tuple[Segmented, dict[str, Graph]]:
     """The graph cut, and the joint graph of each unique segment."""
     segmented = segment(graph)
     return segmented, {s.name: joint(s) for s in segmented.segments}

@@ -29,6 +29,7 @@ from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
 from ..segment import Segment, dy_name
 from ..sizes import B, S, Size
+from . import biased_choice  # noqa: F401  declares an op that graphs name
 from .backward import Backward, free, gradient_names, made_backward, traced_names
 from .composites import EXPANSIONS
 from .functional import Functionalise

@@ -100,6 +100,7 @@ class OpDef:
     for such an op.
     matmul_weight: multiplies by a parameter that a plan may have to shard.
     reads_table: an operand is the embedding table or the head.
+    counts_choices: makes of indices of experts what a router's bias gets for a gradient.
     gathers: position of a table of which the op reads as many bytes as it gives.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
@@ -130,6 +131,7 @@ class OpDef:
     passing_output: int | None = None
     matmul_weight: bool = False
     reads_table: bool = False
+    counts_choices: bool = False
     gathers: int | None = None
     queries: int | None = None
     workspace: Workspace | None = None

@@ -9,7 +9,8 @@ from typing import Any
 class Param:
     """A logical parameter. shards: (dim, outer, axis) cuts that make this rank's box, in order.
 
-    hidden: a matrix between the embedding and the head, neither of them.
+    hidden: a matrix between the embedding and the head, neither of them. router_bias: moved by how
+    its router's choices fall, not by a gradient.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Param:
     shards: tuple[tuple[int, int, str], ...]
     init: str
     hidden: bool = False
+    router_bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ PLAN: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "dtype": (str, ""),  # as the cluster's devices have it
     "pin": ((list, dict, str), []),
     "freeze": (str, ""),
+    "update_router_bias": (bool, False),
     "loss": (str, ""),
     "search": (bool, True),
     "effort": (str, "normal"),

@@ -22,6 +22,7 @@ from .lion import Lion
 from .muon import Muon
 from .options import OptimizerOptions
 from .rounding import round_run
+from .router_bias import with_router_biases
 from .rule import Rule, Run, make_runs, narrowed, widened
 from .schedule_free import ScheduleFree
 from .sgd import SGD
@@ -59,7 +60,8 @@ class Optimizer:
         self.buckets = [b for b in buckets if b.trainable]
         self.frozen = [b for b in buckets if not b.trainable]
         self.options = options
-        self.rule = RULES[options.name](options, layout)
+        self.rule = with_router_biases(RULES[options.name](options, layout), options, layout)
+        self.uncounted = {p.name for p in layout.params if p.router_bias}  # in the norm
         self.weights = {b.bucket.name: _weights(b, layout.master) for b in buckets}
         self.runs = {
             b.bucket.name: make_runs(b, layout, self.rule, options, self.weights[b.bucket.name])
@@ -212,8 +214,9 @@ class Optimizer:
 
     def _bucket_squares(self, bucket: FlatBucket) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=mesh.device())
-        for start, stop, over in bucket.runs(lambda e: bucket.differs_over(e.param)):
-            if mesh.owns(over):
+        spans = bucket.runs(lambda e: (e.param in self.uncounted, bucket.differs_over(e.param)))
+        for start, stop, (uncounted, over) in spans:
+            if mesh.owns(over) and not uncounted:
                 total += _square_sum(bucket.grad_shard[start:stop])
         return total
 

@@ -110,6 +110,13 @@ class RunOptions:
         "rate and decay of parameters whose logical name fits a shell wildcard, as "
         "'MATCH:lr_scale=0.5,weight_decay=0'; the first that fits counts; may be given again",
     )
+    router_bias_rate: float = _option(
+        0.0,
+        "how far a step moves the bias of an expert in its router, where the plan updates them: up "
+        "if fewer tokens than the mean chose it, else down",
+        low=0.0,
+        shown="0.001",
+    )
     rounding: str = _option(
         "",
         "of updated weights narrower than float32; as planned if not given",

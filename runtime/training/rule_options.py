@@ -20,6 +20,7 @@ def optimizer_options(o: RunOptions, layout: Layout) -> OptimizerOptions:
         rounding=o.rounding or layout.rounding,
         clip=o.clip,
         groups=tuple(map(parse_group, o.groups)),
+        router_bias_rate=o.router_bias_rate,
         seed=o.seed,
         skip_bad=o.on_nan == "skip",
     )

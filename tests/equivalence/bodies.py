@@ -39,7 +39,13 @@ class Experts(Body):
         self.core = ExpertCore()
         self.shared = nn.Linear(DIM, DIM, bias=False) if self.kind % 2 else None
         # As a router keeps that is balanced between steps; forward only reads it.
-        self.register_buffer("correction", torch.linspace(-0.2, 0.2, 6))
+        start = torch.linspace(-0.2, 0.2, 6)
+        self.correction = nn.Parameter(start, requires_grad=False)
+
+    @property
+    def chooses_by_bias(self) -> bool:
+        """Tell whether the correction chooses."""
+        return self.kind == 1
 
     def forward(self, h):
         flat = h.flatten(0, 1)

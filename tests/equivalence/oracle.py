@@ -54,6 +54,7 @@ def _wide(value: Any) -> Any:
     return torch.float64 if narrow else value
 
 
+MOVED = 1e-3  # what a step moves a router's bias by, if nothing is said
 _OF_MASKS = 1e6  # what is larger hides scores
 
 
@@ -117,6 +118,7 @@ def plain_run(
     update = reference(case.options, trained, _tables(module))
     losses, norms = [], []
     grads: dict[str, Tensor] = {}
+    choices = Choices(module, plan.router_biases())
     for step, ((tokens, labels), rate) in enumerate(zip(data, case.rates, strict=True)):
         module.zero_grad()
         key, places = step_draws(case.seed, step), torch.arange(len(tokens))
@@ -128,12 +130,39 @@ def plain_run(
             assert own is None or name in planned, f"{name} has a gradient and is not planned"
             param.grad = None if own is None else own.to(param.dtype)
         grads = grads or {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
+        grads |= {n: x for n, x in choices.excess().items() if n not in grads}
         losses.append(loss.item())
         norms.append(_clip(list(trained.values()), case.clip))
         update(rate)
         for name, param in trained.items():
             params[name].data.copy_(param)
+        for name, excess in choices.excess().items():
+            params[name].data -= MOVED * excess.sign()
+        choices.seen.clear()
     return Outcome(losses, norms, grads, {n: p.detach() for n, p in params.items() if n in planned})
+
+
+class Choices:
+    """What the experts of a module are called with in a step, by their router's bias."""
+
+    def __init__(self, module: nn.Module, biases: set[str]) -> None:
+        self.seen: dict[str, list[Tensor]] = {}
+        for bias in biases:
+            layer = module.get_submodule(bias.rpartition(".")[0])
+            assert layer.chooses_by_bias
+            layer.core.register_forward_pre_hook(
+                lambda core, given, bias=bias: self.seen.setdefault(bias, []).append(given[2])
+            )
+            self.experts = layer.correction.numel()
+
+    def excess(self) -> dict[str, Tensor]:
+        """By bias, E times the choices of an expert less all; both its products are called."""
+        found = {}
+        for name, chosen in self.seen.items():
+            ids = torch.cat([given.flatten() for given in chosen[::2]])
+            counts = torch.stack([(ids == expert).sum() for expert in range(self.experts)])
+            found[name] = (self.experts * counts - ids.numel()).double()
+        return found
 
 
 def _built(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:

@@ -20,6 +20,7 @@ from equivalence.law import Court
 from equivalence.pool import Pool
 
 from meshwright.ir.capture.export import trace
+from meshwright.ir.capture.router_bias import with_updated_biases
 from meshwright.ir.errors import MeshwrightError
 from meshwright.proof.prove import Subject, prove
 
@@ -59,6 +60,9 @@ def judge(court: Court, seed: int, number: int, compiled: bool = False) -> Verdi
         traced = court.traced(case)
         subject = Subject(f"grammar-{number}", build, VOCAB, None)
         prove(subject, traced)
+        if any(item.ref.endswith(".correction") for item in traced.graph.inputs_of("param")):
+            traced = with_updated_biases(traced)
+            court.traces[draw, case.dtype, case.freeze] = traced
         if dtype := {5: "f32", 7: "bf16"}.get(number % 10):
             prove(subject, trace(build, subject.name, dtype, VOCAB))
         if traced.has_router_loss:
@@ -162,6 +166,18 @@ def test_a_module_that_was_wrong_is_equal(court: Court, seed: int, number: int) 
     texts = [path.read_text() for path in court.folder.glob(f"seed{seed}-*/*.py")]
     assert any(re.search(r"\.add_\(.* / 2\)", text) for text in texts)
     assert not any(re.search(r"\.add_\(.*alpha=", text) for text in texts)
+
+
+# Modules with experts that a bias chooses, by seed and number: it is updated.
+BIASED = [(5, 397), (5, 471), (5, 858)]
+
+
+@pytest.mark.parametrize(("seed", "number"), BIASED)
+def test_a_bias_of_routers_goes_by_their_choices(court: Court, seed: int, number: int) -> None:
+    found = judge(court, seed, number)
+    assert (found.kind, found.said) == ("equal", "")
+    texts = [path.read_text() for path in court.folder.glob(f"seed{seed}-*/layout.py")]
+    assert any("router_bias=True" in text for text in texts)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from .experts import (
 )
 from .linear import add_linear_weight_grad, linear, linear_input_grad, linear_weight_grad
 from .recurrence import recurrence, recurrence_backward
+from .router_bias import biased_choice, biased_choice_backward
 from .router_load import router_load, router_load_backward
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "add_linear_weight_grad",
     "attention",
     "attention_backward",
+    "biased_choice",
+    "biased_choice_backward",
     "dropout",
     "embedding",
     "embedding_weight_grad",
