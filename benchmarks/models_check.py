@@ -264,7 +264,9 @@ def _same(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
 def _of_routers(module: nn.Module, out: Any) -> Tensor | float:
     """What a class adds for its routers, as it does where it is given labels."""
     names = ("router_aux_loss_coef", "aux_loss_coef")
-    factor = next((getattr(module, name) for name in names if hasattr(module, name)), 0.0)
+    holders = (module, module.config.get_text_config(decoder=True))
+    found = (getattr(holder, name, None) for holder in holders for name in names)
+    factor = next((x for x in found if x is not None), 0.0)
     own = getattr(out, "aux_loss", None)
     return 0.0 if own is None else factor * own
 

@@ -26,7 +26,9 @@ from .hf_kernels import kernels_of
 from .hf_layout import Layout, layout_of
 from .hf_masks import one_document_a_row
 from .hf_packed import Known, one_grid, positions_of, rope_of, rows_of
+from .hf_routers import router_factor, with_router_load, with_router_loss
 from .recurrence import RecurrenceCore
+from .router_load import RouterLoad
 
 _DEEPER = "_deepstack_process"  # the library's adding of features in the places of an image
 _SKIP = "transformers.masking_utils._ignore_bidirectional_mask_sdpa"
@@ -55,9 +57,12 @@ class HuggingFaceImageText(nn.Module):
         self.layout, self.image_places = layout, 1
         self.image_places = self._count()
         self.recurrence = None if plain else RecurrenceCore()
+        self.router_load = None if plain else RouterLoad()
+        self.router_factor = router_factor(hf)
 
-    def forward(self, tokens: Tensor, images: Tensor, places: Tensor) -> Tensor:
-        """tokens, int64 [B, S]; images [B, C, H, W]; places, int64 [B, N] -> logits [B, S, V]."""
+    def forward(self, tokens: Tensor, images: Tensor, places: Tensor) -> Tensor | dict[str, Tensor]:
+        """tokens, int64 [B, S]; images [B, C, H, W]; places, int64 [B, N] -> logits [B, S, V];
+        with the load or the loss of its routers where the class makes a loss of them."""
         at = torch.arange(tokens.shape[1], device=tokens.device)
         hits = at[:, None] == places[:, None, :]
         given = self._given(tokens, images, hits.sum(-1) > 0, self.plain)
@@ -69,9 +74,14 @@ class HuggingFaceImageText(nn.Module):
         with each_row_its_features(self.hf, hits), kernels_of(self.hf, self.recurrence):
             return self._logits(given)
 
-    def _logits(self, given: dict[str, Any]) -> Tensor:
+    def _logits(self, given: dict[str, Any]) -> Tensor | dict[str, Tensor]:
+        factor = self.router_factor
         with one_document_a_row():
-            return self.hf(**given).logits
+            if not factor:
+                return self.hf(**given, use_cache=False).logits
+            if self.router_load is None:
+                return with_router_loss(self.hf, given, factor)
+            return with_router_load(self.hf, self.router_load, given, factor)
 
     @property
     def image_adjoins(self) -> bool:
@@ -82,7 +92,7 @@ class HuggingFaceImageText(nn.Module):
     def _given(self, tokens: Tensor, images: Tensor, stands: Tensor, plain: bool) -> dict[str, Any]:
         """What the class takes, or what it takes in our hands. stands: bool [B, S], whether a
         token is part of an image."""
-        given: dict[str, Any] = {"pixel_values": self.layout.pixels(images), "use_cache": False}
+        given: dict[str, Any] = {"pixel_values": self.layout.pixels(images)}
         text = tokens.masked_fill(tokens == self.token, int(self.token == 0))
         given["input_ids"] = text.masked_fill(stands, self.token)
         asked = inspect.signature(self.hf.forward).parameters
@@ -109,7 +119,7 @@ class HuggingFaceImageText(nn.Module):
         unasked = patch(_SKIP, lambda *_, **__: False)  # of values, which decide no number
         with torch.no_grad(), unasked, each_row_its_features(self.hf, None) as counts:
             try:
-                torch.func.functional_call(self.hf, meta, (), given)
+                torch.func.functional_call(self.hf, meta, (), {**given, "use_cache": False})
             except Exception as error:
                 failed = f": {said_of(error)}"
         if len(counts) != 1:

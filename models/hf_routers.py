@@ -9,14 +9,16 @@ which leaves the load of the batch's rows: models/router_load.py says what that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from .errors import ModelError
 from .router_load import RouterLoad, balance_loss
+
+Given: TypeAlias = Mapping[str, Any]
 
 _FUNCTION = "load_balancing_loss_func"
 _FACTORS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -24,16 +26,22 @@ _FACTORS = ("router_aux_loss_coef", "aux_loss_coef")
 
 def router_factor(model: Any) -> float:
     """Return what a class multiplies the loss of its routers with; 0 where it makes none."""
-    if not getattr(model.config, "output_router_logits", False):
+    text = model.config.get_text_config(decoder=True)
+    if not getattr(text, "output_router_logits", False):
         return 0.0
-    return next((float(getattr(model, n)) for n in _FACTORS if getattr(model, n, None)), 0.0)
+    holders = (model,) if text is model.config else (model, text)
+    found = (getattr(holder, name, None) for holder in holders for name in _FACTORS)
+    return next((float(factor) for factor in found if factor), 0.0)
 
 
 def with_router_load(
-    model: nn.Module, core: RouterLoad, tokens: Tensor, factor: float
+    model: nn.Module, core: RouterLoad, given: Given, factor: float
 ) -> Tensor | dict[str, Tensor]:
     """Call a class with our function in the place of its own; return its logits and the load of its
-    routers, or logits alone where the class makes no loss of them."""
+    routers, or logits alone where the class makes no loss of them.
+
+    given: what the class takes, `input_ids` [B, S] among it.
+    """
     loads: list[Tensor] = []
 
     def load(
@@ -43,16 +51,14 @@ def with_router_load(
         attention_mask: Tensor | None = None,
     ) -> Any:
         if not isinstance(gate_logits, tuple) or attention_mask is not None:
-            given = (
-                f"{type(gate_logits).__name__}, with attention_mask {attention_mask is not None}"
-            )
+            got = f"{type(gate_logits).__name__}, with attention_mask {attention_mask is not None}"
             raise ModelError(
-                f"{type(model).__name__} makes the loss of its routers of a {given}; a plan knows "
+                f"{type(model).__name__} makes the loss of its routers of a {got}; a plan knows "
                 "that of the logits of all tokens alone, so set output_router_logits to false"
             )
         found = None
         for logits in gate_logits:
-            of_rows = logits.view(*tokens.shape, logits.shape[-1])
+            of_rows = logits.view(*given["input_ids"].shape, logits.shape[-1])
             # The library's loss counts choices, of which a token has top_k.
             own = core(of_rows, top_k, factor * top_k * (num_experts or of_rows.shape[-1]))
             found = own if found is None else found + own
@@ -61,7 +67,7 @@ def with_router_load(
         return balance_loss(found.detach())
 
     with _in_place_of_its_own(model, load):
-        logits = model(input_ids=tokens, use_cache=False).logits
+        logits = model(**given, use_cache=False).logits
     return {"logits": logits, "router_load": loads[0]} if loads else logits
 
 
@@ -78,15 +84,16 @@ def _in_place_of_its_own(model: nn.Module, function: Callable[..., Any]) -> Iter
             names[_FUNCTION] = own
 
 
-def with_router_loss(model: Any, tokens: Tensor, factor: float) -> dict[str, Tensor]:
+def with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tensor]:
     """Call a class as the library builds it; return its logits and the loss of its routers.
 
     The number is what the class's own loss has more than the loss of its labels; its gradient that
     of `factor` times what the class returns as `aux_loss`.
     """
-    out = model(input_ids=tokens, labels=tokens, use_cache=False)
-    sizes = {"vocab_size": model.config.vocab_size}
-    more = out.loss - model.loss_function(logits=out.logits, labels=tokens, **sizes)
+    labels = given["input_ids"]
+    out = model(**given, labels=labels, use_cache=False)
+    sizes = {"vocab_size": model.config.get_text_config(decoder=True).vocab_size}
+    more = out.loss - model.loss_function(logits=out.logits, labels=labels, **sizes)
     if getattr(out, "aux_loss", None) is not None:
         own = factor * out.aux_loss
         more = own + (more - own).detach()

@@ -70,9 +70,10 @@ class HuggingFaceCausalLM(nn.Module):
         with one_document_a_row(), kernels:
             if not factor:
                 return self.hf(input_ids=tokens, use_cache=False).logits
+            given = {"input_ids": tokens}
             if self.router_load is None:
-                return with_router_loss(self.hf, tokens, factor)
-            return with_router_load(self.hf, self.router_load, tokens, factor)
+                return with_router_loss(self.hf, given, factor)
+            return with_router_load(self.hf, self.router_load, given, factor)
 
 
 class HuggingFaceSeq2Seq(nn.Module):
@@ -175,7 +176,7 @@ def _check(spec: str, config: Any) -> None:
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "
             "encoder-decoder of text"
         )
-    if is_seq2seq(spec, config) or reads_images(spec, config):
+    if is_seq2seq(spec, config):
         _check_router(spec, config)
         _check_router(spec, config.get_text_config(decoder=True))
 
@@ -187,8 +188,8 @@ def _check_router(spec: str, config: Any) -> None:
     if factor and getattr(config, "output_router_logits", False):
         raise ModelError(
             f"{spec}: its config has output_router_logits = true, so that its class adds {factor:g}"
-            " times a loss of how all tokens of a batch are routed; a plan knows that of causal "
-            "models of text alone, so set it to false"
+            " times a loss of how all tokens of a batch are routed; a plan knows that of models "
+            "without an encoder of text, so set it to false"
         )
 
 

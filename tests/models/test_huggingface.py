@@ -303,11 +303,3 @@ def test_without_transformers_an_export_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match=r"needs transformers; pip install 'meshwright\[hf\]'"):
         config_to_write(load_model("tiny"))
-
-
-def test_a_loss_of_routers_of_the_text_part_is_refused(tmp_path):
-    text = {"num_hidden_layers": 1, "output_router_logits": True}
-    config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config={"image_size": 64})
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="output_router_logits = true"):
-        load_model(f"hf-images:{tmp_path}")
