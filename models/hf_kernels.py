@@ -45,10 +45,12 @@ def kernels_of(model: nn.Module, core: RecurrenceCore) -> Iterator[None]:
 
 
 def _kernels_in(file: object) -> list[tuple[str, str]]:
-    """(name of the global, name of the kernel) of the kernels that we have in a module."""
+    """(name of the global, name of the kernel) of the kernels that we have in a module; of a
+    function that chooses the kernel by itself, its own name twice."""
     marked = [(k, f) for k, f in vars(file).items() if inspect.isfunction(f) and f.__closure__]
     named = [(k, inspect.getclosurevars(f).nonlocals.get(_NAME)) for k, f in marked]
-    return [(key, name) for key, name in named if name in _OURS]
+    own = [(key, key) for key in _CHOOSING if inspect.isfunction(vars(file).get(key))]
+    return [(key, name) for key, name in named if name in _OURS] + own
 
 
 def _convolution(_: RecurrenceCore) -> Scan:
@@ -163,6 +165,35 @@ def _delta_rule(core: RecurrenceCore) -> Scan:
     return delta_rule
 
 
+def _wkv(core: RecurrenceCore) -> Scan:
+    def wkv(
+        time_decay: Tensor,
+        time_first: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: Any = None,
+        return_state: bool = False,
+    ) -> tuple[Tensor, None]:
+        """RWKV-4's mean of values (Peng et al. 2023, arXiv 2305.13048, equation 16).
+
+        time_decay and time_first [C], key and value [B, S, C] -> [B, S, C]. Numerator and
+        denominator are one state [1, 2] a channel, of the tokens before; both by the largest key.
+        """
+        _refuse_state(state)
+        wide = wide_dtype(key.dtype)
+        k, v = key.to(wide), value.to(wide)
+        k = k - k.detach().amax(1, keepdim=True)
+        both = k.exp().unsqueeze(-1) * torch.stack([v, torch.ones_like(v)], dim=-1)
+        before = F.pad(both, (0, 0, 0, 0, 1, 0))[:, :-1]
+        one, decay = torch.ones_like(k), -time_decay.to(wide).exp() * torch.ones_like(k)
+        past = core(one.unsqueeze(-1), one.unsqueeze(-1), before, decay, one, False)
+        now = (k + time_first.to(wide)).exp()
+        upper, lower = past[..., 0] + now * v, past[..., 1] + now
+        return (upper / lower).to(key.dtype), None
+
+    return wkv
+
+
 def _refuse_state(state: Tensor | None) -> None:
     assert state is None, "a forward without a cache begins with no state"
 
@@ -173,4 +204,6 @@ _OURS: dict[str, Callable[[RecurrenceCore], Scan]] = {
     "selective_scan_fn": _selective_scan,
     "chunk_gated_delta_rule": _delta_rule,
     "chunk_kda": _delta_rule,
+    "rwkv_linear_attention": _wkv,
 }
+_CHOOSING = ("rwkv_linear_attention",)

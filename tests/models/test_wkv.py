@@ -1,0 +1,58 @@
+"""RWKV's mean of values: as the library's loop over tokens, gradients too, and in a program."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from equivalence.oracle import Widened
+from torch import Tensor
+from transformers.models.rwkv import modeling_rwkv
+
+from meshwright.ir.capture.export import trace
+from meshwright.models import load_model
+from meshwright.models.hf_kernels import kernels_of
+from meshwright.models.recurrence import RecurrenceCore
+from meshwright.proof.prove import Subject, prove
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "context_length": 64,
+}  # fmt: skip
+
+
+def _by(function: object, given: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    leaves = [x.clone().requires_grad_() for x in given]
+    with Widened():
+        out, state = function(*leaves)  # type: ignore[operator]
+    assert state is None or isinstance(state, list)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return out, torch.autograd.grad((out * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0])
+def test_it_equals_the_loop_of_the_library(size: float) -> None:
+    """size: of keys; exp of the larger ones is past what weights reach, not past float64."""
+    draws = torch.Generator().manual_seed(0)
+    shapes = [(6,), (6,), (2, 9, 6), (2, 9, 6)]
+    given = [torch.randn(s, generator=draws, dtype=torch.float64) for s in shapes]
+    given[2] *= size
+    model = transformers.RwkvForCausalLM(transformers.RwkvConfig(**SIZES))
+    with kernels_of(model, RecurrenceCore()):
+        ours = modeling_rwkv.rwkv_linear_attention
+        found, grads = _by(ours, given)
+    assert ours is not modeling_rwkv.rwkv_linear_attention
+    expected, others = _by(modeling_rwkv.rwkv_linear_attention, given)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for one, other in zip(grads, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_the_class_is_captured_for_every_length(tmp_path: Path) -> None:
+    transformers.RwkvConfig(**SIZES).save_pretrained(tmp_path)
+    source = load_model(f"hf:{tmp_path}")
+    traced = trace(source.build, "rwkv", "f64", source.vocab_size)
+    assert traced.lengths[1] is None or traced.lengths[1] >= 64
+    assert any(op.target == "mw.recurrence" for op in traced.graph.ops)
+    assert source.plain
+    prove(Subject("rwkv", source.plain, source.vocab_size, source.max_seq), traced)
