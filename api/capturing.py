@@ -1,7 +1,9 @@
 """The capture of a model: made, or taken as it was kept from before."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
+from meshwright.ir.errors import CaptureError, SizeError
 from meshwright.models import ModelSource
 
 from . import kept
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
     from meshwright.ir.capture.own_loss import OwnLoss
     from meshwright.ir.traced import Traced
 
+    Given: TypeAlias = tuple[ModelSource, str, str, OwnLoss | None]
+
 _KIND = "captures"
+# Tokens and ops of a capture of one length: a loop over tokens has its ops once a token.
+LONGEST_FIXED, MOST_OPS = 1024, 20_000
 
 
 def captured(
@@ -20,27 +26,70 @@ def captured(
     freeze: str,
     own_loss: "OwnLoss | None",
     say: Say,
+    seq: int | None = None,
 ) -> tuple["Traced", str]:
     """Return the capture of a model, and the key that it is kept under; "" where it is not kept.
 
-    Raises CaptureError for a model that cannot be captured as it stands.
+    seq: the length of rows for which a model is captured that cannot be for every one; None: such
+    a model is refused. Raises CaptureError for a model that cannot be captured as it stands.
     """
+    given = source, dtype, freeze, own_loss
     key = "" if own_loss else kept.capture_key(source, dtype, freeze)
-    traced = _known(key, say)
-    if traced is None:
-        say(f"tracing {source.name}")
-        traced = _trace(source, dtype, freeze, own_loss)
-        _keep(key, traced, say)
+    fixed = kept.hash_of(key, str(seq)) if key and seq else ""
+    for known in (key, fixed):
+        if (traced := _known(known, say)) is not None:
+            return _counted(traced, say), known
+    say(f"tracing {source.name}")
+    try:
+        traced = _trace(*given)
+    except SizeError as error:
+        if seq is None:
+            raise
+        key, traced = fixed, _of_one_length(given, seq, error, say)
+    _keep(key, traced, say)
+    return _counted(traced, say), key
+
+
+def _counted(traced: "Traced", say: Say) -> "Traced":
     say(f"{len(traced.segmented.instances)} segments, {len(traced.joints)} of them unique")
-    return traced, key
+    return traced
 
 
-def _trace(source: ModelSource, dtype: str, freeze: str, own_loss: "OwnLoss | None") -> "Traced":
+def _of_one_length(given: "Given", seq: int, error: "SizeError", say: Say) -> "Traced":
+    """Return a capture whose rows have `seq` tokens and no others.
+
+    Raises the error that refused every length, where that one is refused as well, or is too long.
+    """
+    if seq > LONGEST_FIXED:
+        raise type(error)(
+            f"{error}; a plan for one length alone takes at most --seq {LONGEST_FIXED}, given {seq}"
+        ) from error
+    say(f"sizes cannot be symbols; tracing {given[0].name} for rows of {seq} tokens alone")
+    try:
+        traced = _trace(*given, seq)
+    except CaptureError:
+        raise error from None
+    if (count := len(traced.graph.ops)) > MOST_OPS:
+        raise type(error)(
+            f"{error}; for {seq} tokens alone it has {count:,} ops, a plan takes {MOST_OPS:,}: "
+            "give a smaller --seq"
+        ) from error
+    said = f"captured for rows of {seq} tokens alone: {error}"
+    return replace(traced, warnings=(*traced.warnings, said))
+
+
+def _trace(
+    source: ModelSource,
+    dtype: str,
+    freeze: str,
+    own_loss: "OwnLoss | None",
+    seq: int | None = None,
+) -> "Traced":
     from meshwright.ir.capture import export
     from meshwright.ir.capture.freezing import parse_freeze
 
-    rules = parse_freeze(freeze)
-    return export.trace(source.build, source.name, dtype, source.vocab_size, rules, own_loss)
+    rules, vocab = parse_freeze(freeze), source.vocab_size
+    return export.trace(source.build, source.name, dtype, vocab, rules, own_loss, seq)
 
 
 def _known(key: str, say: Say) -> "Traced | None":

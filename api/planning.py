@@ -194,7 +194,7 @@ def proven_capture(
     trust, full = job.trust_capture, job.prove_full
     alone = processes == 1 or trust or full
     with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
-        traced, key = captured(source, job.dtype, job.freeze, own_loss, say)
+        traced, key = captured(source, job.dtype, job.freeze, own_loss, say, job.seq)
         check_lengths(traced, job.seq)
         found, said = proven(
             source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead

@@ -9,6 +9,10 @@ class CaptureError(MeshwrightError):
     """The model cannot be traced as it stands."""
 
 
+class SizeError(CaptureError):
+    """The model cannot be traced with its sizes as symbols."""
+
+
 class ProofError(CaptureError):
     """The captured model computes something else than the module."""
 

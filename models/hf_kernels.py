@@ -28,11 +28,17 @@ _NAME = "func_name"
 
 @contextmanager
 def kernels_of(model: nn.Module, core: RecurrenceCore) -> Iterator[None]:
-    """Put our functions in the place of the kernels that the files of a model's classes name."""
+    """Put our functions in the place of the kernels that the files of a model's classes name, and
+    of what they differentiate by themselves."""
+    files = {sys.modules[type(part).__module__] for part in model.modules()}
     places = [
-        (vars(file), key, _OURS[name](core))
-        for file in {sys.modules[type(part).__module__] for part in model.modules()}
-        for key, name in _kernels_in(file)
+        (vars(file), key, _OURS[name](core)) for file in files for key, name in _kernels_in(file)
+    ]
+    places += [
+        (vars(file), key, made(file))
+        for file in files
+        for key, made in _DIFFERENTIATED.items()
+        if key in vars(file)
     ]
     kept = [(names, key, names[key]) for names, key, _ in places]
     for names, key, function in places:
@@ -194,6 +200,20 @@ def _wkv(core: RecurrenceCore) -> Scan:
     return wkv
 
 
+def _bloom_gelu(file: Any) -> type:
+    class Gelu:
+        """Bloom's function with a backward of its own, in ops: the value, and beside it a 0 whose
+        gradient is the slope's."""
+
+        @staticmethod
+        def apply(x: Tensor) -> Tensor:
+            fixed = x.detach()
+            slope = file.bloom_gelu_back(torch.ones_like(fixed), (fixed,))
+            return file.bloom_gelu_forward(fixed) + (x - fixed) * slope
+
+    return Gelu
+
+
 def _refuse_state(state: Tensor | None) -> None:
     assert state is None, "a forward without a cache begins with no state"
 
@@ -207,3 +227,5 @@ _OURS: dict[str, Callable[[RecurrenceCore], Scan]] = {
     "rwkv_linear_attention": _wkv,
 }
 _CHOOSING = ("rwkv_linear_attention",)
+# What stands for a torch.autograd.Function of a file, by its name.
+_DIFFERENTIATED: dict[str, Callable[[Any], type]] = {"GeLUFunction": _bloom_gelu}

@@ -4,7 +4,7 @@ import sympy
 import torch
 from torch.fx import Graph, Node
 
-from ..errors import CaptureError
+from ..errors import SizeError
 from ..traced import LONGEST_PROVEN
 from .conditions import breaking, holds_below, holds_from
 from .lines import line_of, short_line
@@ -25,13 +25,13 @@ def drop_true_asserts(
     runs the longest row, and where that is too long for it the lengths end one before. What holds
     of all rows below some length ends the lengths there, and what holds from some length on, that
     of the export or less, begins them there. A guard on B and S together, which torch leaves to a
-    check as the program is called, counts as an assertion. Raises CaptureError, with sizes that
+    check as the program is called, counts as an assertion. Raises SizeError, with sizes that
     break it, for one that does not hold.
     """
     tokens = next(n for n in graph.nodes if n.op == "placeholder" and _is_tokens(n))
     sizes = tokens.meta["val"].shape
-    rows, length = (_symbol(size) for size in sizes)
-    hint = int(sizes[1].node.hint)
+    rows, length = _symbol(sizes[0]), _symbol(sizes[1])
+    hint = int(sizes[1]) if isinstance(sizes[1], int) else int(sizes[1].node.hint)
     (least, most), apart = lengths, False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
     conditions = [(_symbol(_value(node.args[0])), line_of(node)) for node in asserts]
@@ -52,7 +52,7 @@ def drop_true_asserts(
             lengths = (begin, most)
             least = begin
         elif broken is not None:
-            raise CaptureError(
+            raise SizeError(
                 f"model {name}: {source or 'its forward'} needs "
                 f"{condition.subs({rows: sympy.Symbol('B'), length: sympy.Symbol('S')})}, which "
                 f"B={broken[0]}, S={broken[1]} breaks (B rows of S tokens); its forward must "
@@ -69,8 +69,8 @@ def _line_of(guard: object) -> str:
 
 
 def _is_tokens(node: Node) -> bool:
-    shape = getattr(node.meta.get("val"), "shape", ())
-    return len(shape) == 2 and all(isinstance(size, torch.SymInt) for size in shape)
+    rows, *length = getattr(node.meta.get("val"), "shape", (0,)) or (0,)
+    return len(length) == 1 and isinstance(rows, torch.SymInt)
 
 
 def _value(argument: object) -> object:

@@ -24,7 +24,7 @@ from ..ops.patterns import head_of
 from ..ops.questions import draws_from
 from ..ops.registry import named
 from ..segment import Segmented, segment
-from ..sizes import B, S, evaluate, format_size
+from ..sizes import B, S, Shape, Size, evaluate, format_size
 from ..text.graph_text import format_graph
 from ..traced import Traced, Ways
 from . import semantic
@@ -46,18 +46,13 @@ from .lines import source_of
 from .nodes import Drawn
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
+from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, left_out
 from .row_ops import check_row_ops
 from .rows import check_rows
 from .widening import floats_as_in
 
 # Names of parameters, as the text of plans and programs can hold them.
 _NAME = re.compile(r"[\w.:+/@-]+")
-
-
-_ALL_FORWARDS = (
-    "the loss of the routers is of the whole batch: all micro-batches go forward before the first "
-    "backward, and what they keep is held at once"
-)
 
 
 @dataclass(frozen=True)
@@ -80,15 +75,17 @@ def trace(
     vocab_size: int,
     freeze: tuple[str, ...] = (),
     loss: OwnLoss | None = None,
+    seq: int | None = None,
 ) -> Traced:
     """Capture, cut into segments, and trace each unique segment's joint graph.
 
     freeze: patterns of names of parameters that are not trained, beside those that the module says.
-    loss: of the user's own; None: the cross-entropy.
+    loss: of the user's own; None: the cross-entropy. seq: the only length of a row, which the graph
+    has as a number; None: S is a symbol.
     Raises CaptureError, in one line, for whatever cannot be captured.
     """
     try:
-        return _traced(build, name, dtype, vocab_size, freeze, loss)
+        return _traced(build, name, dtype, vocab_size, freeze, loss, seq)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -104,8 +101,9 @@ def _traced(
     vocab_size: int,
     freeze: tuple[str, ...],
     loss: OwnLoss | None,
+    seq: int | None,
 ) -> Traced:
-    captured = capture(build, name, dtype, freeze, loss)
+    captured = capture(build, name, dtype, freeze, loss, seq)
     graph, warnings = captured.graph, captured.warnings
     segmented, joints = segments_of(graph)
     if idle := without_gradient(graph, segmented, joints):
@@ -140,6 +138,7 @@ def capture(
     dtype: str,
     freeze: tuple[str, ...] = (),
     loss: OwnLoss | None = None,
+    seq: int | None = None,
 ) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
@@ -156,7 +155,7 @@ def capture(
 
     def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
         with floats_as_in(dtype):
-            exported = exported_for(wrapped, name)
+            exported = exported_for(wrapped, name, seq)
         reader = _Reader(
             program=exported.program,
             name=name,
@@ -168,6 +167,7 @@ def capture(
             promote=dtype == "f64",
             own_loss=loss,
             lengths=exported.lengths,
+            length=S if seq is None else seq,
         )
         found = replace(
             reader.read(),
@@ -175,26 +175,12 @@ def capture(
             longest_apart=exported.longest_apart,
             ways=exported.ways,
         )
-        return replace(found, warnings=(*found.warnings, *map(_left_out, wrapped.seen.unread)))
+        return replace(found, warnings=(*found.warnings, *map(left_out, wrapped.seen.unread)))
 
     if loss is None:
         return read(Logits(module, arguments), tuple(roles))
     found = read(LossTotal(module, arguments, loss), (*roles, "labels"))
-    return replace(found, warnings=(*found.warnings, f"{_HOLDS_LOGITS} is {loss}"))
-
-
-_HOLDS_LOGITS = "the loss holds every logit, in float32 at least: it"
-
-
-def _holds_scores(where: str) -> str:
-    return f"{where} drops weights, so every score is held, in its own dtype and in float32"
-
-
-def _left_out(place: str) -> str:
-    return (
-        f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
-        "logits alone; nothing trains by it (for that of routers, return their router_load)"
-    )
+    return replace(found, warnings=(*found.warnings, f"{HOLDS_LOGITS} is {loss}"))
 
 
 @dataclass(kw_only=True)
@@ -210,6 +196,7 @@ class _Reader(FxReader):
     frozen: frozenset[str]
     own_loss: OwnLoss | None
     lengths: SeqRange
+    length: Size  # of a row
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -254,7 +241,7 @@ class _Reader(FxReader):
                 self.call(node)
         output = next(n for n in self.program.graph.nodes if n.op == "output")
         part, *load = (str(self.values[node]) for node in output.args[0])
-        self.warnings += [_ALL_FORWARDS] * bool(load)
+        self.warnings += [ALL_FORWARDS] * bool(load)
         return self._ending(part), *load
 
     def _labels(self) -> Node | None:
@@ -286,22 +273,27 @@ class _Reader(FxReader):
         places = (n for n in self.program.graph.nodes if n.op == "placeholder")
         return {n: named.get(n.name, "an input of the model") for n in places}
 
+    @property
+    def rows(self) -> Shape:
+        """Return the shape of the tokens."""
+        return B, self.length
+
     def _inputs(self) -> None:
         signature = self.program.graph_signature
         params, buffers = signature.inputs_to_parameters, dict(signature.inputs_to_buffers)
         buffers.update(signature.inputs_to_lifted_tensor_constants)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         tokens, *others = (n for n in placeholders if n.name in signature.user_inputs)
-        self.symbols = dict(
-            zip((s.node.expr for s in tokens.meta["val"].shape), (B, S), strict=True)
-        )
-        if len(self.symbols) != 2:
+        sizes = zip(tokens.meta["val"].shape, self.rows, strict=True)
+        self.symbols = {s.node.expr: own for s, own in sizes if not isinstance(s, int)}
+        free = len(set(self.rows) & {B, S})
+        if len(self.symbols) != free:
             raise CaptureError(
                 f"model {self.name} binds the batch or sequence size to a number: tokens have "
-                f"shape {tuple(tokens.meta['val'].shape)}, expected two free sizes"
+                f"shape {tuple(tokens.meta['val'].shape)}, expected {free} free sizes"
             )
-        self._data(data_input("tokens"))
-        self._data(data_input("labels"))
+        for role in ("tokens", "labels"):
+            self._data(data_input(role, shape=self.rows))
         self.values[tokens] = "tokens"
         for role, node in zip(self.roles[1:], others, strict=True):
             if role != "labels":
@@ -368,7 +360,7 @@ class _Reader(FxReader):
         self._emit(drawn.target, (*operands, *given), (out,), source_of(node), **attrs)
         self.values[node] = out.name
         self.drawn += 1
-        said = _holds_scores(self.where(node))
+        said = holds_scores(self.where(node))
         holds = named(drawn.target).scores or out.shape[-2:] == (S, S)
         self.warnings += [said] * (holds and said not in self.warnings)
 
@@ -378,12 +370,15 @@ class _Reader(FxReader):
         op, softcap = head.linear, head.softcap
         if op is None:
             last = f"{head.last.target} at {head.last.source}" if head.last else "no op"
-            self.warnings.append(f"{_HOLDS_LOGITS} ends in {last}")
+            self.warnings.append(f"{HOLDS_LOGITS} ends in {last}")
             return self._dense(self._value_of(logits))
         x, w = map(self._value_of, op.inputs)
         stats = "f64" if self.promote or x.dtype == "f64" else "f32"
-        lse, picked = Value("loss.lse", stats, (B, S)), Value("loss.picked", stats, (B, S))
-        made = lse, picked, Value("loss.logits", x.dtype, (B, S, w.shape[0]))
+        lse, picked = (
+            Value("loss.lse", stats, self.rows),
+            Value("loss.picked", stats, self.rows),
+        )
+        made = lse, picked, Value("loss.logits", x.dtype, (*self.rows, w.shape[0]))
         given = (*op.inputs, "labels")
         self._emit("mw.linear_cross_entropy", given, made, op.source, softcap=softcap)
         return lse.name, picked.name
@@ -396,13 +391,17 @@ class _Reader(FxReader):
             logits = self._made(
                 "to.dtype", (logits.name,), replace(logits, dtype=stats), dtype=stats
             )
-        labels = self._made("clamp", ("labels",), Value("clamp", "i64", (B, S)), min=0)
-        at = self._made("unsqueeze", (labels.name,), Value("unsqueeze", "i64", (B, S, 1)), dim=-1)
-        picked = Value("gather", stats, (B, S, 1))
+        labels = self._made("clamp", ("labels",), Value("clamp", "i64", self.rows), min=0)
+        at = self._made(
+            "unsqueeze", (labels.name,), Value("unsqueeze", "i64", (*self.rows, 1)), dim=-1
+        )
+        picked = Value("gather", stats, (*self.rows, 1))
         named = {"dim": -1, "@operands": ("self", "index=")}
         picked = self._made("gather", (logits.name, at.name), picked, **named)
-        picked = self._made("squeeze.dim", (picked.name,), Value("squeeze", stats, (B, S)), dim=-1)
-        lse = Value("logsumexp", stats, (B, S))
+        picked = self._made(
+            "squeeze.dim", (picked.name,), Value("squeeze", stats, self.rows), dim=-1
+        )
+        lse = Value("logsumexp", stats, self.rows)
         return self._made("logsumexp", (logits.name,), lse, dim=(-1,)).name, picked.name
 
     def _made(self, target: str, inputs: tuple[str, ...], value: Value, **attrs: Attr) -> Value:
@@ -429,7 +428,7 @@ class _Reader(FxReader):
             {"B": 5, "S": 3},
         )  # sizes that are equal may be written otherwise
         found = [[evaluate(size, sizes) for size in logits.shape[:-1]] for sizes in some]
-        if found != [list(sizes.values()) for sizes in some]:
+        if found != [[evaluate(size, sizes) for size in self.rows] for sizes in some]:
             shape = ", ".join(map(format_size, logits.shape))
             raise CaptureError(
                 f"model {self.name}: its forward returns logits of shape [{shape}]; return "
@@ -447,18 +446,18 @@ class _Reader(FxReader):
     def _cross_entropy(self, lse: str, picked: str) -> None:
         """Emit the mean over the labels that count. lse, picked: names of values [B, S]."""
         stats, source = self._value_of(lse).dtype, self.ops[-1].source
-        self._emit("sub.Tensor", (lse, picked), (Value("loss.nll", stats, (B, S)),), source)
+        self._emit("sub.Tensor", (lse, picked), (Value("loss.nll", stats, self.rows),), source)
         self._emit(
             "ne.Scalar",
             ("labels",),
-            (Value("loss.valid", "bool", (B, S)),),
+            (Value("loss.valid", "bool", self.rows),),
             source,
             other=semantic.IGNORED_LABEL,
         )
         self._emit(
             "where.ScalarOther",
             ("loss.valid", "loss.nll"),
-            (Value("loss.masked", stats, (B, S)),),
+            (Value("loss.masked", stats, self.rows),),
             source,
             other=0.0,
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from ..errors import CaptureError
+from ..errors import CaptureError, SizeError
 from ..inputs import Role, role_of
 from ..traced import Ways
 from . import semantic
@@ -102,28 +102,31 @@ class Exported:
     ways: Ways
 
 
-def exported_for(module: Logits, name: str) -> Exported:
+def exported_for(module: Logits, name: str, seq: int | None = None) -> Exported:
     """Export a module for the lengths of sequence that it takes.
 
     A module that asks for some range of them, for instance the rows of a table of positions that
-    it slices, or two tokens at least, is exported again for that range.
+    it slices, or two tokens at least, is exported again for that range. seq: the only length, a
+    number in the program.
     """
     _swap_semantic(module)
     check_hooks(module, name)
     check_unregistered(module, name)
-    lengths: SeqRange = (_LEAST, None)
+    lengths: SeqRange = (_LEAST, None) if seq is None else (seq, seq)
     asserts = False
     while True:
         try:
             with as_it_was(module):
-                found = _exported(module, name, lengths, asserts)
+                found = _exported(module, name, lengths, asserts, seq is not None)
             least, most = _within_tables(found, module, name)
             longer = sum(image_sizes(module.module, name).get("places", ()))  # than its image
+            if seq is not None:
+                return found
             return replace(found, lengths=(max(least, longer + 1), most))
         except CaptureError as error:
             message = str(error.__cause__)
             asked = _range_of(message, lengths)
-            if asked == lengths and (asserts or _GUARD not in message):
+            if seq is not None or asked == lengths and (asserts or _GUARD not in message):
                 raise
             # A guard that torch cannot solve may be true for every length: it becomes an assertion.
             asserts = asserts or asked == lengths
@@ -138,15 +141,19 @@ def _within_tables(found: Exported, module: Logits, name: str) -> SeqRange:
     return lengths[0], min(known, default=None)
 
 
-def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Exported:
+def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool, fixed: bool) -> Exported:
     """Export with gradients, so that a model's own no_grad regions show as graphs within it.
 
-    asserts: whether what torch cannot show of sizes becomes an assertion, checked here.
+    asserts: whether what torch cannot show of sizes becomes an assertion, checked here. fixed:
+    whether the length is a number.
     """
     images = image_sizes(module.module, name)
     roles = [*map(role_of, module.arguments), None][: module.num_inputs]
-    given = tuple(_zeros(images.get(role, _HINTS[1:]), role, module) for role in roles)
-    dims = {0: Dim("B", min=1), 1: Dim("S", min=lengths[0], max=lengths[1])}
+    of_row = (lengths[0],) if fixed else _HINTS[1:]
+    given = tuple(_zeros(images.get(role, of_row), role, module) for role in roles)
+    dims = {0: Dim("B", min=1)}
+    if not fixed:
+        dims[1] = Dim("S", min=lengths[0], max=lengths[1])
     each = {"given": tuple({0: dims[0]} if role in images else dims for role in roles)}
     recorder = Recorder()
     try:
@@ -185,7 +192,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             fails_anyway = _fails_anyway(module, given, error)
         if fails_anyway:
             raise CaptureError(
-                f"model {name}: its forward fails on tokens {list(_HINTS)}: {_said_of(error)}"
+                f"model {name}: its forward fails on tokens {list(given[0].shape)}: "
+                f"{_said_of(error)}"
             ) from error
         if "fake tensor in the exported program constant" in str(error):
             raise CaptureError(
@@ -202,7 +210,7 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool) -> Ex
             ) from error
         with quiet():
             call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
-        raise CaptureError(
+        raise SizeError(
             f"model {name} cannot be traced for every batch and sequence size: "
             f"{f'{call}: ' if call else ''}{reason_of(error)}{'' if call else _place_of(error)}; "
             "its forward must not depend on the values or sizes of its input"

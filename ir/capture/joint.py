@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from ..errors import CaptureError
+from ..errors import CaptureError, SizeError
 from ..graph import Graph, Input, Op, Value, prune, verify
 from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
@@ -156,9 +156,9 @@ def _refused_with(running: Callable[[], Op | None]) -> Iterator[None]:
         raise _not_for_every_size(running(), reason) from error
 
 
-def _not_for_every_size(op: Op | None, reason: str) -> CaptureError:
+def _not_for_every_size(op: Op | None, reason: str) -> SizeError:
     where = f"{op.target} at {op.source or 'an unknown line'}" if op else "the loss"
-    return CaptureError(
+    return SizeError(
         f"{where} cannot be traced with its gradient for every batch and sequence size: "
         f"{reason}; write it in other ops"
     )

@@ -1,4 +1,4 @@
-"""RWKV's mean of values: as the library's loop over tokens, gradients too, and in a program."""
+"""Functions of stock classes that ours stand for: as the library's own, gradients too."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def _by(function: object, given: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ..
 
 
 @pytest.mark.parametrize("size", [1.0, 40.0])
-def test_it_equals_the_loop_of_the_library(size: float) -> None:
+def test_the_mean_of_values_equals_the_loop_of_the_library(size: float) -> None:
     """size: of keys; exp of the larger ones is past what weights reach, not past float64."""
     draws = torch.Generator().manual_seed(0)
     shapes = [(6,), (6,), (2, 9, 6), (2, 9, 6)]
@@ -48,7 +48,7 @@ def test_it_equals_the_loop_of_the_library(size: float) -> None:
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
-def test_the_class_is_captured_for_every_length(tmp_path: Path) -> None:
+def test_rwkv_is_captured_for_every_length(tmp_path: Path) -> None:
     transformers.RwkvConfig(**SIZES).save_pretrained(tmp_path)
     source = load_model(f"hf:{tmp_path}")
     traced = trace(source.build, "rwkv", "f64", source.vocab_size)
@@ -56,3 +56,12 @@ def test_the_class_is_captured_for_every_length(tmp_path: Path) -> None:
     assert any(op.target == "mw.recurrence" for op in traced.graph.ops)
     assert source.plain
     prove(Subject("rwkv", source.plain, source.vocab_size, source.max_seq), traced)
+
+
+def test_bloom_is_captured_with_the_slope_of_its_own_function(tmp_path: Path) -> None:
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
+    config.save_pretrained(tmp_path)
+    source = load_model(f"hf:{tmp_path}")
+    traced = trace(source.build, "bloom", "f64", source.vocab_size)
+    assert source.plain
+    prove(Subject("bloom", source.plain, source.vocab_size, source.max_seq), traced)

@@ -1,0 +1,141 @@
+"""A module that is captured for one length of rows, under every plan and as plain PyTorch."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equivalence.boxes import assemble
+from equivalence.pool import Pool
+from equivalence.worker import Job as Ranks
+from torch import Tensor, nn
+
+import meshwright as mw
+from meshwright.api import capturing
+from meshwright.api.capturing import captured
+from meshwright.api.programs import write_program
+from meshwright.ir.capture.initialisers import default_dtype
+from meshwright.ir.errors import CaptureError, SizeError
+from meshwright.ir.plan import Plan
+from meshwright.ir.sizes import evaluate
+from meshwright.models import ModelSource
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.proof.prove import Subject, prove
+from meshwright.runtime.engine.initial import initial_value
+from meshwright.runtime.optimizers.options import OptimizerOptions
+
+VOCAB, DIM, SEQ, ROWS, STEPS, RATE, IGNORED = 32, 12, 8, 4, 2, 0.3, -100
+PLANS = {
+    "one": {"micro_batch": 1},
+    "dp": {"dp": 2, "micro_batch": 1, "zero": 2, "recompute": "all"},
+    "tp": {"tp": 2, "shard_weights": True},
+    "pp": {"pp": 2, "micro_batch": 1},
+    "cp": {"cp": 2, "zero": 3},
+    "dp-tp": {"dp": 2, "tp": 2, "zero": 3, "micro_batch": 1},
+}
+_RULE = OptimizerOptions(name="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
+
+
+class Cell(nn.Module):
+    """A state that goes from token to token, by a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.kept = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        given, state, found = self.given(h), torch.zeros_like(h[:, 0]), []
+        for t in range(h.shape[1]):
+            state = torch.tanh(given[:, t] + self.kept(state))
+            found.append(state)
+        return h + torch.stack(found, 1)
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, DIM)
+        self.cells = nn.Sequential(Cell(), Cell())
+        self.head = nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.cells(self.embed(tokens)))
+
+
+SOURCE = ModelSource("loop", VOCAB, None, Loop)
+
+
+def _captured(seq: int | None = SEQ) -> tuple:
+    said: list[str] = []
+    return captured(SOURCE, "f64", "", None, said.append, seq)[0], said
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_equals_the_module(name: str, pool: Pool, tmp_path: Path) -> None:
+    traced, said = _captured()
+    assert traced.lengths == (SEQ, SEQ)
+    assert any(f"rows of {SEQ} tokens alone" in line for line in said)
+    prove(Subject("loop", Loop, VOCAB, None), traced)
+    words = {"micro_batch": 2} | PLANS[name]
+    ranks = 2 ** len(set(words) & {"dp", "tp", "pp", "cp"})
+    pins, cluster = Pins(**words), parse_cluster(f"cpu:{ranks}")
+    made = make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=pins)
+    write_program(made, tmp_path / "p")
+    data = [_tokens(step) for step in range(STEPS)]
+    steps = [(tokens.numpy(), _labels(tokens).numpy(), RATE) for tokens in data]
+    found = pool.run(Ranks(tmp_path / "p", ranks, steps, 0, asdict(_RULE), False, 60.0))
+    losses, params = _by_torch(made, data)
+    torch.testing.assert_close(found[0].losses, losses, rtol=1e-11, atol=0)
+    own = assemble(made, found, lambda rank: rank.params)
+    assert own.keys() == params.keys()
+    for key, value in params.items():
+        torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)
+
+
+def _tokens(step: int) -> Tensor:
+    return torch.randint(0, VOCAB, (ROWS, SEQ), generator=torch.Generator().manual_seed(step))
+
+
+def _labels(tokens: Tensor) -> Tensor:
+    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+
+
+def _by_torch(plan: Plan, data: list[Tensor]) -> tuple[list[float], dict[str, Tensor]]:
+    with default_dtype(torch.float64):
+        module = Loop()
+    params = dict(module.named_parameters())
+    for param in plan.params:
+        shape = tuple(evaluate(size, {}) for size in param.shape)
+        where = {"dtype": torch.float64, "device": torch.device("cpu")}
+        value = initial_value(param.name, shape, param.init, seed=0, stored={}, **where)
+        params[param.name].data.copy_(value)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    losses = []
+    for tokens in data:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(tokens).flatten(0, 1), _labels(tokens).flatten())
+        loss.backward()
+        losses.append(float(loss.detach()))
+        optimizer.step()
+    return losses, {name: param.detach() for name, param in params.items()}
+
+
+def test_without_a_length_it_is_refused() -> None:
+    with pytest.raises(SizeError, match="for every batch and sequence size"):
+        _captured(None)
+
+
+def test_long_rows_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CaptureError, match="at most --seq 1024, given 4096"):
+        _captured(4096)
+    monkeypatch.setattr(capturing, "MOST_OPS", 30)
+    with pytest.raises(CaptureError, match=r"tokens alone it has \d+ ops, a plan takes 30"):
+        _captured()
+
+
+def test_a_plan_says_for_which_length_it_is() -> None:
+    plan = mw.plan(SOURCE, cluster="cpu:1", job=mw.Job(SEQ, ROWS, dtype="f32"))
+    assert f"captured for rows of {SEQ} tokens alone" in plan.report
