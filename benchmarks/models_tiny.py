@@ -107,12 +107,16 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8,
         "feed_forward_size": 96, "is_decoder": True, "num_buckets": 4,
     },
+    "xmod": {"default_language": "en_XX"},
     "zamba": {
         "attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 2,
         "layers_block_type": [*["linear_attention"] * 2, "hybrid", "linear_attention", "hybrid"],
         "num_hidden_layers": 5,
     },
-    "zamba2": {"attention_head_dim": 32, "mamba_headdim": 16, "adapter_rank": 8},
+    "zamba2": {
+        "attention_hidden_size": 2 * WIDTH, "attention_head_dim": 32, "mamba_headdim": 16,
+        "adapter_rank": 8,
+    },
 }  # fmt: skip
 
 
