@@ -10,7 +10,9 @@ from families import OURS, traced
 
 from meshwright import load_model, trace
 from meshwright.api import kept
+from meshwright.api.capturing import captured
 from meshwright.ir.capture import export
+from meshwright.ir.errors import SizeError
 from meshwright.ir.traced_text import format_traced, parse_traced
 
 UNTRACED = """
@@ -18,6 +20,8 @@ import sys, meshwright
 meshwright.trace("tiny")
 assert "torch" not in sys.modules, "a kept capture imports torch"
 """
+
+BOUND: dict[str, bool] = {}  # models that cannot be traced for every length
 
 
 @pytest.fixture
@@ -27,8 +31,10 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     whole = traced("tiny-llama")  # before it is counted
 
-    def counting(build, name, dtype, vocab_size, freeze, loss):
+    def counting(build, name, dtype, vocab_size, freeze, loss, seq):
         found.append(name)
+        if name in BOUND and seq is None:
+            raise SizeError(f"model {name} binds S")
         return replace(whole, dtype=dtype, warnings=freeze)
 
     monkeypatch.setattr(export, "trace", counting)
@@ -39,6 +45,18 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_its_text_says_a_capture_whole(name: str) -> None:
     text = format_traced(traced(name))
     assert parse_traced(text) == traced(name) and format_traced(parse_traced(text)) == text
+
+
+def test_a_model_of_one_length_is_traced_once_for_each_length(
+    traces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BOUND, "tiny", True)
+    given = load_model("tiny"), "f32", "", None, lambda _: None
+    (first, key), again, (other, third) = (captured(*given, seq) for seq in (8, 8, 12))
+    assert again == (first, key) and key != third
+    assert "for rows of 8 tokens alone: model tiny binds S" in first.warnings[-1]
+    assert "for rows of 12 tokens alone: model tiny binds S" in other.warnings[-1]
+    assert len(traces) == 4  # each length once, behind the refusal of all
 
 
 def test_a_model_is_traced_once_for_each_thing_that_decides(traces: list[str]) -> None:
