@@ -65,7 +65,7 @@ def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False
     check_model(where, theirs, identity_of(source), way_out)
     check_params(manifest, _shapes_read(manifest, source))
     if source.kind == "py" and not accept_graph:
-        check_code(where, theirs, _captured(source, theirs))
+        check_code(where, theirs, _captured(source, theirs, manifest.state.seq))
     return source
 
 
@@ -121,14 +121,15 @@ def _in_its_folder(rebuilt: "ModelSource") -> "ModelSource":
     return there if there.config_fields == rebuilt.config_fields else rebuilt
 
 
-def _captured(source: "ModelSource", theirs: "Identity") -> "Identity":
+def _captured(source: "ModelSource", theirs: "Identity", seq: int) -> "Identity":
     """Return the identity of the user's own code, captured in the dtype that the checkpoint's was;
-    nothing is captured where the checkpoint does not say it."""
-    from meshwright.ir.capture.export import trace
+    nothing is captured where the checkpoint does not say it. seq: the length of its rows, for code
+    that is captured for one alone."""
+    from .capturing import captured
+    from .demands import silent
 
     if theirs.model is None:
         return identity_of(source)
     own_loss = loss_of(theirs.loss, source.vocab_size)
-    sizes = theirs.model.dtype, source.vocab_size
-    traced = trace(source.build, source.name, *sizes, loss=own_loss)
+    traced, _ = captured(source, theirs.model.dtype, "", own_loss, silent, seq)
     return identity_of(source, traced, theirs.loss)

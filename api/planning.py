@@ -87,8 +87,9 @@ def _planned(
 
     clock = Clock()
     with clock.layer("capture and proof"):
-        traced, proof = proven_capture(source, job, say, processes)
-    identity = identity_of(source, traced, job.loss).text()
+        own, proof = proven_capture(source, job, say, processes)
+        traced = trained_capture(own, job, say)
+    identity = identity_of(source, own, job.loss).text()
     if not job.search:
         say(proof)
         made = make_plan(
@@ -196,12 +197,14 @@ def proven_capture(
     with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
         traced, key = captured(source, job.dtype, job.freeze, own_loss, say, job.seq)
         check_lengths(traced, job.seq)
-        found, said = proven(
-            source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead
-        )
-    if job.update_router_bias:
-        from meshwright.ir.capture.router_bias import with_updated_biases
+        return proven(source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead)
 
-        say("training the biases of routers by how their choices fall")
-        found = with_updated_biases(found)
-    return found, said
+
+def trained_capture(traced: "Traced", job: Job, say: Say) -> "Traced":
+    """Return a capture with what a job trains beside what the loss does."""
+    if not job.update_router_bias:
+        return traced
+    from meshwright.ir.capture.router_bias import with_updated_biases
+
+    say("training the biases of routers by how their choices fall")
+    return with_updated_biases(traced)

@@ -16,6 +16,7 @@ from .planning import (
     check_positions,
     proven_capture,
     searching,
+    trained_capture,
     usual_dtype,
 )
 from .plans import Plan
@@ -69,6 +70,7 @@ def what_if(
     def search_in(dtype: str) -> "Search":
         of = replace(job, dtype=dtype, seq=asked[0].seq)
         traced, _ = proven_capture(source, of, say)
+        traced = trained_capture(traced, of, say)
         for point in asked:
             check_lengths(traced, point.seq)
         return Search(traced, pins, read, EFFORTS[job.effort], other, at_once)

@@ -276,12 +276,20 @@ def _decompositions() -> dict:
     from torch._decomp import get_decompositions
 
     table = get_decompositions([aten._softmax_backward_data, aten.native_layer_norm_backward])
-    selections = {aten.select.int: _select, aten.select_backward.default: _select_backward}
+    selections = {
+        aten.select.int: _select,
+        aten.select_backward.default: _select_backward,
+        aten.unbind.int: _unbind,
+    }
     return dict(table) | selections
 
 
 def _select(x: Tensor, dim: int, index: int) -> Tensor:
     return aten.slice.Tensor(x, dim, index, _after(index)).squeeze(dim)
+
+
+def _unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    return [_select(x, dim, index) for index in range(x.shape[dim])]
 
 
 def _select_backward(dy: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:

@@ -65,6 +65,24 @@ class Loop(nn.Module):
         return self.head(self.cells(self.embed(tokens)))
 
 
+class Gru(nn.Module):
+    """Torch's own recurrent layer, whose parts are of one element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+        self.layer = nn.GRU(DIM, DIM, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(tokens))[0])
+
+
+def test_a_recurrent_layer_of_torch_is_proven() -> None:
+    source = ModelSource("gru", VOCAB, None, Gru)
+    traced, _ = captured(source, "f64", "", None, lambda _: None, SEQ)
+    prove(Subject("gru", Gru, VOCAB, None), traced)
+
+
 SOURCE = ModelSource("loop", VOCAB, None, Loop)
 
 

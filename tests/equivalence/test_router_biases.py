@@ -16,6 +16,7 @@ from equivalence.test_pairs import same, with_values_of
 from equivalence.worker import Job
 from torch import Tensor, nn
 
+import meshwright as mw
 from meshwright.api.programs import write_program
 from meshwright.ir.capture.export import trace
 from meshwright.ir.capture.initialisers import default_dtype
@@ -23,7 +24,7 @@ from meshwright.ir.capture.router_bias import with_updated_biases
 from meshwright.ir.errors import CaptureError
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
-from meshwright.models import load_model
+from meshwright.models import ModelSource, load_model
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
@@ -181,3 +182,12 @@ def test_a_bias_is_kept_in_float32_whatever_the_model_computes_in() -> None:
     assert plan.router_biases() == {"bias"}
     assert plan.param("bias").dtype == "f32"
     assert {b.dtype for b in plan.buckets if any(e.param == "bias" for e in b.entries)} == {"f32"}
+
+
+def test_a_model_stays_the_same_whether_its_biases_are_updated() -> None:
+    """A checkpoint of either goes on under the other, and is exported."""
+    source = ModelSource("own", VOCAB, None, lambda: Router("alone"))
+    jobs = [mw.Job(SEQ, ROWS, dtype="f32", update_router_bias=moved) for moved in (False, True)]
+    held, moved = (mw.plan(source, cluster="cpu:1", job=job).decisions for job in jobs)
+    assert (held.router_biases(), moved.router_biases()) == (set(), {"bias"})
+    assert held.identity == moved.identity
