@@ -26,7 +26,7 @@ from .hf_kernels import kernels_of
 from .hf_layout import Layout, layout_of
 from .hf_masks import one_document_a_row
 from .hf_packed import Known, one_grid, positions_of, rope_of, rows_of
-from .hf_routers import router_factor, with_router_load, with_router_loss
+from .hf_routers import called, router_factor
 from .recurrence import RecurrenceCore
 from .router_load import RouterLoad
 
@@ -75,13 +75,8 @@ class HuggingFaceImageText(nn.Module):
             return self._logits(given)
 
     def _logits(self, given: dict[str, Any]) -> Tensor | dict[str, Tensor]:
-        factor = self.router_factor
         with one_document_a_row():
-            if not factor:
-                return self.hf(**given, use_cache=False).logits
-            if self.router_load is None:
-                return with_router_loss(self.hf, given, factor)
-            return with_router_load(self.hf, self.router_load, given, factor)
+            return called(self.hf, self.router_load, given, self.router_factor)
 
     @property
     def image_adjoins(self) -> bool:

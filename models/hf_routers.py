@@ -34,14 +34,26 @@ def router_factor(model: Any) -> float:
     return next((float(factor) for factor in found if factor), 0.0)
 
 
-def with_router_load(
-    model: nn.Module, core: RouterLoad, given: Given, factor: float
+def called(
+    model: nn.Module, core: RouterLoad | None, given: Given, factor: float
 ) -> Tensor | dict[str, Tensor]:
-    """Call a class with our function in the place of its own; return its logits and the load of its
-    routers, or logits alone where the class makes no loss of them.
+    """Call a class; return its logits, and what it makes of its routers where `factor` is not 0:
+    their load by our core, or their loss by the class itself.
 
     given: what the class takes, `input_ids` [B, S] among it.
     """
+    if not factor:
+        return model(**given, use_cache=False).logits
+    if core is None:
+        return _with_router_loss(model, given, factor)
+    return _with_router_load(model, core, given, factor)
+
+
+def _with_router_load(
+    model: nn.Module, core: RouterLoad, given: Given, factor: float
+) -> Tensor | dict[str, Tensor]:
+    """Call a class with our function in the place of its own; return its logits and the load of its
+    routers, or logits alone where the class makes no loss of them."""
     loads: list[Tensor] = []
 
     def load(
@@ -84,7 +96,7 @@ def _in_place_of_its_own(model: nn.Module, function: Callable[..., Any]) -> Iter
             names[_FUNCTION] = own
 
 
-def with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tensor]:
+def _with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tensor]:
     """Call a class as the library builds it; return its logits and the loss of its routers.
 
     The number is what the class's own loss has more than the loss of its labels; its gradient that

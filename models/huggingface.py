@@ -35,7 +35,7 @@ from .hf_extra import transformers_for
 from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
-from .hf_routers import router_factor, with_router_load, with_router_loss
+from .hf_routers import called, router_factor
 from .modes import without_modes
 from .recurrence import RecurrenceCore
 from .router_load import RouterLoad
@@ -65,15 +65,10 @@ class HuggingFaceCausalLM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor | dict[str, Tensor]:
         """tokens, int64 [B, S] -> logits [B, S, V]; with the load or the loss of its routers where
         the class makes a loss of them."""
-        core, factor = self.recurrence, self.router_factor
+        core, given = self.recurrence, {"input_ids": tokens}
         kernels = nullcontext() if core is None else kernels_of(self.hf, core)
         with one_document_a_row(), kernels:
-            if not factor:
-                return self.hf(input_ids=tokens, use_cache=False).logits
-            given = {"input_ids": tokens}
-            if self.router_load is None:
-                return with_router_loss(self.hf, given, factor)
-            return with_router_load(self.hf, self.router_load, given, factor)
+            return called(self.hf, self.router_load, given, self.router_factor)
 
 
 class HuggingFaceSeq2Seq(nn.Module):

@@ -361,7 +361,7 @@ class _Reader(FxReader):
         self.values[node] = out.name
         self.drawn += 1
         said = holds_scores(self.where(node))
-        holds = named(drawn.target).scores or out.shape[-2:] == (S, S)
+        holds = named(drawn.target).scores or out.shape[-2:] == (self.length, self.length)
         self.warnings += [said] * (holds and said not in self.warnings)
 
     def _head(self, logits: str) -> tuple[str, str]:

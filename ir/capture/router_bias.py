@@ -11,7 +11,6 @@ a sum over tokens, so that micro-batches and ranks add it up as they do gradient
 `mw.biased_choice` brings it, behind the first number that is made of the indices.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..dtypes import FLOATS, HALVES
@@ -20,6 +19,7 @@ from ..graph import Graph, Input, Op, Value, text_hash, verify
 from ..sizes import Shape, num_elements
 from ..text.graph_text import format_graph
 from ..traced import Traced
+from .backward import free
 from .export import segments_of
 from .freezing import without_gradient
 
@@ -117,13 +117,13 @@ def _value_of(graph: Graph, ids: str, followed: set[str]) -> _Choice | None:
 def _trained(graph: Graph, bias: Input, choices: list[_Choice]) -> Graph:
     """Return the graph with a bias trained by its choices, itself in float32 at least."""
     wide = replace(bias.value, dtype="f32") if bias.value.dtype in HALVES else bias.value
-    ops: list[Op] = []
+    ops, taken = list[Op](), set(graph.values)
     inputs = tuple(
         replace(item, value=wide, trainable=True) if item == bias else item for item in graph.inputs
     )
     names: dict[str, str] = {}
     if wide != bias.value:
-        narrow = replace(bias.value, name=_free(graph, f"{bias.value.name}_narrow"))
+        narrow = replace(bias.value, name=free(f"{bias.value.name}_narrow", taken))
         attrs = (("dtype", narrow.dtype),)
         ops.append(Op("to.dtype", (wide.name,), (narrow,), attrs))
         names[wide.name] = narrow.name
@@ -132,20 +132,8 @@ def _trained(graph: Graph, bias: Input, choices: list[_Choice]) -> Graph:
         ops.append(replace(op, inputs=tuple(names.get(name, name) for name in op.inputs)))
         for value in op.outputs:
             if value.name in of_value:
-                counted = replace(value, name=_free(graph, f"{value.name}_chosen"))
+                counted = replace(value, name=free(f"{value.name}_chosen", taken))
                 given = (value.name, of_value[value.name], wide.name)
                 ops.append(Op("mw.biased_choice", given, (counted,), (), op.source))
                 names[value.name] = counted.name
     return Graph(graph.name, inputs, tuple(ops), graph.outputs)
-
-
-def _free(graph: Graph, name: str) -> str:
-    return next(n for n in _numbered(name) if n not in graph.values)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    count = 2
-    while True:
-        yield f"{name}_{count}"
-        count += 1

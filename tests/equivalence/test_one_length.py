@@ -1,6 +1,5 @@
 """A module that is captured for one length of rows, under every plan and as plain PyTorch."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,34 +7,23 @@ import torch
 import torch.nn.functional as F
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
-from equivalence.worker import Job as Ranks
+from equivalence.stock_runs import PLANS, ROWS, SEQ, labels_of, planned, ran, tokens_of
 from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.api import capturing
 from meshwright.api.capturing import captured
-from meshwright.api.programs import write_program
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import CaptureError, SizeError
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
 from meshwright.models import ModelSource
-from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.search.make_plan import make_plan
-from meshwright.planner.search.pins import Pins
 from meshwright.proof.prove import Subject, prove
 from meshwright.runtime.engine.initial import initial_value
 from meshwright.runtime.optimizers.options import OptimizerOptions
 
-VOCAB, DIM, SEQ, ROWS, STEPS, RATE, IGNORED = 32, 12, 8, 4, 2, 0.3, -100
-PLANS = {
-    "one": {"micro_batch": 1},
-    "dp": {"dp": 2, "micro_batch": 1, "zero": 2, "recompute": "all"},
-    "tp": {"tp": 2, "shard_weights": True},
-    "pp": {"pp": 2, "micro_batch": 1},
-    "cp": {"cp": 2, "zero": 3},
-    "dp-tp": {"dp": 2, "tp": 2, "zero": 3, "micro_batch": 1},
-}
+VOCAB, DIM, STEPS, RATE = 32, 12, 2, 0.3
+CASES = PLANS | {"cp": {"cp": 2, "zero": 3}}
 _RULE = OptimizerOptions(name="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
 
 
@@ -91,34 +79,21 @@ def _captured(seq: int | None = SEQ) -> tuple:
     return captured(SOURCE, "f64", "", None, said.append, seq)[0], said
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_it_equals_the_module(name: str, pool: Pool, tmp_path: Path) -> None:
     traced, said = _captured()
     assert traced.lengths == (SEQ, SEQ)
     assert any(f"rows of {SEQ} tokens alone" in line for line in said)
     prove(Subject("loop", Loop, VOCAB, None), traced)
-    words = {"micro_batch": 2} | PLANS[name]
-    ranks = 2 ** len(set(words) & {"dp", "tp", "pp", "cp"})
-    pins, cluster = Pins(**words), parse_cluster(f"cpu:{ranks}")
-    made = make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=pins)
-    write_program(made, tmp_path / "p")
-    data = [_tokens(step) for step in range(STEPS)]
-    steps = [(tokens.numpy(), _labels(tokens).numpy(), RATE) for tokens in data]
-    found = pool.run(Ranks(tmp_path / "p", ranks, steps, 0, asdict(_RULE), False, 60.0))
+    made = planned(traced, CASES[name])
+    data = [tokens_of(step, VOCAB) for step in range(STEPS)]
+    found = ran(made, data, _RULE, RATE, pool, tmp_path / "p")
     losses, params = _by_torch(made, data)
     torch.testing.assert_close(found[0].losses, losses, rtol=1e-11, atol=0)
     own = assemble(made, found, lambda rank: rank.params)
     assert own.keys() == params.keys()
     for key, value in params.items():
         torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)
-
-
-def _tokens(step: int) -> Tensor:
-    return torch.randint(0, VOCAB, (ROWS, SEQ), generator=torch.Generator().manual_seed(step))
-
-
-def _labels(tokens: Tensor) -> Tensor:
-    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
 
 
 def _by_torch(plan: Plan, data: list[Tensor]) -> tuple[list[float], dict[str, Tensor]]:
@@ -134,7 +109,7 @@ def _by_torch(plan: Plan, data: list[Tensor]) -> tuple[list[float], dict[str, Te
     losses = []
     for tokens in data:
         optimizer.zero_grad()
-        loss = F.cross_entropy(module(tokens).flatten(0, 1), _labels(tokens).flatten())
+        loss = F.cross_entropy(module(tokens).flatten(0, 1), labels_of(tokens).flatten())
         loss.backward()
         losses.append(float(loss.detach()))
         optimizer.step()

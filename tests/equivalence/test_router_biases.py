@@ -1,23 +1,20 @@
 """Biases of routers that go by the choices of a whole batch, under every plan."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from equivalence.boxes import assemble
 from equivalence.oracle import Widened
 from equivalence.pool import Pool
+from equivalence.stock_runs import PLANS, ROWS, SEQ, planned, ran, tokens_of
 from equivalence.test_pairs import same, with_values_of
-from equivalence.worker import Job
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.api.programs import write_program
 from meshwright.ir.capture.export import trace
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.capture.router_bias import with_updated_biases
@@ -25,12 +22,9 @@ from meshwright.ir.errors import CaptureError
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import ModelSource, load_model
-from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.search.make_plan import make_plan
-from meshwright.planner.search.pins import Pins
 from meshwright.runtime.optimizers.options import OptimizerOptions
 
-VOCAB, SEQ, ROWS, STEPS, RATE, MOVED, IGNORED = 64, 8, 4, 3, 0.1, 0.03, -100
+VOCAB, STEPS, RATE, MOVED = 64, 3, 0.1, 0.03
 _SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 16,
@@ -46,15 +40,6 @@ CONFIGS = {
         **_SIZES, moe_num_experts=6, moe_k=2, moe_num_shared_experts=0, moe_layer_start_index=1,
     ),
 }  # fmt: skip
-PLANS = {
-    "one": {"micro_batch": 1},
-    "dp": {"dp": 2, "micro_batch": 1, "zero": 2, "recompute": "all"},
-    "tp": {"tp": 2, "shard_weights": True},
-    "pp": {"pp": 2, "micro_batch": 1},
-    "cp": {"cp": 2},
-    "dp tp": {"dp": 2, "tp": 2, "micro_batch": 1, "zero": 3},
-    "pp dp": {"pp": 2, "dp": 2, "micro_batch": 1, "zero": 1},
-}
 # The first of each plan; the others are long.
 FIRST = [("deepseek_v3", "one"), ("deepseek_v3", "pp dp"), ("ernie4_5_moe", "tp"),
          ("ernie4_5_moe", "cp"), ("deepseek_v3", "dp tp")]  # fmt: skip
@@ -83,34 +68,14 @@ def test_biases_go_by_the_choices_of_the_batch(
     traces: Callable[[str], Traced], model: str, plan: str, pool: Pool, tmp_path: Path
 ) -> None:
     """Losses and all parameters, by the class and its experts' calls."""
-    made = _plan(traces(model), PLANS[plan])
+    made = planned(traces(model), PLANS[plan])
     assert len(made.router_biases()) == 2
-    write_program(made, tmp_path / "p")
-    data = [_tokens(step) for step in range(STEPS)]
-    steps = [(tokens.numpy(), _labels(tokens).numpy(), RATE) for tokens in data]
-    job = Job(tmp_path / "p", made.mesh.num_devices, steps, 0, asdict(_RULE), False, 60.0)
-    ranks = pool.run(job)
+    data = [tokens_of(step, VOCAB) for step in range(STEPS)]
+    ranks = ran(made, data, _RULE, RATE, pool, tmp_path / "p")
     losses, norms, params = _by_the_class(made, data)
     torch.testing.assert_close(ranks[0].losses, losses, rtol=1e-11, atol=0)
     torch.testing.assert_close(ranks[0].norms, norms, rtol=1e-10, atol=0)
     same(assemble(made, ranks, lambda rank: rank.params), params)
-
-
-def _plan(traced: Traced, pins: dict) -> Plan:
-    words = {"micro_batch": 2} | pins
-    ranks = 2 ** sum(axis in words for axis in ("dp", "tp", "pp", "cp"))
-    cluster = parse_cluster(f"cpu:{ranks}")
-    return make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=Pins(**words))
-
-
-def _tokens(step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randint(0, VOCAB, (ROWS, SEQ), generator=generator)
-
-
-def _labels(tokens: Tensor) -> Tensor:
-    """The token behind each; none behind the last."""
-    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
 
 
 def _by_the_class(
@@ -178,7 +143,7 @@ def test_other_biases_are_none_of_a_router(kind: str) -> None:
 
 def test_a_bias_is_kept_in_float32_whatever_the_model_computes_in() -> None:
     traced = with_updated_biases(trace(lambda: Router("alone"), "own", "bf16", VOCAB))
-    plan = _plan(traced, {"precision": "pure", "rounding": "stochastic"})
+    plan = planned(traced, {"precision": "pure", "rounding": "stochastic"})
     assert plan.router_biases() == {"bias"}
     assert plan.param("bias").dtype == "f32"
     assert {b.dtype for b in plan.buckets if any(e.param == "bias" for e in b.entries)} == {"f32"}

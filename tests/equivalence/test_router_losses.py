@@ -1,34 +1,28 @@
 """The loss of routers over the whole batch: as the library trains it, under every plan."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from equivalence.boxes import assemble
 from equivalence.oracle import Widened
 from equivalence.pool import Pool
+from equivalence.stock_runs import PLANS, planned, ran, tokens_of
 from equivalence.test_pairs import same, with_values_of
-from equivalence.worker import Job
 from torch import Tensor
 
-from meshwright.api.programs import write_program
 from meshwright.ir.capture.export import trace
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 from meshwright.models import load_model
-from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.search.make_plan import make_plan
-from meshwright.planner.search.pins import Pins
 from meshwright.runtime.optimizers.options import OptimizerOptions
 
-VOCAB, SEQ, ROWS, STEPS, RATE, IGNORED = 64, 8, 4, 2, 0.1, -100
+VOCAB, STEPS, RATE = 64, 2, 0.1
 _SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
@@ -47,15 +41,6 @@ CONFIGS = {
         **_SIZES, num_local_experts=4, num_experts_per_tok=2, attention_multiplier=0.3,
     ),
 }  # fmt: skip
-PLANS = {
-    "one": {"micro_batch": 1},
-    "dp": {"dp": 2, "micro_batch": 1, "zero": 2, "recompute": "all"},
-    "tp": {"tp": 2, "shard_weights": True},
-    "pp": {"pp": 2, "micro_batch": 1},
-    "cp": {"cp": 2},
-    "dp tp": {"dp": 2, "tp": 2, "micro_batch": 1, "zero": 3},
-    "pp dp": {"pp": 2, "dp": 2, "micro_batch": 1, "zero": 1},
-}
 # The first of each plan; the others are long.
 FIRST = [("mixtral", "one"), ("mixtral", "pp dp"), ("qwen3_moe", "tp"), ("gpt_oss", "cp")]
 CASES = [(model, plan) for model in CONFIGS for plan in PLANS]
@@ -81,12 +66,9 @@ def test_it_equals_the_own_training_of_the_library(
     traces: Callable[[str], Traced], model: str, plan: str, pool: Pool, tmp_path: Path
 ) -> None:
     """Loss, gradients and updated parameters, by the class's own `labels=`."""
-    made = _plan(traces(model), PLANS[plan])
-    write_program(made, tmp_path / "p")
-    data = [_tokens(step) for step in range(STEPS)]
-    steps = [(tokens.numpy(), _labels(tokens).numpy(), RATE) for tokens in data]
-    job = Job(tmp_path / "p", made.mesh.num_devices, steps, 0, asdict(_ONE_STEP), False, 60.0)
-    ranks = pool.run(job)
+    made = planned(traces(model), PLANS[plan])
+    data = [tokens_of(step, VOCAB) for step in range(STEPS)]
+    ranks = ran(made, data, _ONE_STEP, RATE, pool, tmp_path / "p")
     losses, grads, params = _by_the_library(made, data)
     torch.testing.assert_close(ranks[0].losses, losses, rtol=1e-11, atol=0)
     same(assemble(made, ranks, lambda rank: rank.grads, trained=True), grads)
@@ -96,24 +78,7 @@ def test_it_equals_the_own_training_of_the_library(
 def test_backwards_before_the_last_forward_are_refused(traces: Callable[[str], Traced]) -> None:
     for pins, asked in (({"schedule": "1f1b"}, "schedule=1f1b"), ({"chunks": 2}, "chunks=2")):
         with pytest.raises(PlanError, match=f"{asked}: the loss of the model's routers .*=gpipe"):
-            _plan(traces("mixtral"), {"pp": 2, **pins})
-
-
-def _plan(traced: Traced, pins: dict) -> Plan:
-    words = {"micro_batch": 2} | pins
-    ranks = 2 ** sum(axis in words for axis in ("dp", "tp", "pp", "cp"))
-    cluster = parse_cluster(f"cpu:{ranks}")
-    return make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=Pins(**words))
-
-
-def _tokens(step: int) -> Tensor:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randint(0, VOCAB, (ROWS, SEQ), generator=generator)
-
-
-def _labels(tokens: Tensor) -> Tensor:
-    """The token behind each; none behind the last."""
-    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+            planned(traces("mixtral"), {"pp": 2, **pins})
 
 
 def _by_the_library(

@@ -1,0 +1,62 @@
+"""Runs of a plan on full rows of drawn tokens, as the tests of stock classes begin them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from equivalence.pool import Pool
+from equivalence.worker import Job, RankResult
+from torch import Tensor
+
+from meshwright.api.programs import write_program
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.runtime.optimizers.options import OptimizerOptions
+
+SEQ, ROWS, IGNORED = 8, 4, -100
+PLANS = {
+    "one": {"micro_batch": 1},
+    "dp": {"dp": 2, "micro_batch": 1, "zero": 2, "recompute": "all"},
+    "tp": {"tp": 2, "shard_weights": True},
+    "pp": {"pp": 2, "micro_batch": 1},
+    "cp": {"cp": 2},
+    "dp tp": {"dp": 2, "tp": 2, "micro_batch": 1, "zero": 3},
+    "pp dp": {"pp": 2, "dp": 2, "micro_batch": 1, "zero": 1},
+}
+
+
+def planned(traced: Traced, pins: dict) -> Plan:
+    """The plan on as many CPU ranks as the pins have, two on each axis."""
+    words = {"micro_batch": 2} | pins
+    cluster = parse_cluster(f"cpu:{2 ** len(set(words) & {'dp', 'tp', 'pp', 'cp'})}")
+    return make_plan(traced, cluster, seq=SEQ, global_batch=ROWS, pins=Pins(**words))
+
+
+def tokens_of(step: int, vocab: int) -> Tensor:
+    """Ids [ROWS, SEQ]."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, vocab, (ROWS, SEQ), generator=generator)
+
+
+def labels_of(tokens: Tensor) -> Tensor:
+    """The token behind each; none behind the last."""
+    return F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+
+
+def ran(
+    plan: Plan,
+    data: Sequence[Tensor],
+    options: OptimizerOptions,
+    rate: float,
+    pool: Pool,
+    folder: Path,
+) -> list[RankResult]:
+    """What each rank of the plan's program has after a step on each of `data`."""
+    write_program(plan, folder)
+    steps = [(tokens.numpy(), labels_of(tokens).numpy(), rate) for tokens in data]
+    return pool.run(Job(folder, plan.mesh.num_devices, steps, 0, asdict(options), False, 60.0))
