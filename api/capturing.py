@@ -30,24 +30,50 @@ def captured(
 ) -> tuple["Traced", str]:
     """Return the capture of a model, and the key that it is kept under; "" where it is not kept.
 
-    seq: the length of rows for which a model is captured that cannot be for every one; None: such
-    a model is refused. Raises CaptureError for a model that cannot be captured as it stands.
+    seq: the length of rows that the capture must take: a model that cannot be captured for every
+    length is captured for this one; None: such a model is refused. Raises CaptureError for a model
+    that cannot be captured as it stands.
     """
     given = source, dtype, freeze, own_loss
     key = "" if own_loss else kept.capture_key(source, dtype, freeze)
     fixed = kept.hash_of(key, str(seq)) if key and seq else ""
-    for known in (key, fixed):
-        if (traced := _known(known, say)) is not None:
-            return _counted(traced, say), known
-    say(f"tracing {source.name}")
+    every = _known(key, say)
+    if every and takes(every, seq):
+        return _counted(every, say), key
+    if one := _known(fixed, say):
+        return _counted(one, say), fixed
     try:
-        traced = _trace(*given)
+        traced = _taking(every or _of_every_length(given, key, say), seq)
     except SizeError as error:
         if seq is None:
             raise
         key, traced = fixed, _of_one_length(given, seq, error, say)
-    _keep(key, traced, say)
+        _keep(key, traced, say)
     return _counted(traced, say), key
+
+
+def _of_every_length(given: "Given", key: str, say: Say) -> "Traced":
+    say(f"tracing {given[0].name}")
+    traced = _trace(*given)
+    _keep(key, traced, say)
+    return traced
+
+
+def takes(traced: "Traced", seq: int | None) -> bool:
+    """Return whether the forward of a captured model takes rows of `seq` tokens; None: of some."""
+    least, most = traced.lengths
+    return seq is None or (least <= seq and (most is None or seq <= most))
+
+
+def _taking(traced: "Traced", seq: int | None) -> "Traced":
+    """Return a capture, if it takes rows of `seq` tokens; else raise SizeError."""
+    if takes(traced, seq):
+        return traced
+    least, most = traced.lengths
+    raise SizeError(
+        f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
+        "tokens; give one of these, or change what in it depends on the length"
+    )
 
 
 def _counted(traced: "Traced", say: Say) -> "Traced":
@@ -58,19 +84,20 @@ def _counted(traced: "Traced", say: Say) -> "Traced":
 def _of_one_length(given: "Given", seq: int, error: "SizeError", say: Say) -> "Traced":
     """Return a capture whose rows have `seq` tokens and no others.
 
-    Raises the error that refused every length, where that one is refused as well, or is too long.
+    Raises the error that refused every length, where that one is too long, or is refused as well.
     """
     if seq > LONGEST_FIXED:
-        raise type(error)(
+        raise SizeError(
             f"{error}; a plan for one length alone takes at most --seq {LONGEST_FIXED}, given {seq}"
         ) from error
     say(f"sizes cannot be symbols; tracing {given[0].name} for rows of {seq} tokens alone")
     try:
         traced = _trace(*given, seq)
-    except CaptureError:
-        raise error from None
+    except CaptureError as refused:
+        also = "" if str(refused) in str(error) else f"; for {seq} tokens alone: {refused}"
+        raise SizeError(f"{error}{also}") from None
     if (count := len(traced.graph.ops)) > MOST_OPS:
-        raise type(error)(
+        raise SizeError(
             f"{error}; for {seq} tokens alone it has {count:,} ops, a plan takes {MOST_OPS:,}: "
             "give a smaller --seq"
         ) from error

@@ -174,16 +174,6 @@ def check_positions(source: "ModelSource", seq: int) -> None:
         )
 
 
-def check_lengths(traced: "Traced", seq: int) -> None:
-    """Raise PlanError where a model's forward takes no row of `seq` tokens."""
-    least, most = traced.lengths
-    if seq < least or (most is not None and seq > most):
-        raise PlanError(
-            f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
-            "tokens; give one of these, or change what in it depends on the length"
-        )
-
-
 def proven_capture(
     source: "ModelSource", job: Job, say: Say, processes: int = 1
 ) -> tuple["Traced", str]:
@@ -196,7 +186,6 @@ def proven_capture(
     alone = processes == 1 or trust or full
     with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
         traced, key = captured(source, job.dtype, job.freeze, own_loss, say, job.seq)
-        check_lengths(traced, job.seq)
         return proven(source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead)
 
 

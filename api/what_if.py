@@ -1,18 +1,18 @@
 """What-if queries: one model on many clusters, at many sizes, that nobody needs to own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .capturing import takes
 from .demands import Cluster, Job, Say, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
 from .modules import Model, load_model
 from .planning import (
     check_demands,
-    check_lengths,
     check_positions,
     proven_capture,
     searching,
@@ -22,6 +22,8 @@ from .planning import (
 from .plans import Plan
 
 if TYPE_CHECKING:
+    from meshwright.ir.traced import Traced
+    from meshwright.models import ModelSource
     from meshwright.planner.what_if.answers import Answer
     from meshwright.planner.what_if.ask import Search
     from meshwright.planner.what_if.edits import Point
@@ -66,27 +68,45 @@ def what_if(
         check_demands(replace(job, seq=point.seq, global_batch=point.global_batch))
         check_positions(source, point.seq)
 
-    @cache
-    def search_in(dtype: str) -> "Search":
-        of = replace(job, dtype=dtype, seq=asked[0].seq)
-        traced, _ = proven_capture(source, of, say)
-        traced = trained_capture(traced, of, say)
-        for point in asked:
-            check_lengths(traced, point.seq)
+    def searched(traced: "Traced") -> "Search":
         return Search(traced, pins, read, EFFORTS[job.effort], other, at_once)
 
+    searches = _Searches(source, job, say, searched)
+    for point in asked:  # a length that the model does not take loses no answer
+        searches.of(point)
     if least:
         asked.sort(key=lambda point: point.cluster.num_devices)
     found: list[Answer] = []
     for count, point in enumerate(asked, start=1):
         if least and _on_fewer(point, found):
             continue
-        search = search_in(job.dtype or usual_dtype(point.cluster))
         where = f"point {count} of {len(asked)}, {point.cluster.name}"
         say(where)
-        found.append(search.answer(point, partial(_said, say, where)))
+        found.append(searches.of(point).answer(point, partial(_said, say, where)))
         told(found[-1])
     return found
+
+
+@dataclass
+class _Searches:
+    """The searches that answer the points: one for each dtype, and lengths of rows, of a model."""
+
+    source: "ModelSource"
+    job: Job
+    say: Say
+    searched: "Callable[[Traced], Search]"
+    made: "list[tuple[str, Traced, Search]]" = field(default_factory=list)
+
+    def of(self, point: "Point") -> "Search":
+        dtype = self.job.dtype or usual_dtype(point.cluster)
+        for other, traced, search in self.made:
+            if other == dtype and takes(traced, point.seq):
+                return search
+        job = replace(self.job, dtype=dtype, seq=point.seq)
+        traced, _ = proven_capture(self.source, job, self.say)
+        traced = trained_capture(traced, job, self.say)
+        self.made.append((dtype, traced, self.searched(traced)))
+        return self.made[-1][-1]
 
 
 def _on_fewer(point: "Point", found: "list[Answer]") -> bool:

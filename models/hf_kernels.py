@@ -183,21 +183,33 @@ def _wkv(core: RecurrenceCore) -> Scan:
         """RWKV-4's mean of values (Peng et al. 2023, arXiv 2305.13048, equation 16).
 
         time_decay and time_first [C], key and value [B, S, C] -> [B, S, C]. Numerator and
-        denominator are one state [1, 2] a channel, of the tokens before; both by the largest key.
+        denominator are one state [1, 2] a channel, of the tokens before, divided by exp of a peak
+        that moves with the tokens: its own step joins the decay, and the denominator stays near 1.
         """
         _refuse_state(state)
         wide = wide_dtype(key.dtype)
-        k, v = key.to(wide), value.to(wide)
-        k = k - k.detach().amax(1, keepdim=True)
-        both = k.exp().unsqueeze(-1) * torch.stack([v, torch.ones_like(v)], dim=-1)
-        before = F.pad(both, (0, 0, 0, 0, 1, 0))[:, :-1]
-        one, decay = torch.ones_like(k), -time_decay.to(wide).exp() * torch.ones_like(k)
-        past = core(one.unsqueeze(-1), one.unsqueeze(-1), before, decay, one, False)
-        now = (k + time_first.to(wide)).exp()
-        upper, lower = past[..., 0] + now * v, past[..., 1] + now
-        return (upper / lower).to(key.dtype), None
+        k, v, decay = key.to(wide), value.to(wide), time_decay.to(wide).exp()
+        now, one = k + time_first.to(wide), torch.ones_like(k)
+        last = torch.cat([k[:, :1], k[:, :-1]], 1)
+        peak = _peak(last.detach(), decay.detach())
+        seen = F.pad(torch.stack([v, one], -1), (0, 0, 0, 0, 1, 0))[:, :-1]
+        fall = torch.cat([peak[:, :1], peak[:, :-1]], 1) - peak - decay
+        weight = (last - peak).exp().unsqueeze(-1)
+        past = core(one.unsqueeze(-1), one.unsqueeze(-1), weight * seen, fall, one, False)
+        peak = torch.cat([now.detach()[:, :1], peak[:, 1:]], 1)
+        top = torch.maximum(peak, now.detach())
+        old, new = (peak - top).exp().unsqueeze(-1), (now - top).exp().unsqueeze(-1)
+        both = old * past + new * torch.stack([v, one], -1)
+        return (both[..., 0] / both[..., 1]).to(key.dtype), None
 
     return wkv
+
+
+def _peak(last: Tensor, decay: Tensor) -> Tensor:
+    """Return the logarithm of a sum: of exp of each key of `last` so far, less `decay` a token
+    since. last [B, S, C], decay [C] -> [B, S, C]."""
+    since = torch.arange(last.shape[1], device=last.device).unsqueeze(-1) * decay
+    return torch.logcumsumexp(last + since, 1) - since
 
 
 def _bloom_gelu(file: Any) -> type:

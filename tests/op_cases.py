@@ -172,6 +172,7 @@ LISTED: dict[str, OpCase] = {
     "mean.dim": OpCase([X], {"dim": (1,)}),
     "amax": OpCase([X], {"dim": (-1,), "keepdim": True}),
     "_softmax": OpCase([X], {"dim": -1, "half_to_float": False}),
+    "logcumsumexp": OpCase([X], {"dim": 1}),
     "cat": OpCase([X, X + 1], {"tensors": 2, "dim": 1}),
     "slice_backward": OpCase(
         [_random(2, 3, 2)], {"input_sizes": (2, 3, 4), "dim": 2, "start": 1, "end": 3, "step": 1}

@@ -1,4 +1,4 @@
-"""Reductions over dims, and the softmax."""
+"""Reductions over dims, and what keeps the shape and takes one dim as a whole."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def reduced_dims(op: Op, rank: int) -> set[int]:
     return {int(k) % rank for k in listed or range(rank)} if rank else set()
 
 
-def _softmax(op: Op, inputs: list[Value]) -> Rule:
+def _along_one(op: Op, inputs: list[Value]) -> Rule:
     dim = int(op.attr("dim", -1)) % len(op.output.shape)
     return replace(pointwise_rule(op, inputs), fixed=frozenset({f"d{dim}"}))
 
@@ -46,5 +46,6 @@ DEFINITIONS = (
     OpDef("mean", "reduction", _reduction(None)),
     OpDef("mean.dim", "reduction", _reduction(None)),
     OpDef("amax", "reduction", _reduction("max")),
-    OpDef("_softmax", "kernel", _softmax),
+    OpDef("_softmax", "kernel", _along_one),
+    OpDef("logcumsumexp", "kernel", _along_one),
 )

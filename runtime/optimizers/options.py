@@ -16,6 +16,7 @@ STORED = {
 NAMES = tuple(STORED)
 ROUNDINGS = ("nearest", "stochastic")
 MUON_SCALES = ("adamw", "original")
+ROUTER_BIAS_RATE = 1e-3  # of DeepSeek-V3, most of its training
 _KEYS = ("lr_scale", "weight_decay")
 
 
@@ -43,8 +44,8 @@ class OptimizerOptions:
     beta1, beta2, eps: of adamw, lion (no eps), schedule-free and muon's vectors. momentum: of sgd
     and muon; nesterov: of sgd. muon_scale: of a matrix's update, see muon.py. rounding: of weights
     narrower than float32. groups: the first that matches a parameter counts.
-    router_bias_rate: of biases that the load of experts moves; 0: that of DeepSeek-V3. seed: of
-    stochastic rounding.
+    router_bias_rate: of biases that the load of experts moves; 0 holds them. seed: of stochastic
+    rounding.
 
     skip_bad: leave weights and state as they are where the loss or norm is not finite, or spikes;
     else raise BadStepError. All ranks decide alike, as both numbers are the whole model's.
@@ -61,7 +62,7 @@ class OptimizerOptions:
     rounding: str = "nearest"
     clip: float = 1.0
     groups: tuple[Group, ...] = ()
-    router_bias_rate: float = 0.0
+    router_bias_rate: float = ROUTER_BIAS_RATE
     seed: int = 0
     skip_bad: bool = False
 

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..engine.buckets import FlatBucket
 from ..engine.layout import Layout, Param
-from .options import OptimizerOptions
+from .options import ROUTER_BIAS_RATE, OptimizerOptions
 from .rule import Rule, Run
 
 KIND = "router bias"
-RATE = 1e-3  # of DeepSeek-V3, most of its training
 
 
 class WithRouterBiases(Rule):
@@ -59,13 +58,13 @@ class WithRouterBiases(Rule):
 def with_router_biases(rule: Rule, options: OptimizerOptions, layout: Layout) -> Rule:
     """Return a rule that updates the layout's biases of routers too, where it has some.
 
-    Raises ValueError for a rate of none.
+    Raises ValueError for a rate that was asked for, and has no bias to move.
     """
     if any(param.router_bias for param in layout.params):
-        return WithRouterBiases(rule, options.router_bias_rate or RATE)
-    if options.router_bias_rate:
+        return WithRouterBiases(rule, options.router_bias_rate)
+    if options.router_bias_rate not in (0.0, ROUTER_BIAS_RATE):
         raise ValueError(
             f"--router-bias-rate {options.router_bias_rate:g}: the program updates 0 biases of "
-            "routers; plan with --update-router-bias, or give 0"
+            "routers; plan with --update-router-bias, or leave --router-bias-rate out"
         )
     return rule

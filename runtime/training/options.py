@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics.trackers import TRACKERS
-from ..optimizers.options import MUON_SCALES, NAMES, ROUNDINGS, GroupError, group_text, parse_group
+from ..optimizers.options import (
+    MUON_SCALES,
+    NAMES,
+    ROUNDINGS,
+    ROUTER_BIAS_RATE,
+    GroupError,
+    group_text,
+    parse_group,
+)
 from ..own_code import is_named
 from .loss_guard import POLICIES
 from .lr_schedule import SCHEDULES
@@ -111,11 +119,10 @@ class RunOptions:
         "'MATCH:lr_scale=0.5,weight_decay=0'; the first that fits counts; may be given again",
     )
     router_bias_rate: float = _option(
-        0.0,
+        ROUTER_BIAS_RATE,
         "how far a step moves the bias of an expert in its router, where the plan updates them: up "
-        "if fewer tokens than the mean chose it, else down",
+        "if fewer tokens than the mean chose it, else down; 0 holds them",
         low=0.0,
-        shown="0.001",
     )
     rounding: str = _option(
         "",

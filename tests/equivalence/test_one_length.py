@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.api import capturing
-from meshwright.api.capturing import captured
+from meshwright.api.capturing import captured, takes
 from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import CaptureError, SizeError
 from meshwright.ir.plan import Plan
@@ -132,3 +132,32 @@ def test_long_rows_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_says_for_which_length_it_is() -> None:
     plan = mw.plan(SOURCE, cluster="cpu:1", job=mw.Job(SEQ, ROWS, dtype="f32"))
     assert f"captured for rows of {SEQ} tokens alone" in plan.report
+
+
+class Doubling(nn.Module):
+    """Sums over all tokens before, in as many passes as the length has bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h, reach = self.embed(tokens), 1
+        while reach < tokens.shape[1]:
+            h = h + F.pad(h, (0, 0, reach, 0))[:, :-reach]
+            reach *= 2
+        return self.head(torch.tanh(h))
+
+
+@pytest.mark.parametrize("seq", [12, 24, 40])
+def test_a_capture_for_some_lengths_leaves_the_others_to_one_of_their_own(seq: int) -> None:
+    source = ModelSource("doubling", VOCAB, None, Doubling)
+    traced, _ = captured(source, "f64", "", None, lambda _: None, seq)
+    assert takes(traced, seq)
+    prove(Subject("doubling", Doubling, VOCAB, None), traced)
+
+
+def test_what_if_captures_a_model_of_one_length_for_each() -> None:
+    job = mw.Job(SEQ, ROWS, dtype="f32")
+    answers = mw.what_if(SOURCE, clusters=["cpu:1"], job=job, sweeps=["seq=6,8"])
+    assert [a.point.seq for a in answers] == [6, 8] and all(a.step for a in answers)
