@@ -71,6 +71,7 @@ _MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2}
 # What the rule above does not give: fields of classes whose defaults are empty, or fit no other
 # sizes than their own.
 OWN: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"rope_parameters": {
         kind: {"rope_type": "default", "rope_theta": 1e4}
         for kind in ("full_attention", "sliding_attention")
@@ -90,22 +91,33 @@ OWN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"],
     },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "flint": {"mlp_only_layers": [0]},
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": None,
         "intermediate_size": 96, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": _NO_HEADS,
     "hunyuan_v1_moe": _NO_HEADS,
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
     "mamba2": _MAMBA2,
     "ministral": _NO_HEADS,
+    "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "nemotron": _NO_HEADS | {"num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2},
     "reformer": {
         "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [8, 16],
         "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8,
         "feed_forward_size": 96, "is_decoder": True, "num_buckets": 4,
+    },
+    "switch_transformers": {
+        "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+        "router_jitter_noise": 0.0,
     },
     "xmod": {"default_language": "en_XX"},
     "zamba": {

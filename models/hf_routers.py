@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .errors import ModelError
 from .router_load import RouterLoad, balance_loss
@@ -61,9 +62,10 @@ def _with_router_load(
         num_experts: int | None = None,
         top_k: int = 2,
         attention_mask: Tensor | None = None,
+        *more: Any,
     ) -> Any:
-        if not isinstance(gate_logits, tuple) or attention_mask is not None:
-            got = f"{type(gate_logits).__name__}, with attention_mask {attention_mask is not None}"
+        if not isinstance(gate_logits, tuple) or attention_mask is not None or more:
+            got = f"{type(gate_logits).__name__}, attention_mask {attention_mask is not None}"
             raise ModelError(
                 f"{type(model).__name__} makes the loss of its routers of a {got}; a plan knows "
                 "that of the logits of all tokens alone, so set output_router_logits to false"
@@ -102,6 +104,8 @@ def _with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tens
     The number is what the class's own loss has more than the loss of its labels; its gradient that
     of `factor` times what the class returns as `aux_loss`.
     """
+    if "decoder_input_ids" in given:
+        return _with_more(model, given)
     labels = given["input_ids"]
     out = model(**given, labels=labels, use_cache=False)
     sizes = {"vocab_size": model.config.get_text_config(decoder=True).vocab_size}
@@ -110,3 +114,12 @@ def _with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tens
         own = factor * out.aux_loss
         more = own + (more - own).detach()
     return {"logits": out.logits, "router_loss": more}
+
+
+def _with_more(model: Any, given: Given) -> dict[str, Tensor]:
+    """Call an encoder-decoder; return its logits, and what its loss has more than the
+    cross-entropy."""
+    labels = given["decoder_input_ids"]
+    out = model(**given, labels=labels, use_cache=False)
+    own = F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
+    return {"logits": out.logits, "router_loss": out.loss - own}
