@@ -19,6 +19,30 @@ CONFIG = transformers.SwitchTransformersConfig(
     router_bias=True, router_jitter_noise=0.0, dropout_rate=0.0, pad_token_id=0,
     decoder_start_token_id=0, architectures=["SwitchTransformersForConditionalGeneration"],
 )  # fmt: skip
+_SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+PACKED = {
+    "dbrx": transformers.DbrxConfig(
+        vocab_size=64, d_model=16, n_heads=2, n_layers=1, attn_config={"kv_n_heads": 2},
+        ffn_config={
+            "ffn_hidden_size": 24, "hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2,
+        },
+    ),
+    "longcat_flash": transformers.LongcatFlashConfig(  # two of its experts are identities
+        **_SIZES, num_layers=1, ffn_hidden_size=24, q_lora_rank=8, kv_lora_rank=8, head_dim=8,
+        qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_topk=3, n_routed_experts=4,
+        zero_expert_num=2, expert_ffn_hidden_size=12,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_experts_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    PACKED[name].save_pretrained(tmp_path)
+    source = load_model(f"hf:{tmp_path}")
+    traced = trace(source.build, name, "f64", source.vocab_size)
+    assert any(op.target == "mw.expert_linear" for op in traced.graph.ops)
+    assert source.plain
+    prove(Subject(name, source.plain, source.vocab_size, None), traced)
 
 
 def _captured(folder: Path, dtype: str) -> tuple[ModelSource, Traced]:
