@@ -44,7 +44,7 @@ def with_updated_biases(traced: Traced) -> Traced:
         raise CaptureError(
             f"model {graph.name}: 0 of its {len(graph.inputs_of('param'))} parameters are biases "
             "by which a router only chooses: an element for each expert, added to scores of which "
-            "topk takes the indices and nothing else; leave out --update-router-bias"
+            "topk takes the indices and nothing else, and no buffer; leave out --update-router-bias"
         )
     for bias, choices in found.items():
         graph = _trained(graph, bias, choices)
@@ -56,7 +56,22 @@ def with_updated_biases(traced: Traced) -> Traced:
             f"model {graph.name}: the loss depends on nothing that router bias {min(idle)} chooses"
         )
     identity = text_hash(format_graph(graph))
-    return replace(traced, graph=graph, segmented=segmented, joints=joints, graph_hash=identity)
+    said = _said(graph, len(found))
+    return replace(
+        traced,
+        graph=graph,
+        segmented=segmented,
+        joints=joints,
+        graph_hash=identity,
+        warnings=(*traced.warnings, said),
+    )
+
+
+def _said(graph: Graph, count: int) -> str:
+    """Say what is updated, and what is not: a bias in another form may be among these."""
+    others = [item.ref for item in graph.inputs_of("param") if not item.trainable]
+    held = f"; {len(others)} parameters stay as they are, such as {others[0]}" if others else ""
+    return f"{count} biases of routers are updated by how their choices fall{held}"
 
 
 def _choices(graph: Graph, item: Input) -> list[_Choice]:
