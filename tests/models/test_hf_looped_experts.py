@@ -22,7 +22,8 @@ CONFIG = transformers.SwitchTransformersConfig(
 _SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 PACKED = {
     "dbrx": transformers.DbrxConfig(
-        vocab_size=64, d_model=16, n_heads=2, n_layers=1, attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        vocab_size=64, d_model=16, n_heads=2, n_layers=1,
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         ffn_config={
             "ffn_hidden_size": 24, "hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2,
         },
