@@ -221,7 +221,8 @@ def _longest(config: Any) -> int | None:
     names = ("max_position_embeddings", "max_encoder_position_embeddings")
     text = config.get_text_config(decoder=True) if hasattr(config, "vision_config") else config
     stated = (getattr(text, name, None) for name in (*names, "max_decoder_position_embeddings"))
-    return min((length for length in stated if length is not None), default=None)
+    # A class of any length, as XLNet, states -1.
+    return min((length for length in stated if length is not None and length > 0), default=None)
 
 
 def _build(spec: str, config: Any) -> nn.Module:

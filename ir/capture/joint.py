@@ -21,7 +21,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 
 from ..errors import CaptureError, SizeError
 from ..graph import Graph, Input, Op, Value, prune, verify
@@ -247,7 +252,21 @@ def _call_again(op: Op, overload: Any, tensors: list, sizes: dict) -> object:
     keywords: dict[str, object] = {a.name: a.given for a in given if a.keyword}
     for name, value, is_dtype in attributes_of(op):
         keywords[name] = torch_dtype(value) if is_dtype else _concrete(value, sizes)
-    return overload(*(a.given for a in given if not a.keyword), **keywords)
+    again: Callable[..., object] = _put if overload is aten.index_put.default else overload
+    return again(*(a.given for a in given if not a.keyword), **keywords)
+
+
+def _put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """torch's index_put. Where one value takes all places of a mask, its gradient is made without
+    an index of bools, the size of which values decide."""
+    mask = indices[0]
+    masked = len(indices) == 1 and mask is not None and mask.dtype == torch.bool
+    if mask is None or not masked or accumulate or values.dim() > x.dim() - mask.dim():
+        return torch.ops.aten.index_put(x, indices, values, accumulate)
+    whole = mask.reshape(*mask.shape, *(1,) * (x.dim() - mask.dim()))
+    return torch.where(whole, values, x)
 
 
 def _is_dtype(argument: Any, given: object) -> bool:
@@ -351,9 +370,10 @@ def _read(
     sources: dict[str, str] = {}
     for node in nodes:
         if node.op == "call_function":
-            before = len(reader.ops)
+            before, made = len(reader.ops), reader.maker(node)
+            if free_unbacked_symbols(node.meta.get("val")):
+                raise _not_for_every_size(made, "its gradient has a size that values decide")
             reader.call(node)
-            made = reader.maker(node)
             for op in reader.ops[before:]:
                 sources[op.output.name] = made.source if made else ""
     ops = tuple(replace(op, source=sources[op.output.name]) for op in reader.ops)

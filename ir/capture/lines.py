@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 _ROOMS = "ir planner codegen runtime models proof api commands".split()
@@ -22,7 +23,7 @@ _NOT_USER = (
     sysconfig.get_paths()["stdlib"] + os.sep,
 )
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_NOT_MODEL = ("/torch/", "/ir/capture/")
+_NOT_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def lines_of(node: Node) -> list[tuple[str, int]]:
 
 def short_line(path: str, number: int) -> str:
     """Return `models/llama.py:31` of a line of a model; "" of one of torch or of this room."""
-    if any(skip in path for skip in _NOT_MODEL):
+    if path.startswith(_NOT_MODEL):
         return ""
     return f"{'/'.join(path.split('/')[-2:])}:{number}"
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.capture.export import trace
+from meshwright.ir.capture.lines import short_line
 from meshwright.ir.errors import CaptureError
 
 
@@ -69,3 +70,10 @@ def test_torch_records_no_stack_of_a_node_that_has_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.fx.proxy, "CapturedTraceback", Counted)
     graph = trace(lambda: Helped(centred), "helped", "f32", 16).graph
     assert len(asked) < len(graph.ops)
+
+
+def test_a_folder_by_the_name_of_torch_may_hold_a_model() -> None:
+    """As that of an environment may be called."""
+    path = "/envs/torch/lib/python3.12/site-packages/some/modeling.py"
+    assert short_line(path, 7) == "some/modeling.py:7"
+    assert short_line(torch.nn.functional.__file__, 7) == ""

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from equivalence.cases import Case, ModelDraw
 from equivalence.draws import DrawnModel
 from equivalence.law import Court
 from equivalence.pool import Pool
 from odd_model import VOCAB, InPlace, Odd
+from torch import nn
 
 from meshwright.cli import main
 from meshwright.codegen.program import emit
@@ -17,6 +19,7 @@ from meshwright.ir.errors import CaptureError
 from meshwright.ir.ops.registry import named
 from meshwright.ir.plan import Plan
 from meshwright.ir.text.plan_text import format_plan, parse_plan
+from meshwright.proof.prove import Subject, prove
 
 DRAW = ModelDraw("odd", False, 0, 0)
 FORWARD = "stack flip prod.dim_int cumsum topk scatter_add index_put index.Tensor oddlib::cube"
@@ -104,3 +107,25 @@ def test_the_command_refuses_it_without_a_traceback(
     path = str(tmp_path / "plan.txt")
     assert main(["plan", "py:odd_model:build_in_place", *sizes, "-o", path]) == 2
     assert "writes into buffer seen" in capsys.readouterr().err
+
+
+class Marked(nn.Module):
+    """A parameter stands in the places of a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 8), nn.Linear(8, 32)
+        self.mark = nn.Parameter(torch.randn(8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.embed(tokens).clone()
+        h[tokens == 3] = self.mark
+        return self.head(h.tanh())
+
+
+def test_a_parameter_in_the_places_of_a_mask_has_its_gradient_without_an_index() -> None:
+    """An index of bools has a size that values decide, which no plan knows."""
+    traced = trace(Marked, "marked", "f64", 32)
+    targets = {op.target for joint in traced.joints.values() for op in joint.ops}
+    assert "index_put" not in targets and "index.Tensor" not in targets
+    prove(Subject("marked", Marked, 32, None), traced)
