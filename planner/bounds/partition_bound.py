@@ -11,6 +11,7 @@ from itertools import accumulate
 from operator import le
 
 from ..pipeline.partition import MemoryCost, no_memory_cost
+from .each import of_each
 
 INF = float("inf")
 # Shares that bounds may be below what could be proven, and those that are enough.
@@ -38,15 +39,10 @@ class LeastTimes:
         times: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
     ) -> "LeastTimes":
         """times: (forward, backward) by unit and option. price: of overlap, a share."""
-        behind = [*reduce[1:], 0.0]
-        return LeastTimes(
-            [min(f for f, _ in unit) for unit in times],
-            [min(b for _, b in unit) for unit in times],
-            [min(f + b for f, b in unit) for unit in times],
-            [max(f for f, _ in unit) for unit in times],
-            reduce,
-            [price * min(r, *(b for _, b in unit)) for unit, r in zip(times, behind, strict=True)],
-        )
+        forward, backward, both, longest = zip(*of_each(_extremes, times), strict=True)
+        behind = zip((*reduce[1:], 0.0), backward, strict=True)
+        slowed = [price * min(late, us) for late, us in behind]
+        return LeastTimes(forward, backward, both, longest, reduce, slowed)
 
     @cached_property
     def sums(self) -> tuple[list[float], ...]:
@@ -64,6 +60,13 @@ class LeastTimes:
         """Return what a forward and a backward of each unit and those behind it take, apart."""
         apart = [f + b for f, b in zip(self.forward, self.backward, strict=True)]
         return [*accumulate(reversed(apart), initial=0.0)][::-1]
+
+
+def _extremes(times: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
+    """Return the least forward, backward and sum of both under any option, and the longest
+    forward."""
+    forward, backward = zip(*times, strict=True)
+    return min(forward), min(backward), min(f + b for f, b in times), max(forward)
 
 
 def pipeline_bound(
@@ -138,6 +141,7 @@ class _Limits:
     ) -> None:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
         self.extras: dict[tuple[int, int], _Extra] = {}
+        self.asked: dict[tuple[int, int], Callable[[int, float], float]] = {}
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total, self.behind, self.spared = sum(units.both), units.behind, max(units.slowed)
         forward, backward, longest, reduce, slowed, both = units.sums
@@ -156,46 +160,60 @@ class _Limits:
 
     def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
-        first, extra = index, self._extra(stage, index)
+        takes_us, extra = self._takes_us(index, w, stage), self._extra(stage, index)
         while index < len(self.units.both):
-            if self._takes_us(first, index, w, stage, extra.at(index)) > limit:
+            if takes_us(index, extra.at(index)) > limit:
                 break
             index += 1
         return index
 
     def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
         """Return the same, where no memory is short and each unit adds to the time."""
-        first, low, step = index, index, 1
+        takes_us, low, step = self._takes_us(index, w, stage), index, 1
         high = len(self.units.both)
         while low + step < high:  # low units are taken
-            if self._takes_us(first, low + step - 1, w, stage, 0.0) > limit:
+            if takes_us(low + step - 1, 0.0) > limit:
                 high = low + step - 1
                 break
             low, step = low + step, 2 * step
         while low < high:
             middle = (low + high) // 2
-            if self._takes_us(first, middle, w, stage, 0.0) > limit:
+            if takes_us(middle, 0.0) > limit:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _takes_us(self, first: int, last: int, w: int, stage: int, more: float) -> float:
-        """Return the least step with a stage of these units. more: us of them for short memory."""
-        m, stop = self.m, last + 1
-        t = self.both[stop] - self.both[first] + more
-        backward = self.backward[stop] - self.backward[first]
-        steady = (m - w) * t
-        ahead = self.both[first] + self.sends_us[stage]
-        longest = self.longest[stop] - self.longest[first]
-        late = self.total + self.sends_us[-1] + more + steady
-        late += (w - 1) * max(backward, t - longest)
-        last_pass = max(0.0, self.slowed[stop] - (stage + 1) * self.spared)
-        found = max(m * t + ahead, late) + last_pass
-        if m == 1:
-            return found
-        started = self.forward[stop] - self.forward[first] + self.reduce[stop] - self.reduce[first]
-        return max(found, self.behind[stop] + steady + (w - 1) * backward + started)
+    def _takes_us(self, first: int, w: int, stage: int) -> Callable[[int, float], float]:
+        """Return the least step with a stage from a unit up to another one, whose times are longer
+        by us for short memory."""
+        if (first, stage) not in self.asked:
+            self.asked[first, stage] = self._taking_us(first, w, stage)
+        return self.asked[first, stage]
+
+    def _taking_us(self, first: int, w: int, stage: int) -> Callable[[int, float], float]:
+        m, both, backwards, longests = self.m, self.both, self.backward, self.longest
+        forwards, reduces, slowed, behind = self.forward, self.reduce, self.slowed, self.behind
+        both_first, backward_first, longest_first = both[first], backwards[first], longests[first]
+        forward_first, reduce_first = forwards[first], reduces[first]
+        ahead, spared = both_first + self.sends_us[stage], (stage + 1) * self.spared
+        through = self.total + self.sends_us[-1]
+
+        def takes_us(last: int, more: float) -> float:
+            stop = last + 1
+            t = both[stop] - both_first + more
+            backward = backwards[stop] - backward_first
+            steady = (m - w) * t
+            late = through + more + steady
+            late += (w - 1) * max(backward, t - (longests[stop] - longest_first))
+            last_pass = max(0.0, slowed[stop] - spared)
+            found = max(m * t + ahead, late) + last_pass
+            if m == 1:
+                return found
+            started = forwards[stop] - forward_first + reduces[stop] - reduce_first
+            return max(found, behind[stop] + steady + (w - 1) * backward + started)
+
+        return takes_us
 
     def _extra(self, stage: int, first: int) -> "_Extra":
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""

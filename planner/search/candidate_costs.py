@@ -255,7 +255,8 @@ class CandidateCosts:
         key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)
         if key not in self._held:
             layout = self.layout(c)
-            self._held[key] = unit_buckets(layout.instances, layout.buckets, c.zero, set())
+            by_name = {b.name: b for b in layout.buckets}
+            self._held[key] = unit_buckets(layout.instances, by_name, c.zero, set())
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:
