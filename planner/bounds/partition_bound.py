@@ -141,7 +141,7 @@ class _Limits:
     ) -> None:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
         self.extras: dict[tuple[int, int], _Extra] = {}
-        self.asked: dict[tuple[int, int], Callable[[int, float], float]] = {}
+        self.counts = [1] * len(warmups)  # units of each stage at the last limit
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total, self.behind, self.spared = sum(units.both), units.behind, max(units.slowed)
         forward, backward, longest, reduce, slowed, both = units.sums
@@ -160,60 +160,57 @@ class _Limits:
 
     def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
         """The first unit that a stage starting at `index` cannot take."""
-        takes_us, extra = self._takes_us(index, w, stage), self._extra(stage, index)
+        first, extra = index, self._extra(stage, index)
         while index < len(self.units.both):
-            if takes_us(index, extra.at(index)) > limit:
+            if self._takes_us(first, index, w, stage, extra.at(index)) > limit:
                 break
             index += 1
         return index
 
     def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
-        """Return the same, where no memory is short and each unit adds to the time."""
-        takes_us, low, step = self._takes_us(index, w, stage), index, 1
-        high = len(self.units.both)
+        """Return the same, where no memory is short and each unit adds to the time.
+
+        Limits come close to each other, so a stage mostly has as many units as at the last one.
+        """
+        first, low, high = index, index, len(self.units.both)
+        near = index + self.counts[stage]
+        for last in (near - 1, near):
+            if low <= last < high:
+                if self._takes_us(first, last, w, stage, 0.0) > limit:
+                    high = last
+                else:
+                    low = last + 1
+        step = 1
         while low + step < high:  # low units are taken
-            if takes_us(low + step - 1, 0.0) > limit:
+            if self._takes_us(first, low + step - 1, w, stage, 0.0) > limit:
                 high = low + step - 1
                 break
             low, step = low + step, 2 * step
         while low < high:
             middle = (low + high) // 2
-            if takes_us(middle, 0.0) > limit:
+            if self._takes_us(first, middle, w, stage, 0.0) > limit:
                 high = middle
             else:
                 low = middle + 1
+        self.counts[stage] = low - first
         return low
 
-    def _takes_us(self, first: int, w: int, stage: int) -> Callable[[int, float], float]:
-        """Return the least step with a stage from a unit up to another one, whose times are longer
-        by us for short memory."""
-        if (first, stage) not in self.asked:
-            self.asked[first, stage] = self._taking_us(first, w, stage)
-        return self.asked[first, stage]
-
-    def _taking_us(self, first: int, w: int, stage: int) -> Callable[[int, float], float]:
-        m, both, backwards, longests = self.m, self.both, self.backward, self.longest
-        forwards, reduces, slowed, behind = self.forward, self.reduce, self.slowed, self.behind
-        both_first, backward_first, longest_first = both[first], backwards[first], longests[first]
-        forward_first, reduce_first = forwards[first], reduces[first]
-        ahead, spared = both_first + self.sends_us[stage], (stage + 1) * self.spared
-        through = self.total + self.sends_us[-1]
-
-        def takes_us(last: int, more: float) -> float:
-            stop = last + 1
-            t = both[stop] - both_first + more
-            backward = backwards[stop] - backward_first
-            steady = (m - w) * t
-            late = through + more + steady
-            late += (w - 1) * max(backward, t - (longests[stop] - longest_first))
-            last_pass = max(0.0, slowed[stop] - spared)
-            found = max(m * t + ahead, late) + last_pass
-            if m == 1:
-                return found
-            started = forwards[stop] - forward_first + reduces[stop] - reduce_first
-            return max(found, behind[stop] + steady + (w - 1) * backward + started)
-
-        return takes_us
+    def _takes_us(self, first: int, last: int, w: int, stage: int, more: float) -> float:
+        """Return the least step with a stage of these units. more: us of them for short memory."""
+        m, stop = self.m, last + 1
+        t = self.both[stop] - self.both[first] + more
+        backward = self.backward[stop] - self.backward[first]
+        steady = (m - w) * t
+        ahead = self.both[first] + self.sends_us[stage]
+        longest = self.longest[stop] - self.longest[first]
+        late = self.total + self.sends_us[-1] + more + steady
+        late += (w - 1) * max(backward, t - longest)
+        last_pass = max(0.0, self.slowed[stop] - (stage + 1) * self.spared)
+        found = max(m * t + ahead, late) + last_pass
+        if m == 1:
+            return found
+        started = self.forward[stop] - self.forward[first] + self.reduce[stop] - self.reduce[first]
+        return max(found, self.behind[stop] + steady + (w - 1) * backward + started)
 
     def _extra(self, stage: int, first: int) -> "_Extra":
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""

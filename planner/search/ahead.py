@@ -3,24 +3,20 @@
 What is made follows from the problem, the candidate and the step that is enough alone, so that the
 search finds the same whatever the number of processes and whichever is the fastest: a result is
 taken where the search itself would have made the same, else it is left and made anew.
-
-The processes are forked, for they begin with all that the search has kept (memo.py).
 """
 
-import multiprocessing
 import os
-import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from ..pipeline.schedule_table import Listing
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
+from .forked import Forked, can_fork, fork
 from .made import Asked, Made, make
 
 FIRST_S = 1.0  # of a search, before it is worth to start processes
@@ -36,26 +32,30 @@ def usual_processes() -> int:
 
 @dataclass
 class _Process:
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
+    forked: Forked
     given: list[Asked] = field(default_factory=list)
     listings: set[Listing] = field(default_factory=set)  # whose schedules it has made
+
+    @property
+    def pipe(self) -> Connection:
+        return self.forked.pipe
 
 
 @dataclass
 class Ahead:
     """The processes beside a search, started when it has taken a second. count: how many at most;
-    use as a context, whose end stops them."""
+    began: when the search did, by the clock of `time.perf_counter`. Use as a context, whose end
+    stops them."""
 
     costs: CandidateCosts
     limit: float
     count: int
+    began: float = field(default_factory=time.perf_counter)
     made: dict[tuple, Made] = field(default_factory=dict)
     processes: list[_Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.began = time.perf_counter()
-        if self.count == 1 or sys.platform != "linux":  # elsewhere a fork beside threads is unsafe
+        if self.count == 1 or not can_fork():
             self.count = 0
 
     def __enter__(self) -> "Ahead":
@@ -63,9 +63,7 @@ class Ahead:
 
     def __exit__(self, *_: object) -> None:
         for one in self.processes:
-            one.pipe.close()
-            one.process.terminate()
-            one.process.join()
+            one.forked.end()
         self.processes.clear()
 
     def give(self, coming: Iterable[Asked]) -> None:
@@ -106,16 +104,8 @@ class Ahead:
         return bool(self.processes)
 
     def _fork(self) -> _Process:
-        forked = multiprocessing.get_context("fork")
-        ours, theirs = forked.Pipe()
-        inherited = [ours, *(one.pipe for one in self.processes)]
-        given = self.costs, self.limit, theirs, inherited
-        process = forked.Process(target=_serve, args=given, daemon=True)
-        with warnings.catch_warnings():  # of threads, which the child has no use for
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
-        return _Process(process, ours)
+        serve = partial(_serve, self.costs, self.limit)
+        return _Process(fork(serve, [one.pipe for one in self.processes]))
 
     def _send(self, to: _Process, asked: Asked) -> None:
         try:
@@ -151,14 +141,7 @@ def _effort(one: _Process, c: Candidate) -> tuple[bool, bool, int]:
     return bool(one.given), c.listing not in one.listings, len(one.given)
 
 
-def _serve(
-    costs: CandidateCosts, limit: float, pipe: Connection, inherited: list[Connection]
-) -> None:
-    """Answer until the search ends; it alone minds Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in inherited:  # else no end of the search would be seen
-        other.close()
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send(make(costs, limit, pipe.recv()))
+def _serve(costs: CandidateCosts, limit: float, pipe: Connection) -> None:
+    """Answer until the search ends."""
+    while True:
+        pipe.send(make(costs, limit, pipe.recv()))

@@ -46,6 +46,7 @@ from .lp_bound import tighter
 from .made import Asked
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
+from .meshes import make_meshes
 from .pins import Pins, pins_for
 from .problem import Problem
 from .stopping import Stop
@@ -212,7 +213,7 @@ def _explore(
 ) -> _Explored:
     """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
     these placements, which only those on its compute mesh are compared with."""
-    ranked, num_unfit = _ranked(costs, limit, progress, best)
+    ranked, num_unfit = _ranked(costs, limit, progress, best, processes)
     incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     known = {candidate: floor for floor, candidate in ranked}
     found = _Explored(incumbent, known, len(ranked) + num_unfit)
@@ -351,10 +352,15 @@ def _space(costs: CandidateCosts) -> list[Candidate]:
 
 
 def _ranked(
-    costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None
+    costs: CandidateCosts,
+    limit: float,
+    progress: Progress,
+    best: Fitted | None,
+    processes: int,
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
     space = [c for c in _space(costs) if best is None or c.compute == best.candidate.compute]
+    make_meshes(costs, limit, space, processes)
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
         progress(f"placements for {str(mesh) or 'one device'}")
         costs.sharding(mesh)

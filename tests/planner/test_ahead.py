@@ -84,7 +84,7 @@ def test_no_process_is_left_behind(sent, monkeypatch) -> None:
     assert len(started) == 2
     for one in started:
         with pytest.raises(ChildProcessError):  # it was waited for: no zombie
-            os.waitpid(one.process.pid, os.WNOHANG)
+            os.waitpid(one.forked.process.pid, os.WNOHANG)
 
 
 @pytest.mark.parametrize(
