@@ -50,7 +50,7 @@ class Ahead:
     costs: CandidateCosts
     limit: float
     count: int
-    began: float = field(default_factory=time.perf_counter)
+    began: float
     made: dict[tuple, Made] = field(default_factory=dict)
     processes: list[_Process] = field(default_factory=list)
 
@@ -123,8 +123,9 @@ class Ahead:
         for pipe in wait([one.pipe for one in self.processes], seconds):
             sender = next(one for one in self.processes if one.pipe is pipe)
             try:
-                self.made[sender.given[0].key] = sender.pipe.recv()
-                sender.given.pop(0)
+                made = sender.pipe.recv()
+                self.made[sender.given.pop(0).key] = made
+                self.costs.lp_bounds.update(made.relaxed)
             except (EOFError, OSError):
                 self._lose(sender)
 

@@ -14,6 +14,7 @@ the default price of a byte. Where another price made the best plan faster, the 
 placements at that price as well.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,7 +146,8 @@ def search(
     limit = usable_bytes(costs.problem.cluster)
     if overfull(costs.problem):
         raise _unfit(costs, limit, progress, advise, len(_space(costs)))
-    explored = [_explore(costs, limit, progress, stop, processes)]
+    began = time.perf_counter()
+    explored = [_explore(costs, limit, progress, stop, processes, began)]
     first = explored[0].incumbent
     if first.best is None:
         raise _unfit(costs, limit, progress, advise, explored[0].num_candidates)
@@ -154,7 +156,7 @@ def search(
             first.finish()
             if first.priced_by is not costs:
                 first.doing("combinations on its mesh again, with the placements of the best")
-                again = first.priced_by, limit, progress, stop, processes, first.best
+                again = first.priced_by, limit, progress, stop, processes, began, first.best
                 explored.append(_explore(*again))
                 if not stop.at:
                     explored[-1].incumbent.finish()
@@ -209,15 +211,17 @@ def _explore(
     progress: Progress,
     stop: Stop,
     processes: int,
+    began: float,
     best: Fitted | None = None,
 ) -> _Explored:
-    """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
-    these placements, which only those on its compute mesh are compared with."""
+    """Consider candidates, the lowest bound first, until none can be faster than the best. began:
+    when the search did. best: of these placements, which only those on its compute mesh are
+    compared with."""
     ranked, num_unfit = _ranked(costs, limit, progress, best, processes)
     incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     known = {candidate: floor for floor, candidate in ranked}
     found = _Explored(incumbent, known, len(ranked) + num_unfit)
-    with stop.within(incumbent), Ahead(costs, limit, processes) as ahead:
+    with stop.within(incumbent), Ahead(costs, limit, processes, began) as ahead:
         found.left_us = _considered(incumbent, ranked, known, ahead)
         return found
     seen = {loser.candidate for loser in incumbent.losers}
