@@ -43,9 +43,9 @@ class _Process:
 
 @dataclass
 class Ahead:
-    """The processes beside a search, started when it has taken a second. count: how many at most;
-    began: when the search did, by the clock of `time.perf_counter`. Use as a context, whose end
-    stops them."""
+    """The processes beside a search, started when it has taken a second. count: how many at most,
+    the search one of them, later without it. began: when the search did, by the clock of
+    `time.perf_counter`. Use as a context, whose end stops them."""
 
     costs: CandidateCosts
     limit: float
@@ -55,8 +55,7 @@ class Ahead:
     processes: list[_Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.count == 1 or not can_fork():
-            self.count = 0
+        self.count = self.count - 1 if can_fork() else 0
 
     def __enter__(self) -> "Ahead":
         return self

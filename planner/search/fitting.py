@@ -82,9 +82,9 @@ def _fitted(
 
 
 def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
-    """The timeline of a step."""
+    """The timeline of a step, without its events."""
     with costs.memo.clock.layer("simulation"):
-        return simulate(model)
+        return simulate(model, events=False)
 
 
 def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:

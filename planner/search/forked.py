@@ -4,11 +4,14 @@ import multiprocessing
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -46,6 +49,30 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection] = ())
         process.start()
     theirs.close()
     return Forked(process, ours)
+
+
+@contextmanager
+def beside(make: Callable[[], Made], wanted: bool) -> Iterator[Callable[[], Made | None]]:
+    """Make something in a process of its own while what is inside runs; what is given waits for it,
+    and returns None where there is none. wanted: whether to."""
+
+    def serve(pipe: Connection) -> None:
+        pipe.send(make())
+
+    forked = None
+    with suppress(OSError):
+        forked = fork(serve) if wanted and can_fork() else None
+
+    def made() -> Made | None:
+        with suppress(EOFError, OSError):
+            return forked.pipe.recv() if forked else None
+        return None
+
+    try:
+        yield made
+    finally:
+        if forked:
+            forked.end()
 
 
 def _serve(

@@ -34,7 +34,7 @@ from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
 from ..simulate.stage_memory import usable_bytes
-from .ahead import Ahead
+from .ahead import FIRST_S, Ahead
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
@@ -153,13 +153,14 @@ def search(
         raise _unfit(costs, limit, progress, advise, explored[0].num_candidates)
     if not stop.at:
         with stop.within(first):
-            first.finish()
+            alone = processes == 1 or time.perf_counter() - began < FIRST_S
+            first.finish(alone)
             if first.priced_by is not costs:
                 first.doing("combinations on its mesh again, with the placements of the best")
                 again = first.priced_by, limit, progress, stop, processes, began, first.best
                 explored.append(_explore(*again))
                 if not stop.at:
-                    explored[-1].incumbent.finish()
+                    explored[-1].incumbent.finish(alone)
     last = explored[-1].incumbent
     assert last.best is not None
     losers = _merged(x for one in explored for x in one.incumbent.losers)
