@@ -8,7 +8,7 @@ taken where the search itself would have made the same, else it is left and made
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,6 +28,9 @@ def usual_processes() -> int:
     """Return the processes of a search that is not told how many: one a core that it may use."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     return min(cores, MOST)
+
+
+Coming = Callable[[], Iterable[Asked]]  # what the search will soon ask, nearly in that order
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Ahead:
     count: int
     began: float
     made: dict[tuple, Made] = field(default_factory=dict)
+    coming: Coming = tuple
     processes: list[_Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,18 +69,24 @@ class Ahead:
             one.forked.end()
         self.processes.clear()
 
-    def give(self, coming: Iterable[Asked]) -> None:
-        """Give the processes what the search will soon ask."""
+    def give(self, coming: Coming) -> None:
+        """Give the processes what the search will soon ask, and know it."""
+        self.coming = coming
         if not self._started():
             return
         self._receive(0.0)
-        for asked in coming:
+        for asked in self._left():
             free = [one for one in self.processes if len(one.given) < EACH]
             if not free:
                 return
+            c = asked.candidate
+            self._send(min(free, key=lambda one: _effort(one, c)), asked)
+
+    def _left(self) -> Iterator[Asked]:
+        """Yield what is coming that nobody has."""
+        for asked in self.coming():
             if self._served(asked) is None and not self._is_given(asked):
-                c = asked.candidate
-                self._send(min(free, key=lambda one: _effort(one, c)), asked)
+                yield asked
 
     def ask(self, asked: Asked, meanwhile: Callable[[], bool]) -> Made | None:
         """Return what was made of a candidate, once it is ready; None where no process has it, or
@@ -85,8 +95,15 @@ class Ahead:
         meanwhile: does a part of what else there is to do; returns whether there was any.
         """
         while self._is_given(asked):
-            self._receive(0.0 if meanwhile() else None)
+            self._receive(0.0 if meanwhile() or self._make_next() else None)
         return self._served(asked)
+
+    def _make_next(self) -> bool:
+        """Make what is coming next and no process has; return whether there was any."""
+        asked = next(self._left(), None)
+        if asked is not None:
+            self.made[asked.key] = make(self.costs, self.limit, asked)
+        return asked is not None
 
     def _served(self, asked: Asked) -> Made | None:
         known = self.made.get(asked.key)

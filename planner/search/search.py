@@ -252,7 +252,7 @@ def _considered(
             return bound
         if waiting.bound_next(enough_us):
             continue
-        ahead.give(waiting.coming(enough_us))
+        ahead.give(partial(waiting.coming, enough_us))
         bound, candidate, by = waiting.pop()
         count = len(ranked) - len(waiting)
         incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
