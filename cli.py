@@ -1,5 +1,6 @@
 """The command line (`meshwright --help` lists the commands): parser, exit codes and messages."""
 
+import atexit
 import gc
 import os
 import signal
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     # Captures and searches make millions of objects that live; looking through them takes 8%.
     gc.set_threshold(200_000, 20, 20)
+    atexit.register(_leave_objects)
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
@@ -70,6 +72,15 @@ def main(argv: list[str] | None = None) -> int:
         lost = str(interrupt) or "nothing was left half-written"
         print(f"interrupted; {lost}", file=sys.stderr)
         return 143 if isinstance(interrupt, _Terminated) else 130
+
+
+def _leave_objects() -> None:
+    """Look through no objects where the process ends, which takes a second of what tracing made.
+
+    Triton tells of its own that are left then.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 class _Terminated(KeyboardInterrupt):

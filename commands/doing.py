@@ -28,12 +28,12 @@ class Doing:
         self._thread = threading.Thread(target=self._go_on, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._left.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         told = not self.live and self.told == self.text
         if kind is None and self.text and not told and time.monotonic() - self.began > self.every:
             self._close(self.text)
@@ -41,7 +41,10 @@ class Doing:
             print("\r\x1b[K", end="", file=self.stream, flush=True)
 
     def __call__(self, text: str) -> None:
-        """Say what is done from now on."""
+        """Say what is done from now on; the first time starts the thread that goes on saying it,
+        as processes may be forked before."""
+        if not self.text:
+            self._thread.start()
         self.text = text
         self._draw_in_time()
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from operator import le
 
 from ..pipeline.partition import MemoryCost, no_memory_cost
+from .each import of_each
 
 INF = float("inf")
 # Shares that bounds may be below what could be proven, and those that are enough.
@@ -38,15 +39,10 @@ class LeastTimes:
         times: Sequence[Sequence[tuple[float, float]]], reduce: Sequence[float], price: float = 0.0
     ) -> "LeastTimes":
         """times: (forward, backward) by unit and option. price: of overlap, a share."""
-        behind = [*reduce[1:], 0.0]
-        return LeastTimes(
-            [min(f for f, _ in unit) for unit in times],
-            [min(b for _, b in unit) for unit in times],
-            [min(f + b for f, b in unit) for unit in times],
-            [max(f for f, _ in unit) for unit in times],
-            reduce,
-            [price * min(r, *(b for _, b in unit)) for unit, r in zip(times, behind, strict=True)],
-        )
+        forward, backward, both, longest = zip(*of_each(_extremes, times), strict=True)
+        behind = zip((*reduce[1:], 0.0), backward, strict=True)
+        slowed = [price * min(late, us) for late, us in behind]
+        return LeastTimes(forward, backward, both, longest, reduce, slowed)
 
     @cached_property
     def sums(self) -> tuple[list[float], ...]:
@@ -64,6 +60,13 @@ class LeastTimes:
         """Return what a forward and a backward of each unit and those behind it take, apart."""
         apart = [f + b for f, b in zip(self.forward, self.backward, strict=True)]
         return [*accumulate(reversed(apart), initial=0.0)][::-1]
+
+
+def _extremes(times: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
+    """Return the least forward, backward and sum of both under any option, and the longest
+    forward."""
+    forward, backward = zip(*times, strict=True)
+    return min(forward), min(backward), min(f + b for f, b in times), max(forward)
 
 
 def pipeline_bound(
@@ -138,6 +141,7 @@ class _Limits:
     ) -> None:
         self.units, self.m, self.warmups, self.memory = units, m, warmups, memory
         self.extras: dict[tuple[int, int], _Extra] = {}
+        self.counts = [1] * len(warmups)  # units of each stage at the last limit
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
         self.total, self.behind, self.spared = sum(units.both), units.behind, max(units.slowed)
         forward, backward, longest, reduce, slowed, both = units.sums
@@ -164,9 +168,19 @@ class _Limits:
         return index
 
     def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
-        """Return the same, where no memory is short and each unit adds to the time."""
-        first, low, step = index, index, 1
-        high = len(self.units.both)
+        """Return the same, where no memory is short and each unit adds to the time.
+
+        Limits come close to each other, so a stage mostly has as many units as at the last one.
+        """
+        first, low, high = index, index, len(self.units.both)
+        near = index + self.counts[stage]
+        for last in (near - 1, near):
+            if low <= last < high:
+                if self._takes_us(first, last, w, stage, 0.0) > limit:
+                    high = last
+                else:
+                    low = last + 1
+        step = 1
         while low + step < high:  # low units are taken
             if self._takes_us(first, low + step - 1, w, stage, 0.0) > limit:
                 high = low + step - 1
@@ -178,6 +192,7 @@ class _Limits:
                 high = middle
             else:
                 low = middle + 1
+        self.counts[stage] = low - first
         return low
 
     def _takes_us(self, first: int, last: int, w: int, stage: int, more: float) -> float:

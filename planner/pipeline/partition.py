@@ -5,6 +5,7 @@ aside), so the slowest stage decides. A limit v on it is feasible when packing s
 as far as v and memory allow, uses all units: a stage that ends later leaves less for those after.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from math import nextafter
 
@@ -36,7 +37,7 @@ def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> l
 
 def stages_of(starts: Sequence[int], count: int) -> list[int]:
     """The stage of each of `count` units, from the first unit of every stage."""
-    return [sum(index >= start for start in starts[1:]) for index in range(count)]
+    return [bisect_right(starts, index) - 1 for index in range(count)]
 
 
 def check_cuts(text: str, num_stages: int) -> list[int]:

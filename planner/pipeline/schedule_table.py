@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from meshwright.ir.schedule import Schedule
 
+from .computing import Computing, computing_by_rank
 from .critical_path import Waits, waits_of
 from .peak_moments import Moment, peak_moments
 from .schedules import listed, maximin_moments, stage_ranks, stages_held
@@ -49,6 +50,13 @@ class ScheduleTable:
 
     def _waits(self, of: Listing, silent: int) -> Waits:
         return waits_of(self.schedule(of, silent))
+
+    def computing(self, of: Listing) -> tuple[Computing, ...]:
+        """Return the compute actions of every rank."""
+        return self._once(self._computing, of)
+
+    def _computing(self, of: Listing) -> tuple[Computing, ...]:
+        return computing_by_rank(self.schedule(of))
 
     def held(self, of: Listing) -> list[tuple[int, int]]:
         """Return `schedules.most_held` of every stage."""

@@ -3,24 +3,20 @@
 What is made follows from the problem, the candidate and the step that is enough alone, so that the
 search finds the same whatever the number of processes and whichever is the fastest: a result is
 taken where the search itself would have made the same, else it is left and made anew.
-
-The processes are forked, for they begin with all that the search has kept (memo.py).
 """
 
-import multiprocessing
 import os
-import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from ..pipeline.schedule_table import Listing
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
+from .forked import Forked, can_fork, fork
 from .made import Asked, Made, make
 
 FIRST_S = 1.0  # of a search, before it is worth to start processes
@@ -34,52 +30,63 @@ def usual_processes() -> int:
     return min(cores, MOST)
 
 
+Coming = Callable[[], Iterable[Asked]]  # what the search will soon ask, nearly in that order
+
+
 @dataclass
 class _Process:
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
+    forked: Forked
     given: list[Asked] = field(default_factory=list)
     listings: set[Listing] = field(default_factory=set)  # whose schedules it has made
+
+    @property
+    def pipe(self) -> Connection:
+        return self.forked.pipe
 
 
 @dataclass
 class Ahead:
-    """The processes beside a search, started when it has taken a second. count: how many at most;
-    use as a context, whose end stops them."""
+    """The processes beside a search, started when it has taken a second. count: how many at most,
+    the search one of them, later without it. began: when the search did, by the clock of
+    `time.perf_counter`. Use as a context, whose end stops them."""
 
     costs: CandidateCosts
     limit: float
     count: int
+    began: float
     made: dict[tuple, Made] = field(default_factory=dict)
+    coming: Coming = tuple
     processes: list[_Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.began = time.perf_counter()
-        if self.count == 1 or sys.platform != "linux":  # elsewhere a fork beside threads is unsafe
-            self.count = 0
+        self.count = self.count - 1 if can_fork() else 0
 
     def __enter__(self) -> "Ahead":
         return self
 
     def __exit__(self, *_: object) -> None:
         for one in self.processes:
-            one.pipe.close()
-            one.process.terminate()
-            one.process.join()
+            one.forked.end()
         self.processes.clear()
 
-    def give(self, coming: Iterable[Asked]) -> None:
-        """Give the processes what the search will soon ask."""
+    def give(self, coming: Coming) -> None:
+        """Give the processes what the search will soon ask, and know it."""
+        self.coming = coming
         if not self._started():
             return
         self._receive(0.0)
-        for asked in coming:
+        for asked in self._left():
             free = [one for one in self.processes if len(one.given) < EACH]
             if not free:
                 return
+            c = asked.candidate
+            self._send(min(free, key=lambda one: _effort(one, c)), asked)
+
+    def _left(self) -> Iterator[Asked]:
+        """Yield what is coming that nobody has."""
+        for asked in self.coming():
             if self._served(asked) is None and not self._is_given(asked):
-                c = asked.candidate
-                self._send(min(free, key=lambda one: _effort(one, c)), asked)
+                yield asked
 
     def ask(self, asked: Asked, meanwhile: Callable[[], bool]) -> Made | None:
         """Return what was made of a candidate, once it is ready; None where no process has it, or
@@ -88,8 +95,15 @@ class Ahead:
         meanwhile: does a part of what else there is to do; returns whether there was any.
         """
         while self._is_given(asked):
-            self._receive(0.0 if meanwhile() else None)
+            self._receive(0.0 if meanwhile() or self._make_next() else None)
         return self._served(asked)
+
+    def _make_next(self) -> bool:
+        """Make what is coming next and no process has; return whether there was any."""
+        asked = next(self._left(), None)
+        if asked is not None:
+            self.made[asked.key] = make(self.costs, self.limit, asked)
+        return asked is not None
 
     def _served(self, asked: Asked) -> Made | None:
         known = self.made.get(asked.key)
@@ -106,16 +120,8 @@ class Ahead:
         return bool(self.processes)
 
     def _fork(self) -> _Process:
-        forked = multiprocessing.get_context("fork")
-        ours, theirs = forked.Pipe()
-        inherited = [ours, *(one.pipe for one in self.processes)]
-        given = self.costs, self.limit, theirs, inherited
-        process = forked.Process(target=_serve, args=given, daemon=True)
-        with warnings.catch_warnings():  # of threads, which the child has no use for
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
-        return _Process(process, ours)
+        serve = partial(_serve, self.costs, self.limit)
+        return _Process(fork(serve, [one.pipe for one in self.processes]))
 
     def _send(self, to: _Process, asked: Asked) -> None:
         try:
@@ -133,8 +139,9 @@ class Ahead:
         for pipe in wait([one.pipe for one in self.processes], seconds):
             sender = next(one for one in self.processes if one.pipe is pipe)
             try:
-                self.made[sender.given[0].key] = sender.pipe.recv()
-                sender.given.pop(0)
+                made = sender.pipe.recv()
+                self.made[sender.given.pop(0).key] = made
+                self.costs.lp_bounds.update(made.relaxed)
             except (EOFError, OSError):
                 self._lose(sender)
 
@@ -151,14 +158,7 @@ def _effort(one: _Process, c: Candidate) -> tuple[bool, bool, int]:
     return bool(one.given), c.listing not in one.listings, len(one.given)
 
 
-def _serve(
-    costs: CandidateCosts, limit: float, pipe: Connection, inherited: list[Connection]
-) -> None:
-    """Answer until the search ends; it alone minds Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in inherited:  # else no end of the search would be seen
-        other.close()
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send(make(costs, limit, pipe.recv()))
+def _serve(costs: CandidateCosts, limit: float, pipe: Connection) -> None:
+    """Answer until the search ends."""
+    while True:
+        pipe.send(make(costs, limit, pipe.recv()))

@@ -5,7 +5,7 @@ and mesh. Options, buckets and units are kept by what they read (memo.py), so th
 candidates share a few hundred of them.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,16 @@ from .problem import Problem, links_within
 
 
 @dataclass(frozen=True)
+class MeshCosts:
+    """What was made of some compute meshes: placements, and by their keys the proposals and options
+    of pieces."""
+
+    sharded: dict[Mesh, ShardedModel]
+    proposed: dict[tuple[Placed, str], tuple[SavedSet, ...]]
+    options: dict[tuple, list[Option]]
+
+
+@dataclass(frozen=True)
 class CandidateCosts:
     """Costs of the candidates of a problem."""
 
@@ -85,7 +95,7 @@ class CandidateCosts:
         return self.memo.table("works", self.problem.rates, self.problem.seq)
 
     @cached_property
-    def _options(self) -> dict[Hashable, list[Option]]:
+    def _options(self) -> dict[tuple, list[Option]]:
         return self.memo.table("options", self.problem.read_by_options)
 
     @cached_property
@@ -120,6 +130,27 @@ class CandidateCosts:
             with self.memo.clock.layer("placements"):
                 self._sharded[mesh] = self.memo.shared(self._placements(mesh))
         return self._sharded[mesh]
+
+    def is_placed(self, mesh: Mesh) -> bool:
+        """Return whether the placements on a compute mesh are known."""
+        return mesh in self._sharded
+
+    def given(self, meshes: Sequence[Mesh]) -> MeshCosts:
+        """Return what is known of compute meshes."""
+        keys = {self.placed(mesh) for mesh in meshes}
+        return MeshCosts(
+            {mesh: self._sharded[mesh] for mesh in meshes},
+            {key: found for key, found in self.proposed.items() if key[0] in keys},
+            {key: found for key, found in self._options.items() if key[0] in keys},
+        )
+
+    def take(self, made: MeshCosts) -> None:
+        """Know what another process made."""
+        for mesh, sharded in made.sharded.items():
+            self._sharded[mesh] = self.memo.shared(sharded)
+            self.placed(mesh)
+        self.proposed.update(made.proposed)
+        self._options.update(made.options)
 
     def placed(self, mesh: Mesh) -> Placed:
         """Return the key of the placements on a compute mesh."""
@@ -255,7 +286,8 @@ class CandidateCosts:
         key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)
         if key not in self._held:
             layout = self.layout(c)
-            self._held[key] = unit_buckets(layout.instances, layout.buckets, c.zero, set())
+            by_name = {b.name: b for b in layout.buckets}
+            self._held[key] = unit_buckets(layout.instances, by_name, c.zero, set())
         return self._held[key]
 
     def stored_bytes(self, c: Candidate) -> float:

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
-from ..bounds.analytic import OptionTimes, slack_us
+from ..bounds.analytic import OptionTimes, UnitTimes, slack_us
+from ..bounds.each import of_each
 from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
@@ -55,18 +56,23 @@ class CandidateUnits:
         return OptionHulls.of(self.options, self.overlapped)
 
     @cached_property
+    def least_backward_us(self) -> list[float]:
+        """Least backward of each unit in one, without what compute waits for."""
+        return of_each(lambda options: min(u.pass_us("B") for u in options), self.options)
+
+    @cached_property
     def slack_us(self) -> float:
         return slack_us(self.options, self.compute, self.overlapped)
 
     @cached_property
     def least_compute_us(self) -> list[float]:
         """Least forward and backward of each unit without collectives, whatever its option."""
-        return [min(map(sum, times)) for times in self.compute]
+        return of_each(_least_us, self.compute)
 
     @cached_property
     def least_overlapped_us(self) -> list[float]:
         """Least forward and backward of each unit beside its collectives, whatever its option."""
-        return [min(map(sum, times)) for times in self.overlapped]
+        return of_each(_least_us, self.overlapped)
 
     @cached_property
     def least_alone(self) -> LeastTimes:
@@ -124,15 +130,20 @@ class CandidateUnits:
         return tuple(us[hop] for hop in hops)
 
 
+def _least_us(times: UnitTimes) -> float:
+    return min(map(sum, times))
+
+
 def piece_under(piece: str, option: int) -> str:
     """The key of a piece under an option in a table of works."""
     return f"{piece}#{option}"
 
 
-def with_picks(
-    instances: tuple[InstancePlan, ...], picks: Sequence[int]
+def placed_under(
+    instances: tuple[InstancePlan, ...], stages: Sequence[int], picks: Sequence[int]
 ) -> tuple[InstancePlan, ...]:
-    """Instances under the picked options, as a table of works names their pieces."""
+    """Instances on stages, under the picked options, as a table of works names their pieces."""
     return tuple(
-        replace(i, piece=piece_under(i.piece, k)) for i, k in zip(instances, picks, strict=True)
+        InstancePlan(i.name, piece_under(i.piece, k), stage, i.params, i.buckets, i.first_draw)
+        for i, stage, k in zip(instances, stages, picks, strict=True)
     )

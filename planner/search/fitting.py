@@ -31,10 +31,10 @@ from ..simulate.stage_memory import Peak, StageMemory, host_bytes, model_peaks, 
 from ..simulate.step_model import StepModel
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
-from .candidate_units import CandidateUnits, with_picks
+from .candidate_units import CandidateUnits, placed_under
 from .candidates import Candidate
 from .descent import descend
-from .instances import with_stages
+from .instances import on_stages
 from .lp_bound import tightened
 from .pins import Pins
 from .shared_ranks import shared_picks
@@ -82,9 +82,9 @@ def _fitted(
 
 
 def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
-    """The timeline of a step."""
+    """The timeline of a step, without its events."""
     with costs.memo.clock.layer("simulation"):
-        return simulate(model)
+        return simulate(model, events=False)
 
 
 def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
@@ -214,7 +214,7 @@ def _fitting(
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     for placed in options:
         model = step_of(costs, c, *placed)
-        if costs.problem.offloads and not _host_holds(costs, model):
+        if costs.problem.offloads and not _host_holds(costs, c, model):
             continue
         peak = _fullest(costs, c, model).total_bytes
         if peak <= limit_bytes:
@@ -226,17 +226,17 @@ def _fullest(costs: CandidateCosts, c: Candidate, model: StepModel) -> Peak:
     return max(peaks, key=lambda peak: peak.total_bytes)
 
 
-def _host_holds(costs: CandidateCosts, model: StepModel) -> bool:
-    most = usable_host_bytes(costs.problem.cluster)
-    return all(host_bytes(model, rank) <= most for rank in range(len(model.schedule)))
+def _host_holds(costs: CandidateCosts, c: Candidate, model: StepModel) -> bool:
+    most, held = usable_host_bytes(costs.problem.cluster), costs.memo.schedules.held(c.listing)
+    return all(host_bytes(model, rank, held) <= most for rank in range(len(model.schedule)))
 
 
 def step_of(costs: CandidateCosts, c: Candidate, starts: Sequence[int], picks: Picks) -> StepModel:
     """The step under cuts and options."""
     layout = costs.layout(c)
-    picked = with_picks(layout.instances, picks)
-    stages = stages_of(starts, len(picked))
-    instances, buckets = with_stages(picked, layout.buckets, stages)
+    stages = stages_of(starts, len(layout.instances))
+    instances = placed_under(layout.instances, stages, picks)
+    buckets = on_stages(layout.buckets, instances)
     silent = silent_stages(instances, buckets, c.pp * c.chunks)
     schedule = costs.memo.schedules.schedule(c.listing, silent)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)

@@ -6,14 +6,16 @@ outermost; the best one's placements are solved again at other prices of a byte,
 last, the candidates that limit the gap are bounded with more effort.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.mesh import Mesh
 
+from ..bounds.lp import LpBound
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import Fitted, Found, descended, fit, never_fits, polished, reordered
+from .forked import beside
 from .lp_bound import tightened, tighter, weighted_us
 
 INF = float("inf")
@@ -153,8 +155,15 @@ class Incumbent:
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
         self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
 
-    def finish(self) -> None:
-        """Cut anew, try the best with placements at other prices, and polish its cuts."""
+    def finish(self, alone: bool = True) -> None:
+        """Cut anew, try the best with placements at other prices, polish its cuts, and bound what
+        limits the gap. alone: in this process; else such bounds are made beside it."""
+        with beside(self._tightened_early, not alone and self._limits_gap()) as tightened:
+            self._improve()
+            self.costs.lp_bounds.update(tightened() or {})
+        self._tighten()
+
+    def _improve(self) -> None:
         near = self._near()
         for count, fitted in enumerate(near, start=1):
             self.doing(f"other cuts of plan {count} of {len(near)} near the best")
@@ -163,7 +172,6 @@ class Incumbent:
         self._reorder()
         if self.best is not self.finished:
             self._polish()
-        self._tighten()
 
     def _polish(self) -> None:
         """Try the best with placements at other prices, and polish its cuts."""
@@ -194,13 +202,26 @@ class Incumbent:
             for found in ways:
                 self._offer(descended(self.costs, found, self.limit))
 
+    def _tightened_early(self) -> dict[Hashable, LpBound]:
+        """Return LP bounds that `_tighten` asks for if nothing better is found. It says nothing,
+        and changes what is known of candidates: for a process of its own."""
+        self.progress, known = lambda _: None, set(self.costs.lp_bounds)
+        self._tighten()
+        return {key: found for key, found in self.costs.lp_bounds.items() if key not in known}
+
+    def _limits_gap(self) -> bool:
+        """Return whether the least bound is so low that it is made again."""
+        least = min(self.bounds.values(), default=INF)
+        budget = self.costs.problem.budget
+        return budget.max_thorough > 0 and self.best_us > (1 + budget.enough_gap) * least
+
     def _tighten(self) -> None:
         """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
         most, budget = self.best_us, self.costs.problem.budget
         for count in range(budget.max_thorough):
-            c = min(self.bounds, key=lambda c: (self.bounds[c], c), default=None)
-            if c is None or most <= (1 + budget.enough_gap) * self.bounds[c]:
+            if not self._limits_gap():
                 break
+            c = min(self.bounds, key=lambda c: (self.bounds[c], c))
             self.doing(f"bound of {c}, with more effort ({count + 1} of {budget.max_thorough})")
             found = tightened(self.costs, c, self.limit, most, budget.thorough).step_us
             if found <= self.bounds[c]:

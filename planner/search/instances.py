@@ -99,13 +99,15 @@ def instances_of(
     return tuple(instances), make_buckets(tuple(instances), pieces, params, traced.dtype, mesh)
 
 
-def with_stages(
-    instances: tuple[InstancePlan, ...], buckets: tuple[Bucket, ...], stages: Sequence[int]
-) -> tuple[tuple[InstancePlan, ...], tuple[Bucket, ...]]:
-    """The same instances and buckets under other cuts."""
-    placed = tuple(replace(i, stage=s) for i, s in zip(instances, stages, strict=True))
+def on_stages(
+    buckets: tuple[Bucket, ...], instances: tuple[InstancePlan, ...]
+) -> tuple[Bucket, ...]:
+    """The buckets on the stages of the instances that hold them."""
     homes: dict[str, set[int]] = {b.name: set() for b in buckets}
-    for item in placed:
+    for item in instances:
         for name in item.buckets:
             homes[name].add(item.stage)
-    return placed, tuple(replace(b, stages=tuple(sorted(homes[b.name]))) for b in buckets)
+    return tuple(
+        Bucket(b.name, b.dtype, b.numel, tuple(sorted(homes[b.name])), b.entries, b.trainable)
+        for b in buckets
+    )

@@ -177,7 +177,7 @@ class _Kinds:
         self.gathers = any(options[0].gather_us for options in units.options)
         alone = not (self.reduces and self.gathers)  # no gathers among the reductions
         reduce = [options[0].reduce_us if alone else 0.0 for options in units.options]
-        self.slowed, self.unslowed = _slowed(units.options, reduce)
+        self.slowed, self.unslowed = _slowed(units, reduce)
         self.overlaps = units.overlapped != units.compute
 
     def found(self) -> tuple[tuple[Kind, ...], dict[str, float]]:
@@ -256,7 +256,7 @@ class _Kinds:
         return {"F": max(0.0, forward - first), "B": backward, LAST: last}
 
 
-def _slowed(units: Sequence[UnitOptions], reduce: Sequence[float]) -> tuple[list[float], float]:
+def _slowed(units: CandidateUnits, reduce: Sequence[float]) -> tuple[list[float], float]:
     """Return by how much reductions slow each unit in a last backward, whatever its option, and how
     much less the first two units of a stage are slowed, at most. reduce: by unit, in us.
 
@@ -266,10 +266,9 @@ def _slowed(units: Sequence[UnitOptions], reduce: Sequence[float]) -> tuple[list
     before that is left what the time between was too short for. Where compute waits for a copy
     meanwhile, it loses more than the reductions that it then runs without would have slowed it.
     """
-    least = [min(u.pass_us("B") for u in options) for options in units]
-    walls = [
-        (1 + OVERLAP_PRICE) * (us + m[0].blocking_us) for us, m in zip(least, units, strict=True)
-    ]
+    least = units.least_backward_us
+    pairs = zip(least, units.options, strict=True)
+    walls = [(1 + OVERLAP_PRICE) * (us + options[0].blocking_us) for us, options in pairs]
     walls, late = [*walls, 0.0], [*reduce, 0.0, 0.0]
     found, second = [], []
     for index, us in enumerate(least):
@@ -284,7 +283,7 @@ def _most(units: CandidateUnits, way: int) -> float:
     """The most that collectives add to a unit in one direction."""
     return max(
         beside[way] - alone[way]
-        for times in zip(units.compute, units.overlapped, strict=True)
+        for times in set(zip(units.compute, units.overlapped, strict=True))
         for alone, beside in zip(*times, strict=True)
     )
 

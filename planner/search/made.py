@@ -1,7 +1,9 @@
 """What is found of a candidate beside the search that asks for it: bounds, and what fits."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
+from ..bounds.lp import LpBound
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import Found, found_to_fit
@@ -27,11 +29,13 @@ class Made:
     """Result of a process on a candidate.
 
     bound_us: not tightened beyond what is enough. placed: what fits, where that was asked for.
+    relaxed: by their keys, the LP bounds that were found on the way.
     """
 
     asked: Asked
     bound_us: float = 0.0
     placed: Found | None = None
+    relaxed: dict[Hashable, LpBound] = field(default_factory=dict)
 
     def serves(self, asked: Asked) -> bool:
         """Return whether a search that asks this would have made the same."""
@@ -41,7 +45,10 @@ class Made:
 
 def make(costs: CandidateCosts, limit: float, asked: Asked) -> Made:
     """Bound a candidate, or cut it."""
-    c = asked.candidate
+    c, known = asked.candidate, set(costs.lp_bounds)
     if asked.enough_us is None:
-        return Made(asked, placed=found_to_fit(costs, c, limit))
-    return Made(asked, tighter(costs, c, 0.0, asked.enough_us, limit))
+        made = Made(asked, placed=found_to_fit(costs, c, limit))
+    else:
+        made = Made(asked, tighter(costs, c, 0.0, asked.enough_us, limit))
+    new = costs.lp_bounds.keys() - known
+    return replace(made, relaxed={key: costs.lp_bounds[key] for key in new})

@@ -125,9 +125,17 @@ class Problem:
 
     def context_bytes(self, c: Candidate) -> float:
         """Return bytes of a rank that every unit is given: tables, and a step's data."""
-        sizes = {"B": c.micro_batch, "S": self.seq}
-        context = self.traced.segmented.context
-        return context_bytes(context, self._inputs, sizes, c.num_microbatches)
+        key = c.micro_batch, c.num_microbatches
+        if key not in self._contexts:
+            sizes, context = {"B": c.micro_batch, "S": self.seq}, self.traced.segmented.context
+            given = context, self._inputs, sizes, c.num_microbatches
+            self._contexts[key] = context_bytes(*given)
+        return self._contexts[key]
+
+    @cached_property
+    def _contexts(self) -> dict[tuple[int, int], float]:
+        """Return `context_bytes` by rows of a micro-batch and the number of these."""
+        return {}
 
     @cached_property
     def _inputs(self) -> tuple[StepInput, ...]:

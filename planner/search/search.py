@@ -14,6 +14,7 @@ the default price of a byte. Where another price made the best plan faster, the 
 placements at that price as well.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
 from ..simulate.stage_memory import usable_bytes
-from .ahead import Ahead
+from .ahead import FIRST_S, Ahead
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of
@@ -46,6 +47,7 @@ from .lp_bound import tighter
 from .made import Asked
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
+from .meshes import make_meshes
 from .pins import Pins, pins_for
 from .problem import Problem
 from .stopping import Stop
@@ -144,19 +146,21 @@ def search(
     limit = usable_bytes(costs.problem.cluster)
     if overfull(costs.problem):
         raise _unfit(costs, limit, progress, advise, len(_space(costs)))
-    explored = [_explore(costs, limit, progress, stop, processes)]
+    began = time.perf_counter()
+    explored = [_explore(costs, limit, progress, stop, processes, began)]
     first = explored[0].incumbent
     if first.best is None:
         raise _unfit(costs, limit, progress, advise, explored[0].num_candidates)
     if not stop.at:
         with stop.within(first):
-            first.finish()
+            alone = processes == 1 or time.perf_counter() - began < FIRST_S
+            first.finish(alone)
             if first.priced_by is not costs:
                 first.doing("combinations on its mesh again, with the placements of the best")
-                again = first.priced_by, limit, progress, stop, processes, first.best
+                again = first.priced_by, limit, progress, stop, processes, began, first.best
                 explored.append(_explore(*again))
                 if not stop.at:
-                    explored[-1].incumbent.finish()
+                    explored[-1].incumbent.finish(alone)
     last = explored[-1].incumbent
     assert last.best is not None
     losers = _merged(x for one in explored for x in one.incumbent.losers)
@@ -208,15 +212,17 @@ def _explore(
     progress: Progress,
     stop: Stop,
     processes: int,
+    began: float,
     best: Fitted | None = None,
 ) -> _Explored:
-    """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
-    these placements, which only those on its compute mesh are compared with."""
-    ranked, num_unfit = _ranked(costs, limit, progress, best)
+    """Consider candidates, the lowest bound first, until none can be faster than the best. began:
+    when the search did. best: of these placements, which only those on its compute mesh are
+    compared with."""
+    ranked, num_unfit = _ranked(costs, limit, progress, best, processes)
     incumbent = Incumbent(costs, limit, progress, num_unfit, best)
     known = {candidate: floor for floor, candidate in ranked}
     found = _Explored(incumbent, known, len(ranked) + num_unfit)
-    with stop.within(incumbent), Ahead(costs, limit, processes) as ahead:
+    with stop.within(incumbent), Ahead(costs, limit, processes, began) as ahead:
         found.left_us = _considered(incumbent, ranked, known, ahead)
         return found
     seen = {loser.candidate for loser in incumbent.losers}
@@ -246,7 +252,7 @@ def _considered(
             return bound
         if waiting.bound_next(enough_us):
             continue
-        ahead.give(waiting.coming(enough_us))
+        ahead.give(partial(waiting.coming, enough_us))
         bound, candidate, by = waiting.pop()
         count = len(ranked) - len(waiting)
         incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
@@ -351,10 +357,15 @@ def _space(costs: CandidateCosts) -> list[Candidate]:
 
 
 def _ranked(
-    costs: CandidateCosts, limit: float, progress: Progress, best: Fitted | None
+    costs: CandidateCosts,
+    limit: float,
+    progress: Progress,
+    best: Fitted | None,
+    processes: int,
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
     space = [c for c in _space(costs) if best is None or c.compute == best.candidate.compute]
+    make_meshes(costs, limit, space, processes)
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
         progress(f"placements for {str(mesh) or 'one device'}")
         costs.sharding(mesh)

@@ -47,7 +47,7 @@ def _rank_picks(
     stays: bool,
 ) -> dict[int, int] | None:
     units, split = costs.units_of(c), c.schedule in SPLIT
-    actions = costs.memo.schedules.schedule(c.listing)[rank]
+    computing = costs.memo.schedules.computing(c.listing)[rank]
     indices = [index for within in stages.values() for index in within]
     stored = sum(units.options[i][0].owned_bytes for i in indices)
     largest = max(units.options[i][0].bucket_bytes for i in indices)
@@ -79,7 +79,7 @@ def _rank_picks(
         for stage, within in stages.items():  # in the order of `indices`
             start, end = end, end + len(within)
             memories[stage] = memory(stage, picks[start:end])
-        return walk(actions, memories).total_bytes <= free
+        return walk(computing, memories).total_bytes <= free
 
     found = select_along(points, fits, costs.problem.budget)
     return None if found is None else dict(zip(indices, found, strict=True))

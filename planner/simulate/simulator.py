@@ -192,12 +192,15 @@ class _Rank:
             self.fetch(stage, before, microbatch)
 
 
-def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False) -> Timeline:
+def simulate(
+    model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False, events: bool = True
+) -> Timeline:
     """Run the schedule once. Raises PlanError when it deadlocks.
 
-    streams: whether to give the events of collectives and transfers too.
+    streams: whether to give the events of collectives and transfers too. events: whether to give
+    any.
     """
-    run = _Run(model, price, streams)
+    run = _Run(model, price, streams, events)
     position = [0] * len(run.ranks)
     moving = True
     while moving:
@@ -216,8 +219,8 @@ def simulate(model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = 
 class _Run:
     """All ranks, and what is between them. mail: arrival of transfers, by the receive's key."""
 
-    def __init__(self, model: StepModel, price: float, streams: bool) -> None:
-        self.model, self.price = model, price
+    def __init__(self, model: StepModel, price: float, streams: bool, events: bool) -> None:
+        self.model, self.price, self.told = model, price, events
         self.events: list[Event] = []
         log = self.events if streams else None
         self.ranks = [_Rank(number, {}, log) for number in range(len(model.schedule))]
@@ -234,7 +237,8 @@ class _Run:
             start = here.compute
             self._compute(here, action)
             here.finish = here.compute
-            self.events.append(Event(rank, str(action), start, here.compute))
+            if self.told:
+                self.events.append(Event(rank, str(action), start, here.compute))
         elif action.kind.startswith("SEND"):
             self._send(here, action)
         elif action.kind.startswith("RECV"):
@@ -250,7 +254,8 @@ class _Run:
         us = self.model.send_us[min(action.stage, peer)]
         start = max(rank.out.get(key, 0.0), rank.compute)
         rank.out[key] = start + us
-        rank.note(str(action), start, rank.out[key], "transfer")
+        if rank.log is not None:
+            rank.note(str(action), start, rank.out[key], "transfer")
         self.mail[peer, action.kind[-1], action.microbatch] = rank.out[key]
 
     def _compute(self, rank: _Rank, action: Action) -> None:

@@ -7,8 +7,11 @@ I hands to W lives between them. The unit where a stage's F, B, I or W peaks doe
 the rest of the rank holds, so the walk goes over actions alone.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Value
@@ -19,6 +22,7 @@ from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
 
 from ..hardware.cluster import Cluster
+from ..pipeline.computing import Computing, computing_of
 from ..pipeline.schedules import most_held
 from .step_model import (
     IN_TRANSIT,
@@ -108,18 +112,23 @@ class Storage:
         return sum(self.by_kind().values())
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """The peak of a kind of action. live: bytes of its own micro-batch, passing: of the function
-    that is running."""
+    that is running. unit: the name of its unit."""
 
     live_bytes: float
     passing_bytes: float
-    where: str
+    kind: str
+    unit: str
 
     @property
     def total_bytes(self) -> float:
         return self.live_bytes + self.passing_bytes
+
+    @property
+    def where(self) -> str:
+        """Return the action and the unit in words."""
+        return f"{_WORDS[self.kind]} of {self.unit}"
 
 
 @dataclass
@@ -162,13 +171,12 @@ class StageMemory:
     def _hand(self, size: float) -> None:
         """Add what a later unit's I hands over to the I of earlier units, which run after it."""
         if before := self.moments.get("I"):
-            live_bytes = before.live_bytes + size
-            self.moments["I"] = Moment(live_bytes, before.passing_bytes, before.where)
+            self.moments["I"] = before._replace(live_bytes=before.live_bytes + size)
 
     def _see(self, kind: str, live: float, passing: float, unit: Unit) -> None:
         best = self.moments.get(kind)
-        if best is None or live + passing > best.live_bytes + best.passing_bytes:
-            self.moments[kind] = Moment(live, passing, f"{_WORDS[kind]} of {unit.name}")
+        if best is None or live + passing > best[0] + best[1]:
+            self.moments[kind] = Moment(live, passing, kind, unit.name)
 
     def peak(self, held: int, waiting: int) -> Moment:
         """Return the peak, `held` micro-batches between F and B or I, and `waiting` for W."""
@@ -182,7 +190,7 @@ class StageMemory:
         totals = {k: m.total_bytes + max(0.0, beside[k]) for k, m in self.moments.items()}
         kind = max(totals, key=totals.__getitem__)
         moment = self.moments[kind]
-        return replace(moment, live_bytes=moment.live_bytes + max(0.0, beside[kind]))
+        return moment._replace(live_bytes=moment.live_bytes + max(0.0, beside[kind]))
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -207,38 +215,29 @@ def moments(
         stage, kind = stages[action.stage], action.kind
         others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
         moment = stage.moments[kind]
-        peak = replace(moment, live_bytes=others + moment.live_bytes)
+        peak = moment._replace(live_bytes=others + moment.live_bytes)
         others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
         yield action, peak, others
 
 
-def walk(actions: tuple[Action, ...], stages: dict[int, StageMemory]) -> Moment:
+def walk(computing: Computing, stages: dict[int, StageMemory]) -> Moment:
     """Return the peak of a rank's schedule, the first of equals."""
-    changes = {s: _changes(memory) for s, memory in stages.items()}
-    found, most, others = (0.0, actions[0]), -1.0, 0.0
-    for action in actions:
-        if action.kind not in COMPUTE:
-            continue
-        before, total, after = changes[action.stage][action.kind]
-        others += before
-        if others + total > most:
-            found, most = (others, action), others + total
-        others += after
-    beside, action = found
-    moment = stages[action.stage].moments[action.kind]
-    return replace(moment, live_bytes=beside + moment.live_bytes)
+    changes = np.array([_change(stages[stage], kind) for stage, kind in computing.ways])
+    before, total, after = changes.T[:, computing.numbers]
+    others = np.stack((before, after), axis=1).cumsum()[::2]
+    at = int((others + total).argmax())
+    stage, kind = computing.ways[computing.numbers[at]]
+    moment = stages[stage].moments[kind]
+    return moment._replace(live_bytes=float(others[at]) + moment.live_bytes)
 
 
-def _changes(memory: StageMemory) -> dict[str, tuple[float, float, float]]:
-    """Return by kind of action how bytes of other micro-batches change before it, the action's own
-    peak, and how they change after it."""
+def _change(memory: StageMemory, kind: str) -> tuple[float, float, float]:
+    """Return how bytes of other micro-batches change before an action, the action's own peak, and
+    how they change after it."""
     kept, handed = memory.kept_bytes, memory.handed_bytes
-    before = {"F": 0.0, "B": -kept, "I": -kept, "W": -handed}
-    after = {"F": kept, "I": handed}
-    return {
-        kind: (before[kind], moment.total_bytes, after.get(kind, 0.0))
-        for kind, moment in memory.moments.items()
-    }
+    before = {"F": 0.0, "W": -handed}.get(kind, -kept)
+    after = {"F": kept, "I": handed}.get(kind, 0.0)
+    return before, memory.moments[kind].total_bytes, after
 
 
 def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
@@ -250,7 +249,7 @@ def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
 
 def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
     """The peak of a rank; context: bytes given to all."""
-    moment = walk(model.schedule[rank], stage_memories(model, rank))
+    moment = walk(computing_of(model.schedule[rank]), stage_memories(model, rank))
     kinds = storage.by_kind() | {
         "activations": moment.live_bytes,
         "temporaries": moment.passing_bytes,
@@ -259,12 +258,14 @@ def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> 
     return Peak(tuple(kinds.items()), moment.where)
 
 
-def host_bytes(model: StepModel, rank: int) -> float:
-    """Return what a rank offloads at most, if its stages peak at once."""
+def host_bytes(model: StepModel, rank: int, held: Sequence[tuple[int, int]] = ()) -> float:
+    """Return what a rank offloads at most, if its stages peak at once. held: `most_held` of every
+    stage, where it is known."""
     homes = enumerate(zip(model.stages, model.stage_ranks, strict=True))
     away = {s: sum(u.work.away_bytes for u in units) for s, (units, home) in homes if home == rank}
     actions = model.schedule[rank]
-    return sum(most_held(actions, s)[0] * size for s, size in away.items() if size)
+    counts = {s: held[s] if held else most_held(actions, s) for s, size in away.items() if size}
+    return sum(kept * away[s] for s, (kept, _) in counts.items())
 
 
 def model_peaks(

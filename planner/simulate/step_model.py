@@ -6,7 +6,7 @@ A *unit* is a segment instance on its stage: one piece, its buckets, and the col
 ZeRO level makes of them. Built from the plan and the cluster alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -176,6 +176,7 @@ class UnitTable:
     precision: Precision
     known: dict[tuple, Unit] = field(default_factory=dict)
     stored: dict[tuple, "_Stored"] = field(default_factory=dict)
+    refreshed: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def step(
         self,
@@ -215,8 +216,9 @@ class UnitTable:
         for item in instances:
             mine[item.stage].append(item)
         seen: dict[int, set[str]] = {rank: set() for rank in stage_ranks}
+        by_name = {b.name: b for b in buckets}
         return tuple(
-            self.units(found, buckets, seen[rank])
+            self.units(found, by_name, seen[rank])
             for found, rank in zip(mine, stage_ranks, strict=True)
         )
 
@@ -230,7 +232,7 @@ class UnitTable:
     def units(
         self,
         instances: Sequence[InstancePlan],
-        buckets: tuple[Bucket, ...],
+        buckets: Mapping[str, Bucket],
         stored: set[str],
     ) -> tuple[Unit, ...]:
         """The units of one stage. stored: see unit_buckets."""
@@ -321,7 +323,11 @@ class UnitTable:
         """Gathering the updated parameters, where all of them are kept."""
         if self.zero not in (1, 2) or not bucket.trainable:
             return 0.0
-        return self.links.group_us("all_gather", bucket_bytes(bucket), *STORAGE)
+        key = bucket.numel, bucket.dtype
+        if key not in self.refreshed:
+            gathered = "all_gather", bucket_bytes(bucket)
+            self.refreshed[key] = self.links.group_us(*gathered, *STORAGE)
+        return self.refreshed[key]
 
     def _tied_us(self, bucket: Bucket) -> float:
         if not bucket.trainable:
@@ -354,17 +360,17 @@ class UnitBuckets:
 
 
 def unit_buckets(
-    instances: Sequence[InstancePlan], buckets: tuple[Bucket, ...], zero: int, stored: set[str]
+    instances: Sequence[InstancePlan], buckets: Mapping[str, Bucket], zero: int, stored: set[str]
 ) -> list[UnitBuckets]:
     """The buckets of a stage's instances; one that several share is completed by the first.
 
-    stored: names of buckets that earlier stages of the rank hold; this stage's are added.
+    buckets: by name. stored: names of buckets that earlier stages of the rank hold; this stage's
+    are added.
     """
-    by_name = {b.name: b for b in buckets}
     seen: set[str] = set() if zero >= 2 else set(stored)  # 2, 3: every stage reduces
     found = []
     for item in instances:
-        mine = tuple(by_name[name] for name in item.buckets)
+        mine = tuple(buckets[name] for name in item.buckets)
         fresh, owned = (tuple(b for b in mine if b.name not in old) for old in (seen, stored))
         fresh = tuple(b for b in fresh if b.trainable)
         seen.update(item.buckets)
