@@ -1,12 +1,12 @@
 """The command line (`meshwright --help` lists the commands): parser, exit codes and messages."""
 
-import atexit
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from meshwright import __version__
 from meshwright.api.errors import RunFailedError
@@ -35,6 +35,7 @@ from meshwright.commands import (
     what_if,
 )
 from meshwright.commands.parser import Parser
+from meshwright.commands.process_end import end_process
 from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
@@ -53,7 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     # Captures and searches make millions of objects that live; looking through them takes 8%.
     gc.set_threshold(200_000, 20, 20)
-    atexit.register(_leave_objects)
     try:
         with _ended_by_sigterm():
             return arguments.run(arguments) or 0
@@ -74,13 +74,9 @@ def main(argv: list[str] | None = None) -> int:
         return 143 if isinstance(interrupt, _Terminated) else 130
 
 
-def _leave_objects() -> None:
-    """Look through no objects where the process ends, which takes a second of what tracing made.
-
-    Triton tells of its own that are left then.
-    """
-    if "triton" not in sys.modules:
-        gc.freeze()
+def entry() -> NoReturn:
+    """Run a command as a process of its own, which ends with the exit code."""
+    end_process(main())
 
 
 class _Terminated(KeyboardInterrupt):
@@ -119,4 +115,4 @@ def make_parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

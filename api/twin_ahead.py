@@ -85,11 +85,16 @@ def _serve(
     other.close()
     if pipe.poll(BEGIN_S):  # the other end is closed
         return
+    computed = "torch" in sys.modules  # by several threads perhaps, which a fork leaves behind
+    import torch
+
     from meshwright.ir.errors import ProofError
     from meshwright.proof.prove import prove
 
     from .proving import traced_twins
 
+    if computed:
+        torch.set_num_threads(1)
     for subject, twin in traced_twins(source, dtype, own_loss):
         fault = ""
         try:
