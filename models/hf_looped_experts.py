@@ -1,33 +1,42 @@
 """Experts that a stock class goes through in a loop of its own.
 
-The loop goes by which experts any token chose, which no graph can. Where experts are modules, the
-forward of the first one runs once for all tokens in its place, each of its linear layers with the
-weights of all experts. Where their weights are packed, a layer's own words say how: those of DBRX,
-and of LongCat-Flash, some experts of which hand on their tokens as they are (Meituan 2025, arXiv
-2509.01322, section 2.1).
+The loop goes by which experts any token chose, which no graph can. Where their weights are packed,
+all tokens are sent at once, as a layer's own words say: those of DBRX, and of LongCat-Flash, some
+experts of which hand on their tokens as they are (Meituan 2025, arXiv 2509.01322, section 2.1).
+
+Experts that are modules are refused: one that no token of a batch chose has no gradient in PyTorch,
+not zeros, and its optimizer leaves it alone for that step.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .errors import ModelError
 from .experts import ExpertCore
 
-_ARGUMENTS = ["hidden_states", "selected_experts", "routing_weights"]
 _GLU = ("w1", "v1", "w2", "activation_fn")
 _WITH_IDENTITIES = ("num_routed_experts", "identity_expert", "gate_up_proj", "down_proj", "act_fn")
 
 
-def loops_taken_over(model: nn.Module) -> None:
-    """Give our forward to the layers of a model that loop over experts."""
-    for layer in model.modules():
+def take_over_loops(spec: str, model: nn.Module) -> None:
+    """Give our forward to the layers of a model that loop over experts.
+
+    spec: what the user called it. Raises ModelError where experts are modules.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.ModuleDict) and "expert_0" in layer:
+            count = sum(key.startswith("expert_") for key in layer)
+            raise ModelError(
+                f"{spec}: the {count} experts of {name} are modules, in a loop over those "
+                "that tokens chose: PyTorch updates an expert in some steps and leaves it alone in "
+                "others, a plan updates all in each; take a class whose experts are packed"
+            )
         if (forward := _forward_of(layer)) is not None:
             layer.core = core = ExpertCore()
             layer.forward = partial(forward, core)
@@ -35,19 +44,11 @@ def loops_taken_over(model: nn.Module) -> None:
 
 def _forward_of(layer: nn.Module) -> Callable[..., Tensor] | None:
     """Return what takes the place of a layer's forward, but for the core."""
-    if isinstance(layer, nn.ModuleDict):
-        return partial(_of_modules, list(layer.values())) if _loops(layer) else None
     if all(hasattr(layer, name) for name in _WITH_IDENTITIES):
         return partial(_beside_identities, layer)
     if all(hasattr(getattr(layer, "mlp", None), name) for name in _GLU):
         return partial(_of_packed_rows, layer)
     return None
-
-
-def _loops(layer: nn.ModuleDict) -> bool:
-    names = [f"expert_{i}" for i in range(len(layer))]
-    asked = list(inspect.signature(layer.forward).parameters)
-    return bool(names) and list(layer) == names and asked == _ARGUMENTS
 
 
 def _of_packed_rows(
@@ -77,40 +78,3 @@ def _beside_identities(
     y = core(layer.act_fn(gate) * up, layer.down_proj, top_k_index, False)
     y = torch.where((top_k_index < experts).unsqueeze(-1), y, hidden_states.unsqueeze(-2))
     return (y * top_k_weights.unsqueeze(-1)).sum(-2).to(hidden_states.dtype)
-
-
-def _of_modules(
-    experts: list[nn.Module],
-    core: ExpertCore,
-    hidden_states: Tensor,
-    selected_experts: Tensor,
-    routing_weights: Tensor,
-) -> Tensor:
-    """hidden_states [N, I], selected_experts [N, 1, E], 1 for the chosen one, routing_weights
-    [N, 1] -> [N, I]; 0 for a token that no expert takes."""
-    none = selected_experts.sum(-1) == 0
-    ids = torch.where(none, len(experts), selected_experts.argmax(-1))
-    with _of_all(experts, core, ids):
-        y = experts[0](hidden_states)
-    return (y * routing_weights.unsqueeze(-1)).sum(-2).to(hidden_states.dtype)
-
-
-@contextmanager
-def _of_all(experts: list[nn.Module], core: ExpertCore, ids: Tensor) -> Iterator[None]:
-    """Let each linear layer of the first expert use that of the expert in `ids` [N, 1]."""
-    linear = [name for name, part in experts[0].named_modules() if isinstance(part, nn.Linear)]
-    for name in linear:
-        alike = [cast(nn.Linear, expert.get_submodule(name)) for expert in experts]
-        alike[0].forward = partial(_linear, alike, core, ids)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for name in linear:
-            del experts[0].get_submodule(name).forward
-
-
-def _linear(alike: list[nn.Linear], core: ExpertCore, ids: Tensor, x: Tensor) -> Tensor:
-    y: Tensor = core(x, torch.stack([layer.weight for layer in alike]), ids, False)
-    if alike[0].bias is None:
-        return y
-    return y + nn.functional.embedding(ids, torch.stack([layer.bias for layer in alike]))

@@ -31,11 +31,10 @@ from .attention import AttentionCore
 from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
-from .hf_casts import casting_apart
 from .hf_extra import transformers_for
 from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
-from .hf_looped_experts import loops_taken_over
+from .hf_looped_experts import take_over_loops
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
 from .hf_routers import called, router_factor
 from .modes import without_modes
@@ -95,8 +94,7 @@ class HuggingFaceSeq2Seq(nn.Module):
             "attention_mask": (source >= 0).to(torch.int64),
             "decoder_input_ids": tokens.masked_fill(tokens < 0, self.start),
         }
-        casting = nullcontext() if self.router_load is None else casting_apart()
-        with one_document_a_row(), casting:
+        with one_document_a_row():
             return called(self.hf, self.router_load, given, self.router_factor)
 
 
@@ -278,7 +276,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
         model = _built(spec, make, copy.deepcopy(config), options)
     _hold_buffers(model)
     if experts == _EXPERTS:
-        loops_taken_over(model)
+        take_over_loops(spec, model)
     if seq2seq:
         start, pad = start_and_pad(spec, config)
         return HuggingFaceSeq2Seq(model, start, pad, plain=experts != _EXPERTS)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from meshwright.codegen.local import identifier
 from meshwright.ir.capture.lines import short_line
-from meshwright.ir.graph import Graph, Op
+from meshwright.ir.graph import Op
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.plan import Plan
 
@@ -158,10 +158,3 @@ def first_mixed_rows(
                 f"{off:.3g} from those that they have alone."
             )
     return ""
-
-
-def reader_of(graph: Graph, param: str) -> str:
-    """The op that reads a parameter first, with its source line."""
-    value = next(i.value.name for i in graph.inputs_of("param") if i.ref == param)
-    op = next((op for op in graph.ops if value in op.inputs), None)
-    return f"read by {op.target} at {op.source}" if op else "read by no op"

@@ -22,11 +22,12 @@ from meshwright.ir.capture.own_loss import OwnLoss
 from meshwright.ir.capture.ways import parted
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.errors import ProofError
+from meshwright.ir.graph import Graph
 from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
 from .draws import sites_of
-from .locate import first_difference, first_mixed_rows, reader_of
+from .locate import first_difference, first_mixed_rows
 from .module_run import (
     NoNumberError,
     built,
@@ -39,12 +40,14 @@ from .module_run import (
 from .one_rank import Variant, one_rank_plan
 from .outcome import Batch, Outcome, random_batch
 from .program import run_program
-from .rounding import NOISE, compare_rounding
 from .widen import widened
 
 TOLERANCE = 1e-9  # of the largest element, in float64
+NOISE = 3.0  # times the module's own rounding, in the plan's dtype
 # Below this share of the largest gradient of all, a parameter's gradient counts as zero.
 _ZERO = 1e-4
+# The same where both sides round: the norm that errors are at least set in relation to.
+_SMALL = 1e-2
 
 _LENGTHS = (5, 12)
 _MANY = 32  # tokens of a row in the batch of a small model
@@ -170,7 +173,6 @@ def _prove_on(
         longest = _lengths(subject, traced)[1]
         assert longest is not None
         ways += (Variant(1, longest, 1, keeps=True),)
-    untouched: list[set[str]] = []
     for number, variant in enumerate(ways):
         weights = moved_by(origin, moved, number)
         again = variant in ways[:number]
@@ -181,8 +183,7 @@ def _prove_on(
         except NoNumberError:  # of rows of one token: their deviation, what attends to no padding
             trial = replace(trial, alike=False)
             outcomes = trial.outcomes()
-        untouched.append(_compare(trial, *outcomes))
-    _check_touched(trial, set.intersection(*untouched))
+        _compare(trial, *outcomes)
     _check_ways(subject, traced, trial.batch)
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, origin, moved)
@@ -287,52 +288,27 @@ class _Trial:
         )
 
 
-def _compare(trial: _Trial, expected: Outcome, found: Outcome) -> set[str]:
-    """Return the parameters that PyTorch has no gradient of, and the program has zeros of: those
-    of an expert that no token chose, and those that should be frozen."""
+def _compare(trial: _Trial, expected: Outcome, found: Outcome) -> None:
     if not abs(found.loss - expected.loss) <= TOLERANCE * max(1.0, abs(expected.loss)):
         raise ProofError(
             f"{trial}: the captured program's loss is {found.loss:.10g}, the module's "
             f"{expected.loss:.10g}, in float64.{trial.first_difference()} {_advice(trial)}"
         )
     least = _ZERO * max((_size(g) for g in expected.grads.values() if g is not None), default=0.0)
-    untouched = set()
     for name in reversed(list(found.grads)):
-        wanted, own = expected.grads.get(name), found.grads[name]
-        assert own is not None, name
-        if wanted is not None:
-            _compare_gradient(trial, name, wanted, own, least)
-        elif own.any():
-            raise _without_gradient(trial, name)
-        else:
-            untouched.add(name)
-    return untouched
-
-
-def _check_touched(trial: _Trial, untouched: set[str]) -> None:
-    """Refuse a parameter that no trial has a gradient of, unless an op reads it beside one that
-    has: of the experts that a router chooses from, some may have had no token in any trial."""
-    graph = trial.traced.graph
-    names = {item.value.name: item.ref for item in graph.inputs_of("param") if item.trainable}
-    for item in graph.inputs_of("param"):
-        readers = graph.users[item.value.name] if item.ref in untouched else ()
-        beside = {names[name] for op in readers for name in op.inputs if name in names}
-        if item.ref in untouched and beside <= untouched:
-            raise _without_gradient(trial, item.ref)
-
-
-def _without_gradient(trial: _Trial, name: str) -> ProofError:
-    reader = reader_of(trial.traced.graph, name)
-    return ProofError(
-        f"{trial}: parameter {name} has no gradient in PyTorch, and one in the captured "
-        f"program ({reader}); freeze it, or let the loss depend on it"
-    )
+        _compare_gradient(trial, name, expected.grads.get(name), found.grads[name], least)
 
 
 def _compare_gradient(
-    trial: _Trial, name: str, expected: Tensor, found: Tensor, least: float
+    trial: _Trial, name: str, expected: Tensor | None, found: Tensor | None, least: float
 ) -> None:
-    reader = reader_of(trial.traced.graph, name)
+    assert found is not None, name
+    reader = _reader(trial.traced.graph, name)
+    if expected is None:
+        raise ProofError(
+            f"{trial}: parameter {name} has no gradient in PyTorch, and one in the captured "
+            f"program ({reader}); freeze it, or let the loss depend on it"
+        )
     off = float((found - expected).abs().max()) if expected.numel() else 0.0
     if not off <= TOLERANCE * max(_size(expected), least):
         raise ProofError(
@@ -343,6 +319,13 @@ def _compare_gradient(
 
 def _size(gradient: Tensor) -> float:
     return float(gradient.abs().max()) if gradient.numel() else 0.0
+
+
+def _reader(graph: Graph, param: str) -> str:
+    """The op that reads a parameter first, with its source line."""
+    value = next(i.value.name for i in graph.inputs_of("param") if i.ref == param)
+    op = next((op for op in graph.ops if value in op.inputs), None)
+    return f"read by {op.target} at {op.source}" if op else "read by no op"
 
 
 def _advice(trial: _Trial) -> str:
@@ -384,14 +367,10 @@ def _prove_narrow(
     Rounding may tip a choice, such as a router's: what differs on one draw of three alone passes.
     """
     narrow = built(subject.build, torch_dtype(traced.dtype))
-    # A forward may cast a layer for good, as a router of transformers does.
-    kinds = {n: p.dtype for n, p in narrow.named_parameters()}
     faults: list[ProofError] = []
     for seed in _DRAWS:
         try:
-            weights = moved_by(origin, moved, seed)
-            rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
-            _prove_rounding(subject, traced, module, narrow, rounded, seed)
+            _prove_rounding(subject, traced, module, narrow, moved_by(origin, moved, seed), seed)
         except NoNumberError:
             raise
         except ProofError as error:
@@ -407,9 +386,11 @@ def _prove_rounding(
     traced: Traced,
     module: nn.Module,
     narrow: nn.Module,
-    rounded: dict[str, Tensor],
+    weights: dict[str, Tensor],
     seed: int,
 ) -> None:
+    kinds = {n: p.dtype for n, p in narrow.named_parameters()}
+    rounded = {n: w.to(kinds[n]).double() for n, w in weights.items()}
     variant = Variant(3, variants(_lengths(subject, traced))[1].seq, 1, keeps=True)
     batch = _batch(subject, traced, module, variant, seed)
     exact = run_module(module, rounded, batch, subject.name, torch_dtype(traced.dtype))
@@ -424,4 +405,28 @@ def _prove_rounding(
             f"{own.loss:.7g} and {exact.loss:.7g} in float64: further than its own rounding. "
             f"{_UNFOLLOWED} ({subject.name})"
         )
-    compare_rounding(where, traced, epsilon, exact, own, found)
+    _compare_rounding(where, traced, epsilon, exact, own, found)
+
+
+def _compare_rounding(
+    where: str, traced: Traced, epsilon: float, exact: Outcome, own: Outcome, found: Outcome
+) -> None:
+    """Gradients, each by its distance from float64 relative to its size."""
+    norms = {n: float(g.norm()) for n, g in exact.grads.items() if g is not None}
+    least = _SMALL * max(norms.values(), default=0.0) or 1.0  # none where a frozen head is zero
+    sizes = {n: max(norms.get(n, 0.0), least) for n in found.grads}
+    own_off = {n: _distance(own.grads[n], exact.grads[n]) / sizes[n] for n in found.grads}
+    usual = max(sorted(own_off.values())[len(own_off) // 2], epsilon)
+    for name in reversed(list(found.grads)):
+        off = _distance(found.grads[name], exact.grads[name]) / sizes[name]
+        if not off <= NOISE * (own_off[name] + usual):
+            raise ProofError(
+                f"{where}: the gradient of {name} ({_reader(traced.graph, name)}) is {off:.2g} of "
+                f"its size away from float64, the module's own {own_off[name]:.2g}"
+            )
+
+
+def _distance(given: Tensor | None, exact: Tensor | None) -> float:
+    if given is None or exact is None:
+        return 0.0
+    return float((given.double() - exact).norm())
