@@ -1,5 +1,6 @@
 """The capture of a model: made, or taken as it was kept from before."""
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -70,10 +71,14 @@ def _taking(traced: "Traced", seq: int | None) -> "Traced":
     if takes(traced, seq):
         return traced
     least, most = traced.lengths
-    raise SizeError(
+    raise _RangeError(
         f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
         "tokens; give one of these, or change what in it depends on the length"
     )
+
+
+class _RangeError(SizeError):
+    """A capture for every length takes rows of some lengths only."""
 
 
 def _counted(traced: "Traced", say: Say) -> "Traced":
@@ -90,19 +95,26 @@ def _of_one_length(given: "Given", seq: int, error: "SizeError", say: Say) -> "T
         raise SizeError(
             f"{error}; a plan for one length alone takes at most --seq {LONGEST_FIXED}, given {seq}"
         ) from error
-    say(f"sizes cannot be symbols; tracing {given[0].name} for rows of {seq} tokens alone")
+    say(f"tracing {given[0].name} for rows of {seq} tokens alone")
     try:
         traced = _trace(*given, seq)
     except CaptureError as refused:
-        also = "" if str(refused) in str(error) else f"; for {seq} tokens alone: {refused}"
+        same = _without_sizes(refused) in _without_sizes(error)
+        also = "" if same else f"; for {seq} tokens alone: {refused}"
         raise SizeError(f"{error}{also}") from None
     if (count := len(traced.graph.ops)) > MOST_OPS:
         raise SizeError(
             f"{error}; for {seq} tokens alone it has {count:,} ops, a plan takes {MOST_OPS:,}: "
             "give a smaller --seq"
         ) from error
-    said = f"captured for rows of {seq} tokens alone: {error}"
+    ranged = isinstance(error, _RangeError)
+    why = "what is captured for every length leaves these out" if ranged else str(error)
+    said = f"captured for rows of {seq} tokens alone: {why}"
     return replace(traced, warnings=(*traced.warnings, said))
+
+
+def _without_sizes(error: CaptureError) -> str:
+    return re.sub(r"\[\d+, \d+\]", "", str(error))
 
 
 def _trace(

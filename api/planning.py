@@ -186,7 +186,8 @@ def proven_capture(
     alone = processes == 1 or trust or full
     with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
         traced, key = captured(source, job.dtype, job.freeze, own_loss, say, job.seq)
-        return proven(source, traced, own_loss, key, trust=trust, full=full, say=say, ahead=ahead)
+        ways = {"trust": trust, "full": full, "freezes": bool(job.freeze)}
+        return proven(source, traced, own_loss, key, say=say, ahead=ahead, **ways)
 
 
 def trained_capture(traced: "Traced", job: Job, say: Say) -> "Traced":

@@ -35,19 +35,21 @@ def proven(
     full: bool,
     say: "Callable[[str], None]",
     ahead: "TwinAhead | None" = None,
+    freezes: bool = False,
 ) -> tuple["Traced", str]:
     """Prove a capture; return it and what the report says of the proof.
 
     key: that the capture is kept under, "" for none. trust: prove nothing. full: prove the whole
-    module whatever its size. ahead: a process that proves twins meanwhile. Raises ProofError where
-    the capture is wrong, and where it cannot be proven.
+    module whatever its size. ahead: a process that proves twins meanwhile. freezes: whether the
+    capture trains fewer parameters than the module does. Raises ProofError where the capture is
+    wrong, and where it cannot be proven.
     """
     if trust:
         return replace(traced, warnings=(*traced.warnings, TRUSTED)), TRUSTED
     name = kept.proof_key(key, full) if key else ""
     said = kept.known("proofs", name) if name else ""
     if not said:
-        said = _prove(source, traced, own_loss, full, say, ahead)
+        said = _prove(source, traced, own_loss, full, say, ahead, freezes)
         if name:
             kept.remember("proofs", name, said)
     return traced, said
@@ -60,12 +62,14 @@ def _prove(
     full: bool,
     say: "Callable[[str], None]",
     ahead: "TwinAhead | None",
+    freezes: bool,
 ) -> str:
     from meshwright.ir.errors import ProofError
     from meshwright.proof.prove import Subject, parameter_bytes, prove
 
     size = parameter_bytes(traced)
-    subject = Subject(source.name, _plain(source), source.vocab_size, source.max_seq, own_loss)
+    sizes = source.vocab_size, source.max_seq
+    subject = Subject(source.name, _plain(source), *sizes, own_loss, freezes)
     if full or size <= WITH_TWIN_BYTES:
         say(f"proving the capture of {source.name} against the module")
         prove(subject, traced)

@@ -44,7 +44,7 @@ def take_over_loops(spec: str, model: nn.Module) -> None:
 
 def _forward_of(layer: nn.Module) -> Callable[..., Tensor] | None:
     """Return what takes the place of a layer's forward, but for the core."""
-    if all(hasattr(layer, name) for name in _WITH_IDENTITIES):
+    if all(getattr(layer, name, None) is not None for name in _WITH_IDENTITIES):
         return partial(_beside_identities, layer)
     if all(hasattr(getattr(layer, "mlp", None), name) for name in _GLU):
         return partial(_of_packed_rows, layer)

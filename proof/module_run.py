@@ -37,6 +37,8 @@ class Widened(TorchFunctionMode):
     ) -> Any:
         if func in CONSTANT_MAKERS and self.plan_dtype != torch.float64:
             return self._constant(func, args, kwargs or {})
+        if func is Tensor.__setitem__ and isinstance(args[-1], float):
+            args = (*args[:-1], torch.tensor(args[-1], dtype=self.plan_dtype).item())
         func = Tensor.double if func in _CASTS else func
         if func is F.rms_norm:
             epsilon = torch.finfo(self.forward_default).eps

@@ -86,13 +86,17 @@ def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Vari
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is proven: its name, how to build it, its sizes, and a loss of its own."""
+    """The model that is proven: its name, how to build it, its sizes, and a loss of its own.
+
+    freezes: whether the capture trains fewer parameters than the module does.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     vocab_size: int
     max_seq: int | None
     own_loss: OwnLoss | None = None
+    freezes: bool = False
 
 
 def parameter_bytes(traced: Traced) -> int:
@@ -297,6 +301,19 @@ def _compare(trial: _Trial, expected: Outcome, found: Outcome) -> None:
     least = _ZERO * max((_size(g) for g in expected.grads.values() if g is not None), default=0.0)
     for name in reversed(list(found.grads)):
         _compare_gradient(trial, name, expected.grads.get(name), found.grads[name], least)
+    if not trial.subject.freezes:
+        _check_left_out(trial, expected, found)
+
+
+def _check_left_out(trial: _Trial, expected: Outcome, found: Outcome) -> None:
+    """Refuse a parameter that PyTorch trains and the program does not."""
+    for name, gradient in expected.grads.items():
+        if name not in found.grads and gradient is not None and gradient.any():
+            raise ProofError(
+                f"{trial}: parameter {name} has a gradient in PyTorch, and none in the captured "
+                "program: say in the module's __init__ what is trained, by requires_grad, and "
+                "change it in no forward"
+            )
 
 
 def _compare_gradient(

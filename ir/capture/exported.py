@@ -190,8 +190,8 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool, fixed
     except Exception as error:
         with quiet():
             fails_anyway = _fails_anyway(module, given, error)
-        if fails_anyway:
-            raise CaptureError(
+        if fails_anyway:  # on other sizes it may not
+            raise SizeError(
                 f"model {name}: its forward fails on tokens {list(given[0].shape)}: "
                 f"{_said_of(error)}"
             ) from error

@@ -157,6 +157,28 @@ def test_a_capture_for_some_lengths_leaves_the_others_to_one_of_their_own(seq: i
     prove(Subject("doubling", Doubling, VOCAB, None), traced)
 
 
+class Fours(nn.Module):
+    """Rows of a multiple of four tokens, unlike those that are tried first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] % 4:
+            raise ValueError("a multiple of 4 tokens, please")
+        return self.head(self.embed(tokens).tanh())
+
+
+def test_a_length_that_a_module_takes_is_tried() -> None:
+    source = ModelSource("fours", VOCAB, None, Fours)
+    traced, _ = captured(source, "f64", "", None, lambda _: None, 8)
+    assert traced.lengths == (8, 8)
+    with pytest.raises(SizeError, match="a multiple of 4") as caught:
+        captured(source, "f64", "", None, lambda _: None, 9)
+    assert "for 9 tokens alone" not in str(caught.value)  # the same reason, said once
+
+
 def test_what_if_captures_a_model_of_one_length_for_each() -> None:
     job = mw.Job(SEQ, ROWS, dtype="f32")
     answers = mw.what_if(SOURCE, clusters=["cpu:1"], job=job, sweeps=["seq=6,8"])

@@ -31,6 +31,8 @@ REFUSED = {
     "mapped": "is no op that a graph can hold",
     "capacity_over_the_batch": r"cumsum at .*zoo\w*.py:\d+ gives a row what other rows hold",
     "buffer_of_a_weight": "buffer first holds what was computed from a parameter",
+    "unfreezes_in_forward": "weight has a gradient in PyTorch, and none in the captured program",
+    "freezes_in_forward": "weight has no gradient in PyTorch, and one in the captured program",
     "batch_norm": "writes into buffer norm.num_batches_tracked",
     "counting_buffer": "writes into buffer count",
     "batch_mean": r"mean.dim at .*zoo\w*.py:\d+ makes one value of all rows",
@@ -120,7 +122,14 @@ def test_is_proven(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f64"])
 @pytest.mark.parametrize(
-    "name", ["narrow_parts", "made_of_numbers", "logarithms_of_sizes", "values_of_another_size"]
+    "name",
+    [
+        "narrow_parts",
+        "made_of_numbers",
+        "logarithms_of_sizes",
+        "values_of_another_size",
+        "numbers_in_places",
+    ],
 )
 def test_narrow_casts_and_numbers_are_proven_in_every_dtype(name: str, dtype: str) -> None:
     _prove(name, dtype)

@@ -424,3 +424,23 @@ def _table(count):
 @plain
 def cached_for_ever(self, h):
     return self.proj(h) * _table(DIM)
+
+
+def _frozen_weight(self):
+    self.weight = nn.Parameter(torch.randn(DIM), requires_grad=False)
+
+
+@with_parts(_frozen_weight)
+def unfreezes_in_forward(self, h):
+    self.weight.requires_grad_(True)
+    return h + self.proj(h) * self.weight
+
+
+def _trained_weight(self):
+    self.weight = nn.Parameter(torch.randn(DIM))
+
+
+@with_parts(_trained_weight)
+def freezes_in_forward(self, h):
+    self.weight.requires_grad_(False)
+    return h + torch.stack([self.proj(h), self.weight.expand_as(h)]).sum(0)

@@ -157,3 +157,12 @@ def places_by_values(self, h):
 @plain
 def length_by_values(self, h):
     return self.proj(h)[:, : (h[0, 0] > 0).sum().item()].sum(1, keepdim=True) + h
+
+
+@plain
+def numbers_in_places(self, h):
+    """Of numbers that neither float32 nor bfloat16 holds."""
+    y = self.proj(h).clone()
+    y[h[..., 0] > 0.3] = 0.1
+    y[:, :1] = 0.7
+    return y + h
