@@ -120,6 +120,11 @@ def exported_for(module: Logits, name: str, seq: int | None = None) -> Exported:
                 found = _exported(module, name, lengths, asserts, seq is not None)
             least, most = _within_tables(found, module, name)
             longer = sum(image_sizes(module.module, name).get("places", ()))  # than its image
+            if seq is not None and seq <= longer:
+                raise SizeError(
+                    f"model {name}: an image takes {longer} tokens of a row, of {seq}; a row has "
+                    "one more at least"
+                )
             if seq is not None:
                 return found
             return replace(found, lengths=(max(least, longer + 1), most))
