@@ -4,13 +4,12 @@ Which twin stands for a model is known once the model is traced; mostly it is on
 trace. So these are proven in advance, and the verdict is taken of the first that does stand for it.
 """
 
-import multiprocessing
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -51,38 +50,21 @@ def twin_ahead(
 ) -> Iterator[TwinAhead | None]:
     """Prove twins beside what runs in this context, whose end stops it; None where a process is
     not to be forked: beside threads of Python, and on other systems than Linux."""
-    if sys.platform != "linux" or threading.active_count() > 1:
-        yield None
-        return
-    forked = multiprocessing.get_context("fork")
-    ours, theirs = forked.Pipe()
-    given = source, dtype, own_loss, theirs, ours
-    process = forked.Process(target=_serve, args=given, daemon=True)
+    from meshwright.planner.search.forked import can_fork, fork
+
+    forked = None
+    with suppress(OSError):  # no memory, or no more processes allowed
+        if can_fork() and threading.active_count() == 1:
+            forked = fork(partial(_serve, source, dtype, own_loss))
     try:
-        process.start()
-    except OSError:  # no memory, or no more processes allowed
-        yield None
-        return
-    theirs.close()
-    try:
-        yield TwinAhead(ours)
+        yield TwinAhead(forked.pipe) if forked else None
     finally:
-        ours.close()
-        process.terminate()
-        process.join()
+        if forked:
+            forked.end()
 
 
-def _serve(
-    source: "ModelSource",
-    dtype: str,
-    own_loss: "OwnLoss | None",
-    pipe: Connection,
-    other: Connection,
-) -> None:
-    """Send verdicts until this process is stopped; it alone does not mind Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    other.close()
+def _serve(source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", pipe: Connection) -> None:
+    """Send verdicts until this process is stopped."""
     if pipe.poll(BEGIN_S):  # the other end is closed
         return
     computed = "torch" in sys.modules  # by several threads perhaps, which a fork leaves behind
@@ -103,7 +85,4 @@ def _serve(
             fault = str(error)
         except Exception:  # whoever asks for the twin meets it, and says it
             return
-        try:
-            pipe.send(Verdict(twin, fault))
-        except OSError:
-            return
+        pipe.send(Verdict(twin, fault))

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .errors import ModelError
 from .router_load import RouterLoad, balance_loss
@@ -104,8 +103,6 @@ def _with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tens
     The number is what the class's own loss has more than the loss of its labels; its gradient that
     of `factor` times what the class returns as `aux_loss`.
     """
-    if "decoder_input_ids" in given:
-        return _with_more(model, given)
     labels = given["input_ids"]
     out = model(**given, labels=labels, use_cache=False)
     sizes = {"vocab_size": model.config.get_text_config(decoder=True).vocab_size}
@@ -114,12 +111,3 @@ def _with_router_loss(model: Any, given: Given, factor: float) -> dict[str, Tens
         own = factor * out.aux_loss
         more = own + (more - own).detach()
     return {"logits": out.logits, "router_loss": more}
-
-
-def _with_more(model: Any, given: Given) -> dict[str, Tensor]:
-    """Call an encoder-decoder; return its logits, and what its loss has more than the
-    cross-entropy."""
-    labels = given["decoder_input_ids"]
-    out = model(**given, labels=labels, use_cache=False)
-    own = F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
-    return {"logits": out.logits, "router_loss": out.loss - own}

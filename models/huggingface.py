@@ -80,22 +80,19 @@ class HuggingFaceSeq2Seq(nn.Module):
     attends to.
     """
 
-    def __init__(self, hf: nn.Module, start: int, pad: int, plain: bool = True) -> None:
+    def __init__(self, hf: nn.Module, start: int, pad: int) -> None:
         super().__init__()
         self.hf, self.start, self.pad = hf, start, pad
-        self.router_load = None if plain else RouterLoad()
-        self.router_factor = router_factor(hf)
 
-    def forward(self, tokens: Tensor, source: Tensor) -> Tensor | dict[str, Tensor]:
-        """tokens, source, int64 [B, S], negative where nothing stands -> logits [B, S, V]; with
-        the load or the loss of its routers where the class makes a loss of them."""
-        given = {
-            "input_ids": source.masked_fill(source < 0, self.pad),
-            "attention_mask": (source >= 0).to(torch.int64),
-            "decoder_input_ids": tokens.masked_fill(tokens < 0, self.start),
-        }
+    def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
+        """tokens, source, int64 [B, S], negative where nothing stands -> logits [B, S, V]."""
         with one_document_a_row():
-            return called(self.hf, self.router_load, given, self.router_factor)
+            return self.hf(
+                input_ids=source.masked_fill(source < 0, self.pad),
+                attention_mask=(source >= 0).to(torch.int64),
+                decoder_input_ids=tokens.masked_fill(tokens < 0, self.start),
+                use_cache=False,
+            ).logits
 
 
 def hugging_face_source(spec: str, folder: Path) -> ModelSource:
@@ -174,6 +171,21 @@ def _check(spec: str, config: Any) -> None:
         raise ModelError(
             f"{spec}: {config.model_type} is no causal language model of transformers, and no "
             "encoder-decoder of text"
+        )
+    if is_seq2seq(spec, config):
+        _check_router(spec, config)
+        _check_router(spec, config.get_text_config(decoder=True))
+
+
+def _check_router(spec: str, config: Any) -> None:
+    """Raise ModelError where the class adds a loss of its routers to that of its labels."""
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    factor = next((getattr(config, n) for n in names if getattr(config, n, None)), 0.0)
+    if factor and getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{spec}: its config has output_router_logits = true, so that its class adds {factor:g}"
+            " times a loss of how all tokens of a batch are routed; a plan knows that of models "
+            "without an encoder of text, so set it to false"
         )
 
 
@@ -278,8 +290,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     if experts == _EXPERTS:
         take_over_loops(spec, model)
     if seq2seq:
-        start, pad = start_and_pad(spec, config)
-        return HuggingFaceSeq2Seq(model, start, pad, plain=experts != _EXPERTS)
+        return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
     if images:
         return image_text(spec, config, model, plain=experts != _EXPERTS)
     # With one the library reads the tokens, to warn of padding without a mask: there are none on

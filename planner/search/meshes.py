@@ -22,8 +22,11 @@ Job = tuple[Mesh, list[Candidate]]  # a compute mesh, and the candidates on it
 def make_meshes(
     costs: CandidateCosts, limit: float, space: Sequence[Candidate], processes: int
 ) -> None:
-    """Solve the placements of candidates and price the options that their floors read, by so many
-    processes with this one, where there is work for several."""
+    """Solve the placements of all candidates, and price the options that their lower bounds need.
+
+    processes: at most so many share the meshes out, this one among them. Makes nothing where fewer
+    than two meshes are left to place: the search makes those itself.
+    """
     by_mesh: dict[Mesh, list[Candidate]] = {}
     for c in space:
         by_mesh.setdefault(c.compute, []).append(c)

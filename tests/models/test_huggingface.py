@@ -260,6 +260,18 @@ def test_a_config_of_another_model_is_refused(name, folder, tmp_path):
     assert all(part in message for part in (*said, str(path), "TOML", "hf:")), message
 
 
+def test_a_loss_of_routers_of_an_encoder_decoder_is_refused(tmp_path):
+    for given in ({"output_router_logits": True}, {}):
+        classes = ["SwitchTransformersForConditionalGeneration"]
+        config = transformers.SwitchTransformersConfig(**given, architectures=classes)
+        config.router_aux_loss_coef = 0.001
+        config.save_pretrained(tmp_path)
+        if given:
+            with pytest.raises(ModelError, match=r"adds 0\.001 times a loss of how all tokens"):
+                load_model(f"hf:{tmp_path}")
+    assert load_model(f"hf:{tmp_path}").vocab_size == config.vocab_size
+
+
 def test_a_class_gives_the_load_of_its_routers_where_it_makes_a_loss_of_them(tmp_path):
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
