@@ -205,27 +205,31 @@ def _predicted(plan: Path, row: dict) -> dict:
 # M = 16384 rows, then (K, N), with the h200 catalogue's reading in Tflop/s (2026-11-20).
 _SHAPES = {(4096, 12288): 777, (4096, 4096): 664, (4096, 22016): 691, (11008, 4096): 642}
 _COPY_GB_S = 4244
-_WARM_S = 2.0
+_WARM_S, _READ_S = 2.0, 0.8
+# Of the time between matmuls, what kernels take that wait for memory: a quarter of a step of a 7B.
+_BETWEEN = 0.25
 
 
 def _reference(device: torch.device) -> dict:
     """This card's rates over the catalogue's: matmuls and copies; over ranks an all-gather.
 
-    Read after _WARM_S of matmuls: a cool card runs up to 8% faster than in a step.
+    Read after _WARM_S of matmuls: a cool card runs up to 8% faster than in a step. Matmuls are read
+    between copies, as a step has them: without these its power limits the card, which then runs 4
+    to 7% slower than in a step (H200).
     """
+    x = torch.randn(2**30, device=device)
+    y = torch.empty_like(x)
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    _stream(a, a, lambda: None, _WARM_S)
     shares = []
-    x = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    started = time.perf_counter()
-    while time.perf_counter() - started < _WARM_S:
-        x @ x
-        torch.cuda.synchronize()
     for (k, n), tflops in _SHAPES.items():
         a = torch.randn(16384, k, device=device, dtype=torch.bfloat16)
         b = torch.randn(k, n, device=device, dtype=torch.bfloat16)
-        rate = 2 * 16384 * k * n / _median_s(lambda a=a, b=b: a @ b) / 1e12  # type: ignore[misc]
-        shares.append(rate / tflops)
-    x = torch.randn(2**30, device=device)
-    y = torch.empty_like(x)
+        flops = 2 * 16384 * k * n
+        between_s = flops / tflops / 1e12 * _BETWEEN / (1 - _BETWEEN)
+        part = min(x.numel(), int(between_s * _COPY_GB_S * 1e9 / 8))
+        took = _stream(a, b, lambda n=part: y[:n].copy_(x[:n]), _READ_S)  # type: ignore[misc]
+        shares.append(flops / took / 1e12 / tflops)
     copy = 2 * x.numel() * 4 / _median_s(lambda: y.copy_(x)) / 1e9 / _COPY_GB_S
     row = {
         "what": "reference",
@@ -238,6 +242,23 @@ def _reference(device: torch.device) -> dict:
         gather = _median_s(lambda: dist.all_gather_into_tensor(whole, part))
         row["all_gather_512MB_us"] = round(1e6 * gather)
     return row
+
+
+def _stream(a: torch.Tensor, b: torch.Tensor, between, seconds: float) -> float:  # type: ignore[no-untyped-def]
+    """Median seconds of a matmul, in the second half of a stream of them that lasts `seconds`."""
+    times = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        for _ in range(16):  # so many before the host waits: the card is never idle for long
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            a @ b
+            stop.record()
+            between()
+            times.append((start, stop))
+        torch.cuda.synchronize()
+    read = [start.elapsed_time(stop) / 1e3 for start, stop in times[len(times) // 2 :]]
+    return statistics.median(read)
 
 
 def _median_s(run) -> float:  # type: ignore[no-untyped-def]

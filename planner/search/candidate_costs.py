@@ -171,7 +171,8 @@ class CandidateCosts:
             price=of.price,
             shard_matmul_weights=of.shard_weights,
             order=of.order,
-            known=self.memo.table("integer programs", links_within(of.cluster, mesh)),
+            known=self.memo.table("costs of placements", links_within(of.cluster, mesh)),
+            posed=self.memo.table("integer programs"),
         )
 
     def options(self, c: Candidate) -> dict[str, list[Option]]:

@@ -29,7 +29,7 @@ from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
 from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
-from .ilp import Program, Sharding, shard, shard_or_bound
+from .ilp import Programs, Sharding, shard, shard_or_bound
 from .lower import lower
 from .nodes import Demands, Ops, nodes_of, ops_of
 from .objective import objective_us
@@ -127,6 +127,7 @@ def shard_model(
     order: str | None = None,
     progress: Progress | None = None,
     known: dict[Hashable, Any] | None = None,
+    posed: dict[Hashable, Any] | None = None,
 ) -> ShardedModel:
     """Placements of every segment instance on a compute mesh.
 
@@ -135,16 +136,24 @@ def shard_model(
     holds or gathers a whole matmul weight that can be sharded. order: of the sequence over context
     axes, the cheapest of sequence_orders.py if not given. known: what earlier calls for this model,
     with a cluster whose links and rates on this mesh are the same, have left for later ones.
+    posed: what those with any cluster have left.
     Raises InfeasibleError when tied parameters find no common placement.
     """
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         price = default_price(joints, segmented, cluster, sizes)
-    known = {} if known is None else known
+    known, posed = ({} if left is None else left for left in (known, posed))
     costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))
     given = price, num_microbatches, shard_matmul_weights, progress
+
+    def left(order: str) -> _Left:
+        key = mesh, micro_batch, seq, order
+        posed_before = posed.setdefault(key, {})
+        found: _Left = known.setdefault(key, _Left(posed_before))
+        return found
+
     chains = [
-        _Chain(segmented, joints, costs, *given, found == MIRRORED, _left(known, costs, found))
+        _Chain(segmented, joints, costs, *given, found == MIRRORED, left(found))
         for found in orders_of(joints.values(), mesh, seq, order)
     ]
     if mesh.num_devices == 1:
@@ -154,18 +163,13 @@ def shard_model(
 
 @dataclass
 class _Left:
-    """What chains of one order leave for others at other prices, by segment: the layouts of the cut
-    before it, the nodes of its ops, and its integer programs."""
+    """What chains of one order leave for others at other prices, by segment: its integer programs,
+    which those at other costs may have left, the layouts of the cut before it, and the nodes of its
+    ops."""
 
+    programs: dict[str, Programs]
     offered: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
     ops: dict[str, Ops] = field(default_factory=dict)
-    programs: dict[str, dict[Hashable, Program]] = field(default_factory=dict)
-
-
-def _left(known: dict[Hashable, Any], costs: Costs, order: str) -> _Left:
-    sizes = tuple(costs.sizes.values())
-    found: _Left = known.setdefault((costs.mesh, *sizes, order), _Left())
-    return found
 
 
 @dataclass

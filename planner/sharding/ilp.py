@@ -31,6 +31,7 @@ recomputed. Reads that can only be in one way are written into the costs and hav
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from meshwright.ir.graph import Graph, Value
 from meshwright.ir.ops.registry import definition
@@ -40,7 +41,7 @@ from meshwright.ir.placement import Placement, format_placement
 from .. import solver
 from ..cost.graph_work import GraphWork
 from ..cost.op_cost import Costs
-from ..cost.redistribution import Move, held_copy
+from ..cost.redistribution import Move, MovePath, held_copy
 from ..solver import Problem
 from .nodes import Choice, Demands, Node, Ops, nodes_of
 
@@ -74,16 +75,33 @@ class Sharding:
 
 @dataclass
 class Program:
-    """The problem of a graph at any price of a byte and number of micro-batches.
+    """The problem of a graph at any price of a byte, number of micro-batches, and costs under which
+    values are moved in the same ways.
 
     chosen: the x variables of each node. resident: bytes of the variables of copies. Their costs
-    and those of the x are filled in by `at`; moves cost the same always.
+    and those of the x are filled in by `at`. moves: what the variables of moves stand for, priced
+    at `costs`. ways: moves of each value from one placement to another, where there are several.
     """
 
     graph: Graph
     problem: Problem
     chosen: list[list[int]]
     resident: dict[int, float]
+    moves: dict[int, tuple[Value, Move]]
+    ways: dict[tuple[str, Placement, Placement], MovePath]
+    costs: Costs
+
+    def fits(self, costs: Costs) -> bool:
+        """Return whether values are moved in these ways at other costs; moves cost those then."""
+        if costs is self.costs:
+            return True
+        values = self.graph.values
+        if any(costs.moves(values[name], a, b) != way for (name, a, b), way in self.ways.items()):
+            return False
+        for variable, (value, move) in self.moves.items():
+            self.problem.costs[variable] = costs.move_us(value, move)
+        self.costs = costs
+        return True
 
     def at(self, nodes: tuple[Node, ...], price: float, coverage: tuple[str, ...]) -> "Formulation":
         """Return the problem at a price, with what the choices of its nodes cost now."""
@@ -95,6 +113,10 @@ class Program:
                 costs[variable] = choice.us + price * choice.bytes + k * TIE_US
             tie_us += max(0, len(node.choices) - 1) * TIE_US
         return Formulation(self, nodes, tie_us, coverage)
+
+
+# Of one graph, by their demands; those of equal ones differ in how values are moved.
+Programs: TypeAlias = dict[Hashable, list[Program]]
 
 
 @dataclass(frozen=True)
@@ -113,12 +135,12 @@ def shard(
     price: float,
     demands: Demands,
     ops: Ops | None = None,
-    known: dict[Hashable, Program] | None = None,
+    known: Programs | None = None,
 ) -> Sharding:
     """The cheapest placement of a joint graph: formulate, solve, invert.
 
     price: us per resident byte of a rank, 0 allowed. ops: nodes of the graph's ops, where they are
-    known. known: problems of this graph and costs that were formulated before, by their demands.
+    known. known: problems of this graph, on this mesh at these sizes, that were formulated before.
     Raises InfeasibleError for contradicting pins.
     """
     posed = _posed(graph, costs, price, demands, ops, {} if known is None else known)
@@ -131,7 +153,7 @@ def shard_or_bound(
     price: float,
     demands: Demands,
     ops: Ops,
-    known: dict[Hashable, Program],
+    known: Programs,
 ) -> Sharding | float:
     """Return what `shard` does where that takes no branching, else a bound below its objective."""
     posed = _posed(graph, costs, price, demands, ops, known)
@@ -145,13 +167,16 @@ def _posed(
     price: float,
     demands: Demands,
     ops: Ops | None,
-    known: dict[Hashable, Program],
+    known: Programs,
 ) -> "Formulation":
     nodes, coverage = nodes_of(graph, costs, demands, ops)
     key = replace(demands, num_microbatches=1), price > 0
-    if key not in known:
-        known[key] = _Builder(graph, nodes, costs, price > 0, demands).build()
-    return known[key].at(nodes, price, coverage)
+    posed = known.setdefault(key, [])
+    found = next((program for program in posed if program.fits(costs)), None)
+    if found is None:
+        found = _Builder(graph, nodes, costs, price > 0, demands).build()
+        posed.append(found)
+    return found.at(nodes, price, coverage)
 
 
 class _Builder:
@@ -173,6 +198,8 @@ class _Builder:
         self.params = frozenset(i.value.name for i in graph.inputs_of("param"))
         self.fixed = _unmoved(graph, nodes) if demands.shard_matmul_weights else frozenset()
         self.moves: dict[tuple, int] = {}
+        self.moved: dict[int, tuple[Value, Move]] = {}
+        self.several: dict[tuple[str, Placement, Placement], MovePath] = {}
         self.copies: dict[tuple, int] = {}
         self.resident: dict[int, float] = {}
 
@@ -182,7 +209,8 @@ class _Builder:
         for index, node in enumerate(self.nodes):
             for position, value in enumerate(node.reads):
                 self._read(index, position, value)
-        return Program(self.graph, self.problem, self.chosen, self.resident)
+        moves = self.moved, self.several, self.costs
+        return Program(self.graph, self.problem, self.chosen, self.resident, *moves)
 
     def _choose(self, node: Node) -> None:
         names = (f"x[{node.name},{choice.strategy.name}]" for choice in node.choices)
@@ -230,6 +258,8 @@ class _Builder:
                     continue
                 name = f"e[{where},{texts[a]},{texts[b]}]"
                 edges[a, b] = edge = self.problem.variable(name, 0.0)
+                if len(way[1]) > 1:  # one move is the only way
+                    self.several[value, a, b] = way[1]
                 for move in way[1]:
                     moved.setdefault(move, []).append((edge, -1.0))
         for move, terms in moved.items():
@@ -241,7 +271,8 @@ class _Builder:
         key = value.name, move.src, move.dst
         if key not in self.moves:
             cost = self.costs.move_us(value, move)
-            self.moves[key] = self.problem.variable(f"m[%{value.name},{_ends(move)}]", cost)
+            made = self.problem.variable(f"m[%{value.name},{_ends(move)}]", cost)
+            self.moves[key], self.moved[made] = made, (value, move)
         return self.moves[key]
 
     def _held(self, value: str, where: str, edges: dict[tuple, int]) -> None:

@@ -17,6 +17,7 @@ from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import CaptureError, SizeError
 from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import evaluate
+from meshwright.ir.traced import Traced
 from meshwright.models import ModelSource
 from meshwright.proof.prove import Subject, prove
 from meshwright.runtime.engine.initial import initial_value
@@ -79,13 +80,19 @@ def _captured(seq: int | None = SEQ) -> tuple:
     return captured(SOURCE, "f64", "", None, said.append, seq)[0], said
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_equals_the_module(name: str, pool: Pool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def proven() -> Traced:
+    """The capture of the loop, proven once for all plans."""
     traced, said = _captured()
     assert traced.lengths == (SEQ, SEQ)
     assert any(f"rows of {SEQ} tokens alone" in line for line in said)
     prove(Subject("loop", Loop, VOCAB, None), traced)
-    made = planned(traced, CASES[name])
+    return traced
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_equals_the_module(name: str, proven: Traced, pool: Pool, tmp_path: Path) -> None:
+    made = planned(proven, CASES[name])
     data = [tokens_of(step, VOCAB) for step in range(STEPS)]
     found = ran(made, data, _RULE, RATE, pool, tmp_path / "p")
     losses, params = _by_torch(made, data)

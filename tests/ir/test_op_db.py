@@ -27,10 +27,8 @@ PROVEN = 0.85
 # Scalars, empty values, writes through views, values that decide sizes, several results, complex
 # values, random draws, state, and sizes in gradients.
 ODD = """
-    addmm aminmax as_strided.partial_views as_strided_scatter bernoulli combinations cov cumprod
-    diagonal_scatter fft.rfft frexp index_put linalg.householder_product linalg.qr
-    masked_select native_batch_norm nn.functional.ctc_loss nn.functional.huber_loss
-    nn.functional.unfold ormqr put quantile svd tensor_split var_mean
+    addmm aminmax as_strided.partial_views bernoulli cumprod fft.rfft index_put masked_select
+    native_batch_norm nn.functional.unfold ormqr quantile tensor_split var_mean
 """.split()
 
 
