@@ -71,30 +71,23 @@ def what_if(
     def searched(traced: "Traced") -> "Search":
         return Search(traced, pins, read, EFFORTS[job.effort], other, at_once)
 
-    searches = _Searches(source, job, say, searched)
-    for point in asked:  # a length that the model does not take loses no answer
-        searches.of(point)
     if least:
         asked.sort(key=lambda point: point.cluster.num_devices)
-    found: list[Answer] = []
-    for count, point in enumerate(asked, start=1):
-        if least and _on_fewer(point, found):
-            continue
-        where = f"point {count} of {len(asked)}, {point.cluster.name}"
-        say(where)
-        found.append(searches.of(point).answer(point, partial(_said, say, where)))
-        told(found[-1])
-    return found
+    searches = _Searches(source, job, say, searched, asked)
+    for point in asked:  # a length that the model does not take loses no answer
+        searches.of(point)
+    return searches.least(told) if least else searches.all(told, at_once)
 
 
 @dataclass
 class _Searches:
-    """The searches that answer the points: one for each dtype, and lengths of rows, of a model."""
+    """The searches that answer points: one for each dtype, and lengths of rows, of a model."""
 
     source: "ModelSource"
     job: Job
     say: Say
     searched: "Callable[[Traced], Search]"
+    asked: "list[Point]"
     made: "list[tuple[str, Traced, Search]]" = field(default_factory=list)
 
     def of(self, point: "Point") -> "Search":
@@ -107,6 +100,39 @@ class _Searches:
         traced = trained_capture(traced, job, self.say)
         self.made.append((dtype, traced, self.searched(traced)))
         return self.made[-1][-1]
+
+    def least(self, told: "Callable[[Answer], None]") -> "list[Answer]":
+        """Answer points by growing number of devices, unless their sizes fit on fewer."""
+        found: list[Answer] = []
+        for number, point in enumerate(self.asked):
+            if not _on_fewer(point, found):
+                found.append(self._answer(number, self.say))
+                told(found[-1])
+        return found
+
+    def all(self, told: "Callable[[Answer], None]", processes: int) -> "list[Answer]":
+        """Answer all points, one at a time the first, whose results the others begin with."""
+        from meshwright.planner.search.in_order import in_order
+
+        found = [self._answer(0, self.say)]
+        told(found[0])
+
+        def another(number: int, tell: Say) -> "Answer":
+            return self._answer(number + 1, tell, alone=True)
+
+        for answer in in_order(another, len(self.asked) - 1, processes, self.say):
+            found.append(answer)
+            told(answer)
+        return found
+
+    def _answer(self, number: int, tell: Say, alone: bool = False) -> "Answer":
+        """Search a point. alone: in one process, beside those of other points."""
+        point = self.asked[number]
+        where = f"point {number + 1} of {len(self.asked)}, {point.cluster.name}"
+        tell(where)
+        search = self.of(point)
+        search = replace(search, processes=1) if alone else search
+        return search.answer(point, partial(_said, tell, where))
 
 
 def _on_fewer(point: "Point", found: "list[Answer]") -> bool:

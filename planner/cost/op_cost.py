@@ -63,6 +63,7 @@ class Costs:
     _chosen: dict[tuple, Implementation | None] = field(
         default_factory=dict, compare=False, repr=False
     )
+    _moves: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
     _ways: dict[tuple, tuple[float, MovePath] | None] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -143,6 +144,12 @@ class Costs:
 
     def move_us(self, value: Value, move: Move) -> float:
         """Time of one collective of a redistribution."""
+        key = value.shape, value.dtype, move
+        if key not in self._moves:
+            self._moves[key] = self._move_us(value, move)
+        return self._moves[key]
+
+    def _move_us(self, value: Value, move: Move) -> float:
         if move.kind == "slice":
             return SLICE_US
         if move.kind in HALO_KINDS:

@@ -2,13 +2,23 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.liveness import storage_of
+from meshwright.ir.liveness import last_reads, storage_of
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
 from .graph_work import GraphWork
+
+
+class Moment(NamedTuple):
+    """What a kernel does to memory: the values that it writes, those that nothing reads after it,
+    both in the order in which they are written, and its ops that may take memory for themselves."""
+
+    written: tuple[str, ...]
+    left: tuple[str, ...]
+    working: tuple[Op, ...]
 
 
 class PhaseWork(GraphWork):
@@ -68,9 +78,63 @@ class PhaseWork(GraphWork):
             found |= {v.name: read if through else frozenset({v.name}) for v in op.outputs}
         return found
 
+    @cached_property
+    def fused(self) -> dict[str, tuple[bool, ...]]:
+        """By the output of an op, which of its values stay in the registers of a fused kernel."""
+        return {
+            name: tuple(v is None for v in (*work.operands, *work.results, *work.anew))
+            for name, work in self.of.items()
+        }
+
+    @cached_property
+    def lanes(self) -> tuple[tuple[Op, str], ...]:
+        """The ops with the kind of time that each takes."""
+        return tuple((op, definition(op).lane) for op in self.graph.ops)
+
     def storage(self, name: str) -> str:
         """The value whose memory `name` is a view of, or itself."""
         return storage_of(name, self.graph)
+
+    def moments(
+        self, held: frozenset[str], dropped: frozenset[str], unwritten: frozenset[str]
+    ) -> tuple[Moment, ...]:
+        """Return what each kernel does to memory, made once.
+
+        held: values that outlive the function. dropped: those that nothing reads once they are
+        made. unwritten: those that never lie in memory.
+        """
+        key = held, dropped, unwritten
+        if key not in self._moments:
+            self._moments[key] = self._moments_of(*key)
+        return self._moments[key]
+
+    @cached_property
+    def _moments(self) -> dict[tuple[frozenset[str], ...], tuple[Moment, ...]]:
+        return {}
+
+    def _moments_of(
+        self, held: frozenset[str], dropped: frozenset[str], unwritten: frozenset[str]
+    ) -> tuple[Moment, ...]:
+        reads = [
+            [self.storage(n) for op in kernel for n in op.inputs if n] for kernel in self.kernels
+        ]
+        ends = last_reads(reads, map(self.storage, held))
+        stored = self.materialised - unwritten
+        written, left = [], [list[str]() for _ in range(len(self.kernels) + 1)]
+        for index, kernel in enumerate(self.kernels):
+            names = tuple(v.name for op in kernel for v in op.outputs if v.name in stored)
+            written.append(names)
+            for name in names:
+                end = index if name in dropped else ends.get(name, index)
+                left[max(end, index)].append(name)
+        working = (tuple(filter(_takes_memory, kernel)) for kernel in self.kernels)
+        return tuple(map(Moment, written, map(tuple, left), working))
+
+
+def _takes_memory(op: Op) -> bool:
+    """Return whether the kernel of an op may take memory for itself."""
+    asked = definition(op)
+    return asked.workspace is not None or asked.queries is not None
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ same numbers as the search that wrote it. Sizes are of one micro-batch on one ra
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.liveness import last_reads
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
@@ -113,12 +112,11 @@ class Priced:
 
     def us(self, op: Op, work: PhaseWork) -> float:
         """Return the time of an op of a function."""
-        moved = work.of[op.output.name]
-        fused = tuple(value is None for value in (*moved.operands, *moved.results, *moved.anew))
-        known = self._us.get((op.output.name, fused))
+        key = op.output.name, work.fused[op.output.name]
+        known = self._us.get(key)
         if known is None or known[0] is not op:
             known = op, op_us(op, work, self.placements, self.costs)
-            self._us[op.output.name, fused] = known
+            self._us[key] = known
         return known[1]
 
     def workspace(self, op: Op, work: PhaseWork) -> float:
@@ -268,8 +266,8 @@ def _inputs(graph: Graph, *kinds: str) -> set[str]:
 
 def _phase(work: PhaseWork, priced: Priced, peak_bytes: float) -> Phase:
     us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
-    for op in work.graph.ops:
-        us[definition(op).lane] += priced.us(op, work)
+    for op, lane in work.lanes:
+        us[lane] += priced.us(op, work)
     call_us = priced.costs.cluster.device.call_us
     matmul, attention, pointwise, collective = us.values()
     return Phase(matmul, attention, pointwise, collective, peak_bytes, call_us=call_us)
@@ -317,21 +315,20 @@ def _peak(
 
     A kernel writes all its results before anything that it reads is given up.
     """
-    reads = [[work.storage(n) for op in kernel for n in op.inputs if n] for kernel in work.kernels]
-    ends = last_reads(reads, map(work.storage, held))
     live = peak = 0.0
-    leaving: dict[int, float] = {}
-    for index, kernel in enumerate(work.kernels):
-        for value in (value for op in kernel for value in op.outputs):
-            if value.name not in work.materialised or value.name in unwritten:
-                continue
-            bytes_ = priced.bytes(value.name)
-            live += bytes_
-            end = index if value.name in dropped else ends.get(value.name, index)
-            leaving[max(end, index)] = leaving.get(max(end, index), 0.0) + bytes_
-        peak = max(peak, live + max(priced.workspace(op, work) for op in kernel))
-        live -= leaving.pop(index, 0.0)
+    for moment in work.moments(frozenset(held), dropped, unwritten):
+        live = _plus(live, map(priced.bytes, moment.written))
+        working = (priced.workspace(op, work) for op in moment.working)
+        peak = max(peak, live + max(working, default=0.0))
+        live -= _plus(0.0, map(priced.bytes, moment.left))
     return peak
+
+
+def _plus(total: float, sizes: Iterable[float]) -> float:
+    """Add in order, as `sum` does before Python 3.12."""
+    for size in sizes:
+        total += size
+    return total
 
 
 def _kept_bytes(

@@ -31,7 +31,7 @@ from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
 from .ilp import Programs, Sharding, shard, shard_or_bound
 from .lower import lower
-from .nodes import Demands, Ops, nodes_of, ops_of
+from .nodes import Demands, Offers, Ops, nodes_of, offers_of, ops_of
 from .objective import objective_us
 from .sequence_orders import MIRRORED, orders_of
 
@@ -113,6 +113,15 @@ def _matmul_us(graph: Graph, cluster: Cluster, sizes: dict[str, int]) -> float:
     )
 
 
+@dataclass
+class Posed:
+    """What chains of one order leave for others at other prices and costs, by segment: its integer
+    programs, and the strategies of its ops."""
+
+    programs: dict[str, Programs] = field(default_factory=dict)
+    offers: dict[str, Offers] = field(default_factory=dict)
+
+
 def shard_model(
     segmented: Segmented,
     joints: dict[str, Graph],
@@ -127,7 +136,7 @@ def shard_model(
     order: str | None = None,
     progress: Progress | None = None,
     known: dict[Hashable, Any] | None = None,
-    posed: dict[Hashable, Any] | None = None,
+    posed: dict[Hashable, Posed] | None = None,
 ) -> ShardedModel:
     """Placements of every segment instance on a compute mesh.
 
@@ -148,8 +157,7 @@ def shard_model(
 
     def left(order: str) -> _Left:
         key = mesh, micro_batch, seq, order
-        posed_before = posed.setdefault(key, {})
-        found: _Left = known.setdefault(key, _Left(posed_before))
+        found: _Left = known.setdefault(key, _Left(posed.setdefault(key, Posed())))
         return found
 
     chains = [
@@ -163,11 +171,10 @@ def shard_model(
 
 @dataclass
 class _Left:
-    """What chains of one order leave for others at other prices, by segment: its integer programs,
-    which those at other costs may have left, the layouts of the cut before it, and the nodes of its
-    ops."""
+    """What chains of one order leave for others at other prices, by segment: the layouts of the cut
+    before it, and the nodes of its ops. posed: what those at other costs have left, too."""
 
-    programs: dict[str, Programs]
+    posed: Posed
     offered: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
     ops: dict[str, Ops] = field(default_factory=dict)
 
@@ -354,7 +361,7 @@ class _Chain:
         )  # fmt: skip
         given = self.joints[name], self.costs, self.price, demands
         try:
-            return of(*given, self._ops(name), self.left.programs.setdefault(name, {}))
+            return of(*given, self._ops(name), self.left.posed.programs.setdefault(name, {}))
         except InfeasibleError:
             if not params:
                 raise
@@ -362,9 +369,11 @@ class _Chain:
 
     def _ops(self, name: str) -> Ops:
         """Return the nodes of a segment's ops, which all of its boundaries share."""
-        ops = self.left.ops
+        ops, offers, graph = self.left.ops, self.left.posed.offers, self.joints[name]
+        if name not in offers:
+            offers[name] = offers_of(graph, self.costs.mesh, self.costs.sizes, self.mirrored)
         if name not in ops:
-            ops[name] = ops_of(self.joints[name], self.costs, self.mirrored)
+            ops[name] = ops_of(graph, self.costs, self.mirrored, offers[name])
         return ops[name]
 
     def _model(self, keys: list[tuple]) -> ShardedModel:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.ir.graph import Graph, Input, Value
-from meshwright.ir.mesh import CONTEXT, TENSOR
+from meshwright.ir.mesh import CONTEXT, TENSOR, Mesh
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, format_placement, replicated, with_partial
@@ -63,6 +63,14 @@ class Demands:
 
 
 @dataclass(frozen=True)
+class Offers:
+    """The strategies of the ops of a graph, in order, and coverage lines."""
+
+    strategies: tuple[tuple[Strategy, ...], ...]
+    coverage: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Ops:
     """The nodes of the ops of a graph, in order, which no demand but `mirrored` changes; and
     coverage lines."""
@@ -88,26 +96,36 @@ def nodes_of(
     return (*nodes, *ops.nodes, *_cuts(graph, costs, demands)), ops.coverage
 
 
-def ops_of(graph: Graph, costs: Costs, mirrored: bool) -> Ops:
-    """Return the nodes of a graph's ops. mirrored: context axes cut mirrored shards."""
-    axes = axes_of(costs.mesh, costs.sizes, mirrored)
-    work, strides = GraphWork(graph), {axis.name: strides_of(graph, axis) for axis in axes}
+def ops_of(graph: Graph, costs: Costs, mirrored: bool, offers: Offers | None = None) -> Ops:
+    """Return the nodes of a graph's ops. mirrored: context axes cut mirrored shards. offers: what
+    `offers_of` returns, where it is known."""
+    offers = offers or offers_of(graph, costs.mesh, costs.sizes, mirrored)
+    work, nodes = GraphWork(graph), []
+    for op, offered in zip(graph.ops, offers.strategies, strict=True):
+        moved = work.of[op.output.name]
+        choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]
+        reads, makes = tuple(n for n in op.inputs if n), tuple(v.name for v in op.outputs)
+        name = f"{op.target} %{op.output.name}"
+        nodes.append(Node(name, reads, makes, tuple(choices), work.is_backward(op)))
+    return Ops(tuple(nodes), offers.coverage)
+
+
+def offers_of(graph: Graph, mesh: Mesh, sizes: dict[str, int], mirrored: bool) -> Offers:
+    """Return the strategies of a graph's ops, whatever they cost."""
+    axes = axes_of(mesh, sizes, mirrored)
+    strides = {axis.name: strides_of(graph, axis) for axis in axes}
     alone = alone_of(graph, axes)
-    nodes, coverage = [], []
+    strategies, coverage = [], []
     for index, op in enumerate(graph.ops):
         extra = {
             name: [(f, b) for (k, f), found in asked.items() if k == index for b in found]
             for name, asked in strides.items()
         }
         offered, warning = strategies_of(op, graph, axes, extra, alone.get(index, ()))
-        warning = warning or whole_attention_note(op, graph, offered, costs.mesh)
+        warning = warning or whole_attention_note(op, graph, offered, mesh)
         coverage += [warning] if warning else []
-        moved = work.of[op.output.name]
-        choices = [Choice(s, costs.op_us(op, s.inputs, s.outputs, moved)) for s in offered]
-        reads, makes = tuple(n for n in op.inputs if n), tuple(v.name for v in op.outputs)
-        name = f"{op.target} %{op.output.name}"
-        nodes.append(Node(name, reads, makes, tuple(choices), work.is_backward(op)))
-    return Ops(tuple(nodes), tuple(coverage))
+        strategies.append(tuple(offered))
+    return Offers(tuple(strategies), tuple(coverage))
 
 
 def _gradients(graph: Graph) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Integer programs that one cluster leaves for others, against programs posed anew."""
 
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from meshwright.ir.mesh import Mesh, compute_mesh
 from meshwright.ir.traced import Traced
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.sharding.chain import ShardedModel, shard_model
+from meshwright.planner.sharding.chain import Posed, ShardedModel, shard_model
 from meshwright.planner.sharding.ilp import Program
 
 # Links and rates differ; the last is the first once more, whose programs have other prices now.
@@ -23,9 +22,10 @@ def placed(traced: Traced, mesh: Mesh, cluster: Cluster, posed: dict | None) -> 
     )  # fmt: skip
 
 
-def programs(posed: dict[Hashable, Any]) -> Iterator[list[Program]]:
+def programs(posed: dict[Hashable, Posed]) -> Iterator[list[Program]]:
     """Yield the programs of equal demands."""
-    return (equal for left in posed.values() for each in left.values() for equal in each.values())
+    found = (each for left in posed.values() for each in left.programs.values())
+    return (equal for each in found for equal in each.values())
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def programs(posed: dict[Hashable, Any]) -> Iterator[list[Program]]:
 def test_a_cluster_is_answered_by_the_programs_of_others(
     tiny: Traced, mesh: Mesh, ways: int
 ) -> None:
-    posed: dict[Hashable, Any] = {}
+    posed: dict[Hashable, Posed] = {}
     for name in CLUSTERS:
         cluster = parse_cluster(name)
         assert placed(tiny, mesh, cluster, posed) == placed(tiny, mesh, cluster, None), name

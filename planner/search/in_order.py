@@ -1,0 +1,89 @@
+"""Results made by several processes at once, and given in order."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
+
+from meshwright.ir.errors import MeshwrightError
+
+from .forked import Forked, can_fork, fork
+
+Made = TypeVar("Made")
+Say = Callable[[str], None]
+Make = Callable[[int, Say], Made]
+
+
+def in_order(make: Make[Made], count: int, processes: int, say: Say) -> Iterator[Made]:
+    """Yield make(0, say), make(1, say) and so on. processes: that make them at once.
+
+    Each process begins with all that this one has kept, and takes the next number when it is free.
+    What a process could not make is made here, where the error is raised.
+    """
+    others = min(processes, count) if can_fork() else 1
+    if others < 2:
+        yield from (make(number, say) for number in range(count))
+        return
+    with _forked(make, count, others) as forked:
+        arriving = _Arriving[Made](forked, say)
+        for number in range(count):
+            yield arriving.of(number) if arriving.has(number) else make(number, say)
+
+
+class _Arriving(Generic[Made]):
+    """What processes send, in any order."""
+
+    def __init__(self, forked: list[Forked], say: Say) -> None:
+        self._open, self._say = [one.pipe for one in forked], say
+        self._made: dict[int, Made] = {}
+
+    def has(self, number: int) -> bool:
+        """Wait for a result; return whether a process made it."""
+        while self._open and number not in self._made:
+            for pipe in wait(self._open):
+                self._take(pipe)  # type: ignore[arg-type]
+        return number in self._made
+
+    def of(self, number: int) -> Made:
+        return self._made.pop(number)
+
+    def _take(self, pipe: Connection) -> None:
+        try:
+            sent = pipe.recv()
+        except (EOFError, OSError):
+            self._open.remove(pipe)
+            return
+        if isinstance(sent, str):
+            self._say(sent)
+        else:
+            number, made = sent
+            self._made[number] = made
+
+
+@contextmanager
+def _forked(make: Make[Made], count: int, others: int) -> Iterator[list[Forked]]:
+    taken: Any = multiprocessing.get_context("fork").Value("i", 0)
+    found: list[Forked] = []
+    try:
+        with suppress(OSError):  # no memory, or no more processes allowed
+            while len(found) < others:
+                serve = partial(_serve, make, count, taken)
+                found.append(fork(serve, [one.pipe for one in found]))
+        yield found
+    finally:
+        for one in found:
+            one.end()
+
+
+def _serve(make: Make[Made], count: int, taken: Any, pipe: Connection) -> None:
+    while (number := _next(taken)) < count:
+        with suppress(MeshwrightError):
+            pipe.send((number, make(number, pipe.send)))
+
+
+def _next(taken: Any) -> int:
+    with taken.get_lock():
+        taken.value += 1
+        return int(taken.value) - 1

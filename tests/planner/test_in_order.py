@@ -1,0 +1,67 @@
+"""Results of several processes come in order, and none is lost with a process."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+import meshwright as mw
+from meshwright.ir.errors import PlanError
+from meshwright.planner.search.in_order import in_order
+
+Say = Callable[[str], None]
+SWEEP = ("device.memory_gb=1,4", "link.nvlink.bandwidth=x1,x0.5")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 9])
+def test_results_come_in_order_whoever_makes_them(processes: int) -> None:
+    heard: list[str] = []
+
+    def make(number: int, say: Say) -> tuple[int, int]:
+        say(f"making {number}")
+        time.sleep(0.02 * (number % 3))
+        return number * number, os.getpid()
+
+    found = list(in_order(make, 7, processes, heard.append))
+    assert [square for square, _ in found] == [number * number for number in range(7)]
+    assert sorted(heard) == [f"making {number}" for number in range(7)]
+    makers = {maker for _, maker in found}
+    assert (os.getpid() in makers) == (processes == 1)
+    assert len(makers) <= processes
+
+
+def test_what_a_lost_process_had_taken_is_made_here() -> None:
+    def make(number: int, _: Say) -> tuple[int, int]:
+        if number == 1 and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number, os.getpid()
+
+    here = os.getpid()
+    found = dict(in_order(make, 6, 2, lambda _: None))
+    assert list(found) == list(range(6))
+    assert found[1] == here
+
+
+def test_an_error_is_raised_in_its_turn() -> None:
+    def make(number: int, _: Say) -> int:
+        if number == 3:
+            raise PlanError(f"number {number}")
+        return number
+
+    found = []
+    with pytest.raises(PlanError, match="number 3"):
+        found.extend(in_order(make, 6, 2, lambda _: None))
+    results = in_order(make, 6, 2, lambda _: None)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+
+
+def test_points_are_answered_alike_by_one_process_and_by_several() -> None:
+    job = mw.Job(seq=128, global_batch=32, dtype="bf16", effort="fast")
+    one, several = (
+        mw.what_if("tiny", clusters=["h200:2"], job=job, sweeps=SWEEP, processes=count)
+        for count in (1, 2)
+    )
+    assert one == several
+    assert len({answer.step for answer in one}) > 1
