@@ -60,9 +60,6 @@ class Costs:
     functions: FunctionTable = field(default_factory=FunctionTable, compare=False, repr=False)
     _numbers: dict[Size, float] = field(default_factory=dict, compare=False, repr=False)
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
-    _chosen: dict[tuple, Implementation | None] = field(
-        default_factory=dict, compare=False, repr=False
-    )
     _moves: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
     _ways: dict[tuple, tuple[float, MovePath] | None] = field(
         default_factory=dict, compare=False, repr=False
@@ -253,11 +250,12 @@ class Costs:
     def implementation(self, op: Op, work: OpWork) -> Implementation | None:
         """Implementation that computes an op on this device."""
         values = [v for v in work.operands if v is not None]
-        key = op.target, op.attrs, tuple((v.shape, v.dtype) for v in values)
-        if key not in self._chosen:
-            device = self.cluster.device.type
-            self._chosen[key] = implementation_of(op, values, self.sizes, device)
-        return self._chosen[key]
+        device, chosen = self.cluster.device.type, self.functions.implementations
+        shapes = tuple((v.shape, v.dtype) for v in values)
+        key = device, *self.sizes.values(), op.target, op.attrs, shapes
+        if key not in chosen:
+            chosen[key] = implementation_of(op, values, self.sizes, device)
+        return chosen[key]
 
     def scores(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Scores | None:
         """Price of an attention that holds its scores on this device; None for other ops."""

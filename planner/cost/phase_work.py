@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.liveness import last_reads, storage_of
+from meshwright.ir.ops.implementation import Implementation
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
@@ -162,11 +163,13 @@ def functions_of(graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
 
 @dataclass
 class FunctionTable:
-    """The functions of pieces, each made once. known: with its graph, which keeps its id."""
+    """The functions of pieces, each made once. known: with its graph, which keeps its id.
+    implementations: of ops, by the type of a device, B and S, and what an op is."""
 
     known: dict[tuple[int, tuple[str, ...]], tuple[Graph, PieceFunctions]] = field(
         default_factory=dict
     )
+    implementations: dict[tuple, Implementation | None] = field(default_factory=dict)
 
     def of(self, graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
         """Return the functions of a joint graph under its saved values."""
