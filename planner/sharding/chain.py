@@ -151,19 +151,15 @@ def shard_model(
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         price = default_price(joints, segmented, cluster, sizes)
-    known, posed = ({} if left is None else left for left in (known, posed))
+    known = {} if known is None else known
+    posed = {} if posed is None else posed
     costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))
     given = price, num_microbatches, shard_matmul_weights, progress
-
-    def left(order: str) -> _Left:
-        key = mesh, micro_batch, seq, order
-        found: _Left = known.setdefault(key, _Left(posed.setdefault(key, Posed())))
-        return found
-
-    chains = [
-        _Chain(segmented, joints, costs, *given, found == MIRRORED, left(found))
-        for found in orders_of(joints.values(), mesh, seq, order)
-    ]
+    chains = []
+    for found in orders_of(joints.values(), mesh, seq, order):
+        key = mesh, micro_batch, seq, found
+        left = known.setdefault(key, _Left(posed.setdefault(key, Posed())))
+        chains.append(_Chain(segmented, joints, costs, *given, found == MIRRORED, left))
     if mesh.num_devices == 1:
         return chains[0].whole()
     return min((chain.best() for chain in chains), key=lambda model: model.objective_us)
