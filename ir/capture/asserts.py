@@ -1,5 +1,7 @@
 """Conditions on sizes that an export leaves: true for every size, or a refusal."""
 
+from typing import Any
+
 import sympy
 import torch
 from torch.fx import Graph, Node
@@ -24,8 +26,8 @@ def drop_true_asserts(
     that a row is shorter than the table, for torch views a whole table in another way: the proof
     runs the longest row, and where that is too long for it the lengths end one before. What holds
     of all rows below some length ends the lengths there, and what holds from some length on, that
-    of the export or less, begins them there. A guard on B and S together, which torch leaves to a
-    check as the program is called, counts as an assertion. Raises SizeError, with sizes that
+    of the export or less, begins them there. What torch leaves to a check as the program is called,
+    a guard on B and S together for one, counts as an assertion. Raises SizeError, with sizes that
     break it, for one that does not hold.
     """
     tokens = next(n for n in graph.nodes if n.op == "placeholder" and _is_tokens(n))
@@ -34,9 +36,7 @@ def drop_true_asserts(
     hint = int(sizes[1]) if isinstance(sizes[1], int) else int(sizes[1].node.hint)
     (least, most), apart = lengths, False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
-    conditions = [(_symbol(_value(node.args[0])), line_of(node)) for node in asserts]
-    conditions += [(guard.expr, _line_of(guard)) for guard in sizes[0].node.shape_env.guards]
-    for condition, source in conditions:
+    for condition, source in _conditions(asserts, sizes[0].node.shape_env).items():
         if not condition.free_symbols <= {rows, length}:
             return lengths, apart  # sizes that values decide: refused where they are read
         if most is not None and condition == sympy.Ne(length, most):
@@ -62,6 +62,14 @@ def drop_true_asserts(
     return lengths, apart
 
 
+def _conditions(asserts: list[Node], env: Any) -> dict[sympy.Basic, str]:
+    """Return what is asserted, guarded, or put off to be asserted, with its line of the model where
+    that is known. torch writes down nothing of what it put off for B and S alone."""
+    unwritten = {put_off.expr: "" for put_off in env.deferred_runtime_asserts.get(None, ())}
+    guards = {guard.expr: _line_of(guard) for guard in env.guards}
+    return unwritten | guards | {_asserted(node): line_of(node) for node in asserts}
+
+
 def _line_of(guard: object) -> str:
     """Return the place of a guard that torch recorded, as file and line, or nothing."""
     frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
@@ -73,8 +81,9 @@ def _is_tokens(node: Node) -> bool:
     return len(length) == 1 and isinstance(rows, torch.SymInt)
 
 
-def _value(argument: object) -> object:
-    return argument.meta["val"] if isinstance(argument, Node) else argument
+def _asserted(node: Node) -> sympy.Basic:
+    given = node.args[0]
+    return _symbol(given.meta["val"] if isinstance(given, Node) else given)
 
 
 def _symbol(value: object) -> sympy.Basic:

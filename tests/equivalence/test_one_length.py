@@ -186,6 +186,25 @@ def test_a_length_that_a_module_takes_is_tried() -> None:
     assert "for 9 tokens alone" not in str(caught.value)  # the same reason, said once
 
 
+class Rooted(nn.Module):
+    """Sums over as many tokens as the root of the length has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        return self.head(h + h[:, : int(h.shape[1] ** 0.5)].sum(1, keepdim=True))
+
+
+def test_what_torch_puts_off_and_does_not_write_down_is_asked() -> None:
+    source = ModelSource("rooted", VOCAB, None, Rooted)
+    traced, _ = captured(source, "f64", "", None, lambda _: None, 16)
+    assert any("for rows of 16 tokens alone" in line for line in traced.warnings)
+    prove(Subject("rooted", Rooted, VOCAB, None), traced)
+
+
 def test_what_if_captures_a_model_of_one_length_for_each() -> None:
     job = mw.Job(SEQ, ROWS, dtype="f32")
     answers = mw.what_if(SOURCE, clusters=["cpu:1"], job=job, sweeps=["seq=6,8"])
