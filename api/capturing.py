@@ -32,8 +32,8 @@ def captured(
     """Return the capture of a model, and the key that it is kept under; "" where it is not kept.
 
     seq: the length of rows that the capture must take: a model that cannot be captured for every
-    length is captured for this one; None: such a model is refused. Raises CaptureError for a model
-    that cannot be captured as it stands.
+    length is captured for multiples of some step, or for this one; None: such a model is refused.
+    Raises CaptureError for a model that cannot be captured as it stands.
     """
     given = source, dtype, freeze, own_loss
     key = "" if own_loss else kept.capture_key(source, dtype, freeze)
@@ -44,7 +44,7 @@ def captured(
     if one := _known(fixed, say):
         return _counted(one, say), fixed
     try:
-        traced = _taking(every or _of_every_length(given, key, say), seq)
+        traced = _taking(every or _of_some_lengths(given, seq, key, say), seq)
     except SizeError as error:
         if seq is None:
             raise
@@ -53,27 +53,25 @@ def captured(
     return _counted(traced, say), key
 
 
-def _of_every_length(given: "Given", key: str, say: Say) -> "Traced":
+def _of_some_lengths(given: "Given", seq: int | None, key: str, say: Say) -> "Traced":
     say(f"tracing {given[0].name}")
-    traced = _trace(*given)
+    traced = _trace(*given, seq)
     _keep(key, traced, say)
     return traced
 
 
 def takes(traced: "Traced", seq: int | None) -> bool:
     """Return whether the forward of a captured model takes rows of `seq` tokens; None: of some."""
-    least, most = traced.lengths
-    return seq is None or (least <= seq and (most is None or seq <= most))
+    return seq is None or traced.lengths.takes(seq)
 
 
 def _taking(traced: "Traced", seq: int | None) -> "Traced":
     """Return a capture, if it takes rows of `seq` tokens; else raise SizeError."""
     if takes(traced, seq):
         return traced
-    least, most = traced.lengths
     raise _RangeError(
-        f"--seq {seq}: the forward of {traced.model} takes rows of {least} to {most or 'any'} "
-        "tokens; give one of these, or change what in it depends on the length"
+        f"--seq {seq}: the forward of {traced.model} takes rows of {traced.lengths}; give one of "
+        "these, or change what in it depends on the length"
     )
 
 
@@ -97,7 +95,7 @@ def _of_one_length(given: "Given", seq: int, error: "SizeError", say: Say) -> "T
         ) from error
     say(f"tracing {given[0].name} for rows of {seq} tokens alone")
     try:
-        traced = _trace(*given, seq)
+        traced = _trace(*given, seq, alone=True)
     except CaptureError as refused:
         same = _without_sizes(refused) in _without_sizes(error)
         also = "" if same else f"; for {seq} tokens alone: {refused}"
@@ -122,13 +120,14 @@ def _trace(
     dtype: str,
     freeze: str,
     own_loss: "OwnLoss | None",
-    seq: int | None = None,
+    seq: int | None,
+    alone: bool = False,
 ) -> "Traced":
     from meshwright.ir.capture import export
     from meshwright.ir.capture.freezing import parse_freeze
 
     rules, vocab = parse_freeze(freeze), source.vocab_size
-    return export.trace(source.build, source.name, dtype, vocab, rules, own_loss, seq)
+    return export.trace(source.build, source.name, dtype, vocab, rules, own_loss, seq, alone)
 
 
 def _known(key: str, say: Say) -> "Traced | None":

@@ -184,7 +184,7 @@ def proven_capture(
     own_loss = loss_of(job.loss, source.vocab_size)
     trust, full = job.trust_capture, job.prove_full
     alone = processes == 1 or trust or full
-    with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss) as ahead:
+    with nullcontext() if alone else twin_ahead(source, job.dtype, own_loss, job.seq) as ahead:
         traced, key = captured(source, job.dtype, job.freeze, own_loss, say, job.seq)
         ways = {"trust": trust, "full": full, "freezes": bool(job.freeze)}
         return proven(source, traced, own_loss, key, say=say, ahead=ahead, **ways)

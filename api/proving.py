@@ -110,7 +110,7 @@ def _twin(
             if known.fault:
                 raise ProofError(known.fault)
             return known.twin
-    for subject, found in traced_twins(source, traced.dtype, own_loss):
+    for subject, found in traced_twins(source, traced.dtype, own_loss, traced.lengths.least):
         if stands(found, traced):
             prove(subject, found)
             return found
@@ -118,9 +118,12 @@ def _twin(
 
 
 def traced_twins(
-    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None"
+    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", seq: int
 ) -> "Iterator[tuple[Subject, Traced]]":
-    """Yield the small twins of a model that trace and may be proven whole, the smallest first."""
+    """Yield the small twins of a model that trace and may be proven whole, the smallest first.
+
+    seq: a length of rows that the model takes.
+    """
     from meshwright.ir.capture.export import trace
     from meshwright.ir.capture.exported import quiet
     from meshwright.models.twins import twins
@@ -129,7 +132,8 @@ def traced_twins(
     for small in twins(source):
         try:
             with quiet():
-                found = trace(small.build, small.name, dtype, small.vocab_size, loss=own_loss)
+                own = small.build, small.name, dtype, small.vocab_size
+                found = trace(*own, loss=own_loss, seq=seq)
         except Exception:  # reduced sizes that do not fit each other
             continue
         if parameter_bytes(found) <= WHOLE_BYTES:

@@ -46,7 +46,7 @@ class TwinAhead:
 
 @contextmanager
 def twin_ahead(
-    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None"
+    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", seq: int
 ) -> Iterator[TwinAhead | None]:
     """Prove twins beside what runs in this context, whose end stops it; None where a process is
     not to be forked: beside threads of Python, and on other systems than Linux."""
@@ -55,7 +55,7 @@ def twin_ahead(
     forked = None
     with suppress(OSError):  # no memory, or no more processes allowed
         if can_fork() and threading.active_count() == 1:
-            forked = fork(partial(_serve, source, dtype, own_loss))
+            forked = fork(partial(_serve, source, dtype, own_loss, seq))
     try:
         yield TwinAhead(forked.pipe) if forked else None
     finally:
@@ -63,7 +63,9 @@ def twin_ahead(
             forked.end()
 
 
-def _serve(source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", pipe: Connection) -> None:
+def _serve(
+    source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", seq: int, pipe: Connection
+) -> None:
     """Send verdicts until this process is stopped."""
     if pipe.poll(BEGIN_S):  # the other end is closed
         return
@@ -77,7 +79,7 @@ def _serve(source: "ModelSource", dtype: str, own_loss: "OwnLoss | None", pipe: 
 
     if computed:
         torch.set_num_threads(1)
-    for subject, twin in traced_twins(source, dtype, own_loss):
+    for subject, twin in traced_twins(source, dtype, own_loss, seq):
         fault = ""
         try:
             prove(subject, twin)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .graph import Constant, Graph
+from .lengths import Lengths
 from .segment import Segmented
 
 # Of each function of the user, the offset and the line of every instruction that ran.
@@ -17,9 +18,9 @@ LONGEST_PROVEN = 2048
 class Traced:
     """A captured model: the whole graph, its segments, and one joint graph per unique segment.
 
-    lengths: the shortest and the longest sequence that the graph is for; None: any. longest_apart:
-    torch traced the others only, for it views a whole table in another way than a part of it; the
-    proof runs it. ways: those of the export.
+    lengths: of the rows that the graph is for. longest_apart: torch traced all but the most tokens
+    of a row, for it views a whole table in another way than a part of it; the proof runs them.
+    ways: those of the export.
     """
 
     model: str
@@ -31,7 +32,7 @@ class Traced:
     joints: dict[str, Graph]
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...]
-    lengths: tuple[int, int | None] = (1, None)
+    lengths: Lengths = Lengths()
     longest_apart: bool = False
     ways: Ways = ()
 

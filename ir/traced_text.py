@@ -9,12 +9,13 @@ import re
 
 from .errors import ParseError
 from .graph import text_hash
+from .lengths import Lengths
 from .segment import segment
 from .text.graph_text import format_graph, parse_graph
 from .text.plan_text import format_constant, parse_constant
 from .traced import Traced
 
-HEADER = "meshwright capture v1"
+HEADER = "meshwright capture v2"
 
 
 def format_traced(traced: Traced) -> str:
@@ -25,7 +26,7 @@ def format_traced(traced: Traced) -> str:
         f"model: {traced.model}",
         f"dtype: {traced.dtype}",
         f"vocab_size: {traced.vocab_size}",
-        f"lengths: {traced.lengths!r}",
+        f"lengths: {tuple(traced.lengths)!r}",
         f"longest_apart: {traced.longest_apart!r}",
         f"warnings: {traced.warnings!r}",
         f"ways: {traced.ways!r}",
@@ -67,7 +68,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Traced:
         joints={s.name: parse_graph(bodies[f"joint {s.name}"]) for s in segmented.segments},
         constants=tuple(map(parse_constant, sections["constants"].splitlines())),
         warnings=ast.literal_eval(keys["warnings"]),
-        lengths=ast.literal_eval(keys["lengths"]),
+        lengths=Lengths(*ast.literal_eval(keys["lengths"])),
         longest_apart=ast.literal_eval(keys["longest_apart"]),
         ways=ast.literal_eval(keys["ways"]),
     )

@@ -23,6 +23,7 @@ from meshwright.ir.capture.ways import parted
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.errors import ProofError
 from meshwright.ir.graph import Graph
+from meshwright.ir.lengths import Lengths
 from meshwright.ir.sizes import evaluate, num_elements
 from meshwright.ir.traced import Traced
 
@@ -61,24 +62,21 @@ _NAMED = 64  # numbers of a graph, at most, that are drawn as tokens
 _MOVED = 0.03  # of weights from their initial values, as a standard deviation
 
 
-def variants(lengths: tuple[int, int | None], size_bytes: int = 0) -> tuple[Variant, ...]:
+def variants(lengths: Lengths, size_bytes: int = 0) -> tuple[Variant, ...]:
     """Return the ways in which a program is run.
 
-    lengths: the least and most tokens of a row. size_bytes: of the parameters in float64; a small
+    lengths: of the rows that it takes. size_bytes: of the parameters in float64; a small
     model runs a batch of some hundred tokens, too, in which what counts tokens shows. One is of one
     row, which a module may compute in another way. The last has the sizes of the first: what a
     module keeps by size of the first weights shows.
     """
-    least, most = lengths
-    short, long = (
-        min(max(n, least + extra), most or n + least) for extra, n in enumerate(_LENGTHS)
-    )
+    short, long = (lengths.near(max(n, lengths.least + k)) for k, n in enumerate(_LENGTHS))
     return (
         Variant(2, short, 1, keeps=True),
         Variant(1, long, 3, keeps=False),
         Variant(2, long, 3, keeps=True, splits=True)
         if size_bytes > _SMALL_BYTES
-        else Variant(8, min(max(_MANY, least), most or _MANY), 2, keeps=True, splits=True),
+        else Variant(8, lengths.near(_MANY), 2, keeps=True, splits=True),
         Variant(1, long, 1, keeps=True),
         Variant(2, short, 1, keeps=True),
     )
@@ -174,7 +172,7 @@ def _prove_on(
     wide, plan_dtype = widened(traced), torch_dtype(traced.dtype)
     ways = variants(_lengths(subject, traced), parameter_bytes(wide))
     if traced.longest_apart:
-        longest = _lengths(subject, traced)[1]
+        longest = _lengths(subject, traced).most
         assert longest is not None
         ways += (Variant(1, longest, 1, keeps=True),)
     for number, variant in enumerate(ways):
@@ -212,10 +210,8 @@ def _check_ways(subject: Subject, traced: Traced, batch: Batch) -> None:
         )
 
 
-def _lengths(subject: Subject, traced: Traced) -> tuple[int, int | None]:
-    least, most = traced.lengths
-    known = [n for n in (most, subject.max_seq) if n is not None]
-    return least, min(known, default=None)
+def _lengths(subject: Subject, traced: Traced) -> Lengths:
+    return traced.lengths.from_to(traced.lengths.least, subject.max_seq)
 
 
 def _batch(
@@ -267,7 +263,7 @@ class _Trial:
     @property
     def longest(self) -> bool:
         """Return whether its row is the longest, which an export takes apart from shorter ones."""
-        most = _lengths(self.subject, self.traced)[1]
+        most = _lengths(self.subject, self.traced).most
         return self.traced.longest_apart and self.variant.seq == most
 
     @property

@@ -25,8 +25,13 @@ class _Watch(TorchFunctionMode):
         count = len(self.guards())
         made = func(*args, **(kwargs or {}))
         if not self.found and any(isinstance(g.expr, sympy.Eq) for g in self.guards()[count:]):
-            self.found = f"{getattr(func, '__name__', func)}{_place()}"
+            self.found = f"{getattr(func, '__name__', func)}{_parts(args[1:])}{_place()}"
         return made
+
+
+def _parts(given: tuple) -> str:
+    """The number that a call gives behind its tensor, into which it cuts that."""
+    return f" into {given[0]}" if given and type(given[0]) is int else ""
 
 
 def _place() -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import CaptureError
 from . import semantic
 from .dropout import dropout
+from .symbolic import parts_of
 
 aten = torch.ops.aten
 
@@ -91,7 +92,8 @@ def _split(x: Tensor, split_size: int | list[int], dim: int = 0) -> tuple[Tensor
     if isinstance(split_size, list):
         sizes = split_size
     else:
-        whole, rest = divmod(x.shape[dim], split_size)
+        parts = parts_of(x.shape[dim], split_size)
+        whole, rest = (parts, 0) if parts else divmod(x.shape[dim], split_size)
         sizes = [split_size] * whole + [rest] * (rest > 0)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(aten.slice(x, dim, a, a + n) for a, n in zip(starts, sizes, strict=True))

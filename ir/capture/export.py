@@ -19,6 +19,7 @@ from torch.fx import Node
 from ..errors import CaptureError, MeshwrightError
 from ..graph import Attr, Constant, Graph, Input, Op, Value, prune, text_hash, verify
 from ..inputs import Role, data_input
+from ..lengths import Lengths
 from ..ops.dropout import rows_in
 from ..ops.patterns import head_of
 from ..ops.questions import draws_from
@@ -31,7 +32,7 @@ from . import semantic
 from .collector import rarely_collected
 from .constants import digest_of, encode
 from .early import early
-from .exported import SeqRange, exported_for, reason_of
+from .exported import exported_for, reason_of
 from .forwards import Logits, roles_of
 from .freezing import frozen_in, frozen_names, without_gradient
 from .functional import (
@@ -49,6 +50,7 @@ from .promotion import cast_integers
 from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, left_out
 from .row_ops import check_row_ops
 from .rows import check_rows
+from .steps import steps_of, symbol_of
 from .widening import floats_as_in
 
 # Names of parameters, as the text of plans and programs can hold them.
@@ -62,7 +64,7 @@ class Captured:
     graph: Graph
     constants: tuple[Constant, ...]
     warnings: tuple[str, ...] = ()
-    lengths: SeqRange = (1, None)
+    lengths: Lengths = Lengths()
     longest_apart: bool = False
     ways: Ways = ()
 
@@ -76,16 +78,17 @@ def trace(
     freeze: tuple[str, ...] = (),
     loss: OwnLoss | None = None,
     seq: int | None = None,
+    alone: bool = False,
 ) -> Traced:
     """Capture, cut into segments, and trace each unique segment's joint graph.
 
     freeze: patterns of names of parameters that are not trained, beside those that the module says.
-    loss: of the user's own; None: the cross-entropy. seq: the only length of a row, which the graph
-    has as a number; None: S is a symbol.
+    loss: of the user's own; None: the cross-entropy. seq: a length of rows that the model shall
+    take, None for any. alone: whether rows have that length alone, which is a number in the graph.
     Raises CaptureError, in one line, for whatever cannot be captured.
     """
     try:
-        return _traced(build, name, dtype, vocab_size, freeze, loss, seq)
+        return _traced(build, name, dtype, vocab_size, freeze, loss, seq, alone)
     except MeshwrightError:
         raise
     except Exception as error:
@@ -102,13 +105,14 @@ def _traced(
     freeze: tuple[str, ...],
     loss: OwnLoss | None,
     seq: int | None,
+    alone: bool,
 ) -> Traced:
-    captured = capture(build, name, dtype, freeze, loss, seq)
-    graph, warnings = captured.graph, captured.warnings
-    segmented, joints = segments_of(graph)
+    captured = capture(build, name, dtype, freeze, loss, seq, alone)
+    graph, warnings, step = captured.graph, captured.warnings, captured.lengths.step
+    segmented, joints = segments_of(graph, step)
     if idle := without_gradient(graph, segmented, joints):
         graph = frozen_in(graph, idle)
-        segmented, joints = segments_of(graph)
+        segmented, joints = segments_of(graph, step)
         warnings += tuple(f"param {p}: the loss does not depend on it, not trained" for p in idle)
     return Traced(
         name,
@@ -126,10 +130,10 @@ def _traced(
     )
 
 
-def segments_of(graph: Graph) -> tuple[Segmented, dict[str, Graph]]:
-    """The graph cut, and the joint graph of each unique segment."""
+def segments_of(graph: Graph, step: int = 1) -> tuple[Segmented, dict[str, Graph]]:
+    """The graph cut, and the joint graph of each unique segment. step: that of its lengths."""
     segmented = segment(graph)
-    return segmented, {s.name: joint(s) for s in segmented.segments}
+    return segmented, {s.name: joint(s, step) for s in segmented.segments}
 
 
 def capture(
@@ -139,6 +143,7 @@ def capture(
     freeze: tuple[str, ...] = (),
     loss: OwnLoss | None = None,
     seq: int | None = None,
+    alone: bool = False,
 ) -> Captured:
     """Trace the module that `build` makes, its parameters in `dtype` ("f32", "bf16", "f64").
 
@@ -155,7 +160,7 @@ def capture(
 
     def read(wrapped: Logits, inputs: tuple[Role, ...]) -> Captured:
         with floats_as_in(dtype):
-            exported = exported_for(wrapped, name, seq)
+            exported = exported_for(wrapped, name, seq, alone)
         reader = _Reader(
             program=exported.program,
             name=name,
@@ -167,7 +172,8 @@ def capture(
             promote=dtype == "f64",
             own_loss=loss,
             lengths=exported.lengths,
-            length=S if seq is None else seq,
+            step=exported.lengths.step,
+            length=exported.lengths.least if alone else S,
         )
         found = replace(
             reader.read(),
@@ -195,7 +201,7 @@ class _Reader(FxReader):
     tied: dict[str, str]
     frozen: frozenset[str]
     own_loss: OwnLoss | None
-    lengths: SeqRange
+    lengths: Lengths
     length: Size  # of a row
     params: dict[str, str] = field(default_factory=dict)  # value by logical name
     constants: dict[str, Tensor] = field(default_factory=dict)
@@ -284,8 +290,9 @@ class _Reader(FxReader):
         buffers.update(signature.inputs_to_lifted_tensor_constants)
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         tokens, *others = (n for n in placeholders if n.name in signature.user_inputs)
-        sizes = zip(tokens.meta["val"].shape, self.rows, strict=True)
-        self.symbols = {s.node.expr: own for s, own in sizes if not isinstance(s, int)}
+        rows, length = tokens.meta["val"].shape
+        sizes = (steps_of(rows, 1), B), (steps_of(length, self.step), symbol_of(self.step))
+        self.symbols = {size: own for size, own in sizes if size.is_Symbol}
         free = len(set(self.rows) & {B, S})
         if len(self.symbols) != free:
             raise CaptureError(
@@ -424,8 +431,8 @@ class _Reader(FxReader):
     def _check_logits(self, logits: Value) -> None:
         """Raise CaptureError for logits that are not one row of the vocabulary for each token."""
         some = (
-            {"B": 7, "S": 13},
-            {"B": 5, "S": 3},
+            {"B": 7, "S": 13 * self.step},
+            {"B": 5, "S": 3 * self.step},
         )  # sizes that are equal may be written otherwise
         found = [[evaluate(size, sizes) for size in logits.shape[:-1]] for sizes in some]
         if found != [[evaluate(size, sizes) for size in self.rows] for sizes in some]:

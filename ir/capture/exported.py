@@ -3,18 +3,21 @@
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.fx import Node
 
 from ..errors import CaptureError, SizeError
 from ..inputs import Role, role_of
+from ..lengths import Lengths
 from ..traced import Ways
 from . import semantic
 from .asserts import drop_true_asserts
@@ -31,6 +34,7 @@ from .recurrence import recurrence
 from .router_load import router_load
 from .size_functions import sizes_as_numbers
 from .size_questions import no_question_of_one_row, no_sizes_as_keys
+from .steps import Way, following, read_off_tokens, steps_of
 from .suggestions import no_failing_suggestions
 from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
@@ -46,11 +50,10 @@ from .unseen import (
 )
 from .ways import Recorder, has_code_of_user
 
-# The shortest and the longest sequence that a graph is for; None: any.
-SeqRange: TypeAlias = tuple[int, int | None]
+# The fewest and the most steps of a row that an export is for, as steps.py has it; None: any.
+_Steps: TypeAlias = tuple[int, int | None]
 
-# Hints for B and S: primes that no model size equals, so that no coincidence merges symbols.
-_HINTS = (7, 13)
+_ROWS = 7  # that are traced, a prime unlike the tokens of a row: no coincidence merges symbols
 # The shortest sequence: torch.export takes one token apart from several, and shows several.
 _LEAST = 2
 # Below it a part of a sequence, such as all tokens but one, may be one token: a size that torch
@@ -97,69 +100,123 @@ class Exported:
     be proven, as Traced says, and the ways that the export took."""
 
     program: ExportedProgram
-    lengths: SeqRange
+    lengths: Lengths
     longest_apart: bool
     ways: Ways
 
 
-def exported_for(module: Logits, name: str, seq: int | None = None) -> Exported:
+def exported_for(
+    module: Logits, name: str, seq: int | None = None, alone: bool = False
+) -> Exported:
     """Export a module for the lengths of sequence that it takes.
 
-    A module that asks for some range of them, for instance the rows of a table of positions that
-    it slices, or two tokens at least, is exported again for that range. seq: the only length, a
-    number in the program.
+    seq: a length that it shall take, for which S is taken in other ways where the usual one is
+    refused; None: any. alone: whether it is the only one, a number in the program.
     """
     _swap_semantic(module)
     check_hooks(module, name)
     check_unregistered(module, name)
-    lengths: SeqRange = (_LEAST, None) if seq is None else (seq, seq)
+    if seq is None:
+        return _for_lengths(module, name, Way())
+    return (_for_one_length if alone else _for_a_length)(module, name, seq)
+
+
+def _for_a_length(module: Logits, name: str, seq: int) -> Exported:
+    """Export for lengths, `seq` among them where that may be, in the first way that does it. Raises
+    what the usual way was refused for where there is none."""
+    way: Way | None = Way()
+    refused: list[CaptureError] = []
+    while way is not None:
+        try:
+            return _for_lengths(module, name, way)
+        except CaptureError as error:
+            refused.append(error)
+            if not isinstance(refused[0], SizeError):
+                break
+            way = following(way, f"{error} {error.__cause__}", seq, partial(_runs, module, name))
+    raise refused[0]
+
+
+def _for_one_length(module: Logits, name: str, seq: int) -> Exported:
+    with as_it_was(module):
+        found = _exported(module, name, Way(tried=seq), None, asserts=False)
+    _within_tables(found, module, name)
+    longer = _places_of_image(module, name)
+    if seq <= longer:
+        raise SizeError(
+            f"model {name}: an image takes {longer} tokens of a row, of {seq}; a row has "
+            "one more at least"
+        )
+    return found
+
+
+def _for_lengths(module: Logits, name: str, way: Way) -> Exported:
+    """Export for every length that a way of taking S leaves.
+
+    A module that asks for some range of them, for instance the rows of a table of positions that
+    it slices, or two tokens at least, is exported again for that range.
+    """
+    steps: _Steps = (_LEAST, None)
     asserts = False
     while True:
         try:
             with as_it_was(module):
-                found = _exported(module, name, lengths, asserts, seq is not None)
-            least, most = _within_tables(found, module, name)
-            longer = sum(image_sizes(module.module, name).get("places", ()))  # than its image
-            if seq is not None and seq <= longer:
-                raise SizeError(
-                    f"model {name}: an image takes {longer} tokens of a row, of {seq}; a row has "
-                    "one more at least"
-                )
-            if seq is not None:
-                return found
-            return replace(found, lengths=(max(least, longer + 1), most))
+                found = _exported(module, name, way, steps, asserts)
+            lengths = _within_tables(found, module, name)
+            return replace(found, lengths=lengths.from_to(_places_of_image(module, name) + 1, None))
         except CaptureError as error:
             message = str(error.__cause__)
-            asked = _range_of(message, lengths)
-            if seq is not None or asked == lengths and (asserts or _GUARD not in message):
+            asked = _range_of(message, steps, way)
+            if asked == steps and (asserts or _GUARD not in message):
                 raise
             # A guard that torch cannot solve may be true for every length: it becomes an assertion.
-            asserts = asserts or asked == lengths
-            lengths = asked
+            asserts = asserts or asked == steps
+            steps = asked
 
 
-def _within_tables(found: Exported, module: Logits, name: str) -> SeqRange:
+def _places_of_image(module: Logits, name: str) -> int:
+    """Return how many tokens of a row its image takes."""
+    return sum(image_sizes(module.module, name).get("places", ()))
+
+
+def _within_tables(found: Exported, module: Logits, name: str) -> Lengths:
     program, lengths = found.program, found.lengths
     given = zip(program.graph_signature.user_inputs, module.arguments, strict=False)
     positions = tuple(node for node, asked in given if role_of(asked) == "positions")
-    known = [n for n in (lengths[1], longest(program, positions, name)) if n is not None]
-    return lengths[0], min(known, default=None)
+    return lengths.from_to(lengths.least, longest(program, positions, name, lengths.step))
 
 
-def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool, fixed: bool) -> Exported:
-    """Export with gradients, so that a model's own no_grad regions show as graphs within it.
-
-    asserts: whether what torch cannot show of sizes becomes an assertion, checked here. fixed:
-    whether the length is a number.
-    """
+def _given(module: Logits, name: str, tokens: int) -> tuple[tuple[Tensor, bool], ...]:
+    """Return what a forward is traced on, and of each whether it has the row's length."""
     images = image_sizes(module.module, name)
     roles = [*map(role_of, module.arguments), None][: module.num_inputs]
-    of_row = (lengths[0],) if fixed else _HINTS[1:]
-    given = tuple(_zeros(images.get(role, of_row), role, module) for role in roles)
-    dims = {0: Dim("B", min=1)}
-    if not fixed:
-        dims[1] = Dim("S", min=lengths[0], max=lengths[1])
-    each = {"given": tuple({0: dims[0]} if role in images else dims for role in roles)}
+    return tuple(
+        (_zeros(images.get(role, (tokens,)), role, module), role not in images) for role in roles
+    )
+
+
+def _runs(module: Logits, name: str, tokens: int) -> bool:
+    """Tell whether the forward runs on rows of so many tokens."""
+    given = [tensor for tensor, _ in _given(module, name, tokens)]
+    with as_it_was(module), quiet():
+        try:
+            _call(module, given)
+        except Exception as error:
+            return _BY_VALUES.search(str(error)) is not None
+    return True
+
+
+def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts: bool) -> Exported:
+    """Export with gradients, so that a model's own no_grad regions show as graphs within it.
+
+    steps: of a row; None: the length is a number, that of the way. asserts: whether what torch
+    cannot show of sizes becomes an assertion, checked here.
+    """
+    inputs = _given(module, name, way.tried)
+    given = tuple(tensor for tensor, _ in inputs)
+    rows = {0: Dim("B", min=1)}
+    dims = rows | ({1: _length(way, steps)} if steps else {})
+    each = {"given": tuple(dims if of_row else rows for _, of_row in inputs)}
     recorder = Recorder()
     try:
         with (
@@ -222,14 +279,40 @@ def _exported(module: Logits, name: str, lengths: SeqRange, asserts: bool, fixed
         ) from error
     check_dtypes(program.graph)
     check_sizes(program.graph_module)
-    kept = drop_true_asserts(program.graph, lengths, name)
-    return Exported(program, *kept, recorder.ways)
+    least, most = _narrowed(program, way, steps) if steps else (way.tried, way.tried)
+    lengths = Lengths(1, None, way.step).from_to(least, most)
+    return Exported(program, *drop_true_asserts(program.graph, lengths, name), recorder.ways)
+
+
+def _length(way: Way, steps: _Steps) -> Any:
+    """Return the length of a row as torch wants it: a Dim, or a multiple of one."""
+    count = Dim("S" if way.step == 1 else "steps", min=steps[0], max=steps[1])
+    return count if way.step == 1 else way.step * count
+
+
+def _narrowed(program: ExportedProgram, way: Way, steps: _Steps) -> tuple[int, int | None]:
+    """Return the least and the most tokens of a row. Of a multiple of a Dim, torch refuses no guard
+    that only narrows its range: the program has what is left."""
+    tokens = _tokens_of(program)
+    if way.step > 1:
+        read_off_tokens(program.graph, tokens)
+    left = program.range_constraints.get(steps_of(tokens.meta["val"].shape[1], way.step))
+    least, most = steps
+    if left is not None:
+        least = max(least, int(left.lower))
+        most = int(left.upper) if left.upper.is_Integer else most
+    return least * way.step, most and most * way.step
+
+
+def _tokens_of(program: ExportedProgram) -> Node:
+    first = program.graph_signature.user_inputs[0]
+    return next(node for node in program.graph.nodes if node.name == first)
 
 
 def _zeros(sizes: tuple[int, ...], role: Role | None, module: nn.Module) -> Tensor:
     """Return an input of zeros. sizes: of a row."""
     floats = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return torch.zeros(_HINTS[0], *sizes, dtype=floats if role == "images" else torch.int64)
+    return torch.zeros(_ROWS, *sizes, dtype=floats if role == "images" else torch.int64)
 
 
 def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -> bool:
@@ -237,15 +320,19 @@ def _fails_anyway(module: Logits, given: tuple[Tensor, ...], error: Exception) -
 
     Where its parameters have no values, a call fails as the export does on what values decide.
     """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
     try:
-        with torch.no_grad():
-            module(*(tensor.to(device) for tensor in given))
+        _call(module, given)
     except Exception as plain:
         said = _without_sizes(plain)
         by_values = _BY_VALUES.search(str(plain)) is not None
         return bool(said.strip()) and not by_values and said in _without_sizes(error)
     return False
+
+
+def _call(module: Logits, given: Iterable[Tensor]) -> None:
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    with torch.no_grad():
+        module(*(tensor.to(device) for tensor in given))
 
 
 def _without_sizes(error: Exception) -> str:
@@ -273,8 +360,8 @@ def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
     return [f for f in frames if f.filename[0] != "<" and short_line(f.filename, f.lineno or 0)]
 
 
-def _range_of(message: str, lengths: SeqRange) -> SeqRange:
-    """The lengths to try after torch's guards refused some; the same where none may do.
+def _range_of(message: str, steps: _Steps, way: Way) -> _Steps:
+    """The steps of a row to try after torch's guards refused some; the same where none may do.
 
     torch names a range, or a guard that the shortest sequences alone may break: a slice of one.
     """
@@ -282,11 +369,11 @@ def _range_of(message: str, lengths: SeqRange) -> SeqRange:
     match = re.search(rf"guard (\d+) <= {size} and {size} <= (\d+|IntInfinity\(\))", message)
     if match is None:
         short = _GUARD in message
-        return (max(_SHORT, lengths[0]), lengths[1]) if short else lengths
-    high = int(match[2]) if match[2].isdigit() else lengths[1]
-    bound = int(match[1]) == high  # to the length at hand
-    inside = int(match[1]) <= _HINTS[1] <= (high or _HINTS[1]) and not bound
-    return (max(int(match[1]), lengths[0]), high) if inside else lengths
+        return (max(_SHORT, steps[0]), steps[1]) if short else steps
+    low, high = int(match[1]), int(match[2]) if match[2].isdigit() else None
+    if low == high or not low <= way.tried <= (high or way.tried):  # bound to the length at hand
+        return steps
+    return max(-(-low // way.step), steps[0]), high // way.step if high else steps[1]
 
 
 @contextmanager

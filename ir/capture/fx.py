@@ -26,6 +26,7 @@ from .nodes import (
     where,
     writes,
 )
+from .steps import over_tokens
 from .symbolic import sizes_of
 
 # Values that capture adds behind the model's own.
@@ -48,11 +49,13 @@ class FxReader:
     """Collects inputs and ops of one fx graph. `values` maps a node to value name(s) or a size.
 
     promote: every float becomes float64 (see capture). joint: the graph is forward and backward.
-    random: names of values that their ops draw, otherwise than dropout does.
+    random: names of values that their ops draw, otherwise than dropout does. step: of how many
+    tokens a row has a multiple; symbols has symbol_of it for it.
     """
 
     promote: bool = False
     joint: bool = False
+    step: int = 1
     symbols: dict = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -84,7 +87,7 @@ class FxReader:
 
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
-            return size_of(size.node.expr.subs(self.symbols))
+            return over_tokens(size_of(size.node.expr.subs(self.symbols)), self.step)
         return size if isinstance(size, float) else int(size)  # type: ignore[call-overload]
 
     def _number(self, node: Node, value: object) -> Size:

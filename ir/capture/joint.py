@@ -40,6 +40,7 @@ from .composites import EXPANSIONS
 from .functional import Functionalise
 from .fx import FxReader, torch_dtype
 from .nodes import target_name
+from .steps import symbol_of
 from .symbolic import concrete
 
 aten = torch.ops.aten
@@ -47,10 +48,13 @@ aten = torch.ops.aten
 _HINTS = (7, 13)
 
 
-def joint(segment: Segment) -> Graph:
-    """Trace a unique segment's forward and backward; CaptureError for what torch refuses."""
+def joint(segment: Segment, step: int = 1) -> Graph:
+    """Trace a unique segment's forward and backward; CaptureError for what torch refuses.
+
+    step: of how many tokens a row has a multiple.
+    """
     graph = segment.graph
-    fake = _FakeInputs()
+    fake = _FakeInputs(step)
     wanted = {i.value.name for i in segment.wanted}
     arguments = [fake.tensor(i.value, i.value.name in wanted) for i in graph.inputs]
     is_loss = graph.values[graph.outputs[0]].shape == ()
@@ -80,7 +84,9 @@ def joint(segment: Segment) -> Graph:
     with fake.mode, enable_python_dispatcher():
         traced = make_fx(run, decomposition_table=_decompositions())(*arguments)
     Functionalise(traced.graph).run()
-    reader = _JointReader(symbols=fake.symbols, joint=True, names=made, made_by=backward.made_by)
+    reader = _JointReader(
+        symbols=fake.symbols, step=step, joint=True, names=made, made_by=backward.made_by
+    )
     return _read(segment, traced, reader, backward, incoming)
 
 
@@ -111,15 +117,16 @@ def _whole_boundary(
 
 
 class _FakeInputs:
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
         # What it keeps of an op would serve the same op again, and few ops of a segment are.
         self.mode.cache_enabled = False
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
         hint = torch.empty(_HINTS)
         sizes: tuple[Any, ...] = self.mode.from_tensor(hint, symbolic_context=context).shape
-        self.b, self.s = sizes
-        self.symbols = {self.b.node.expr: B, self.s.node.expr: S}
+        self.b, steps = sizes
+        self.s = steps * step if step > 1 else steps
+        self.symbols = {self.b.node.expr: B, steps.node.expr: symbol_of(step)}
 
     def size(self, size: Size) -> Any:
         if isinstance(size, int):

@@ -18,8 +18,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..errors import CaptureError
-from ..sizes import B, S
+from ..lengths import Lengths
+from ..sizes import B
 from .nodes import where
+from .steps import symbol_of
 
 _SIZES = ((5, 6), (7, 4))  # rows and tokens of the operands
 _LIMIT = 1 << 24  # elements of the operands of an op that is run
@@ -82,17 +84,15 @@ class Rows(NamedTuple):
         return found
 
 
-def check_row_ops(
-    graph: Graph, symbols: dict, lengths: tuple[int, int | None], labels: Node | None
-) -> None:
+def check_row_ops(graph: Graph, symbols: dict, lengths: Lengths, labels: Node | None) -> None:
     """Raise CaptureError for the first op of a graph that mixes rows.
 
     symbols: B and S by torch's symbols. lengths: of S, as Exported has. labels: what reads it is
     the loss. Ops that draw, or that torch does not run on such operands, are passed over.
     """
-    least, most = lengths
     for rows, length in _SIZES:
-        sizes = {B: rows, S: max(least, min(length, most or length))}
+        steps = lengths.near(length) // lengths.step
+        sizes = {B: rows, symbol_of(lengths.step): steps}
         RowOps(symbols, sizes).check(graph, labels)
 
 

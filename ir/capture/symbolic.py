@@ -21,14 +21,35 @@ def concrete(size: Size, values: Mapping[str, Any]) -> Any:
         return int(size.p) if size.q == 1 else size.p / size.q
     top, bottom = size.as_numer_denom()
     if bottom != 1:
-        return concrete(top, values) / concrete(bottom, values)
+        return _quotient(concrete(top, values), concrete(bottom, values))
     return _PARTS[size.func](size, values)
+
+
+def expression_of(size: Any) -> sympy.Basic:
+    """Return a size of torch, or a condition on sizes, as an expression."""
+    return sympy.sympify(getattr(getattr(size, "node", size), "expr", size))
 
 
 def sizes_of(value: torch.Tensor) -> list[sympy.Expr]:
     """Return a shape as expressions. Compared as torch's symbols are, sizes that are equal at the
     numbers at hand would be taken for equal from there on."""
-    return [sympy.sympify(getattr(getattr(n, "node", n), "expr", n)) for n in value.shape]
+    return [*map(expression_of, value.shape)]
+
+
+def parts_of(size: Any, part: Any) -> int | None:
+    """Return how often a part is in a size, one of which is symbolic; None where that depends on
+    sizes, or is not whole."""
+    if not (isinstance(size, torch.SymInt) or isinstance(part, torch.SymInt)):
+        return None
+    ratio = sympy.cancel(expression_of(size) / expression_of(part))
+    return int(ratio) if ratio.is_Integer else None
+
+
+def _quotient(top: Any, bottom: Any) -> Any:
+    """The whole number where S is a multiple of what it is divided by."""
+    symbolic = isinstance(top, torch.SymInt) and isinstance(bottom, int)
+    whole = symbolic and sympy.expand(expression_of(top) / bottom).is_integer
+    return top // bottom if whole else top / bottom
 
 
 def _folded(combine: Callable[[Any, Any], Any]) -> Callable[[sympy.Expr, Mapping], Any]:

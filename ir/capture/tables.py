@@ -30,16 +30,19 @@ _ON_SIZES = operator.add.__module__  # of what Python calculates with sizes
 _MOST_ELEMENTS = 2**26  # of an index that is calculated to be looked at
 
 
-def longest(program: ExportedProgram, positions: tuple[str, ...], name: str) -> int | None:
+def longest(
+    program: ExportedProgram, positions: tuple[str, ...], name: str, step: int = 1
+) -> int | None:
     """Return the most tokens of a row of which all positions are in the tables that they are looked
-    up in; None for any number. positions: inputs [B, S] that hold 0 to S - 1.
+    up in; None for any number. positions: inputs [B, S] that hold 0 to S - 1. step: of how many
+    tokens a row has a multiple.
 
     Of the indices that the length alone decides: those made of values are not looked at. Raises
-    CaptureError where even a row of one token is past a table.
+    CaptureError where even a row of one step is past a table.
     """
     decided = _of_the_length(program, positions)
     bounds = [
-        _longest_of(program, node, index, entries, name)
+        _longest_of(program, node, index, entries, name, step)
         for node, index, entries in _looked_up(program)
         if index in decided
     ]
@@ -65,12 +68,12 @@ def _looked_up(program: ExportedProgram) -> Iterator[tuple[Node, Node, range]]:
 
 
 def _longest_of(
-    program: ExportedProgram, node: Node, index: Node, entries: range, name: str
+    program: ExportedProgram, node: Node, index: Node, entries: range, name: str, step: int
 ) -> int | None:
-    length = 2 * entries.stop + 1
-    if not _small(index, length):
+    length = 2 * entries.stop // step + 1  # in steps
+    if not _small(index, length * step):
         return None
-    fits = partial(_fits, program, index, entries)
+    fits = partial(_fits, program, index, entries, step)
     if fits(length):
         return None
     if not fits(1):
@@ -82,7 +85,7 @@ def _longest_of(
     while length - short > 1:
         middle = (short + length) // 2
         short, length = (middle, length) if fits(middle) else (short, middle)
-    return short
+    return short * step
 
 
 def _of_the_length(program: ExportedProgram, positions: tuple[str, ...]) -> frozenset[Node]:
@@ -115,9 +118,9 @@ def _small(index: Node, length: int) -> bool:
     return length ** min(dims, 2) <= _MOST_ELEMENTS
 
 
-def _fits(program: ExportedProgram, index: Node, entries: range, length: int) -> bool:
-    """Tell whether all of an index are entries of its dim, for a row of `length` tokens."""
-    found = _value(program, index, length, {})
+def _fits(program: ExportedProgram, index: Node, entries: range, step: int, count: int) -> bool:
+    """Tell whether all of an index are entries of its dim, for a row of `count` steps."""
+    found = _value(program, index, count * step, {})
     if found.dtype is torch.bool:
         return True
     return bool(((entries.start <= found) & (found < entries.stop)).all())

@@ -7,20 +7,17 @@ import torch
 import torch.nn.functional as F
 from equivalence.boxes import assemble
 from equivalence.pool import Pool
-from equivalence.stock_runs import PLANS, ROWS, SEQ, labels_of, planned, ran, tokens_of
+from equivalence.stock_runs import PLANS, ROWS, SEQ, by_torch, planned, ran, tokens_of
 from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.api import capturing
 from meshwright.api.capturing import captured, takes
-from meshwright.ir.capture.initialisers import default_dtype
 from meshwright.ir.errors import CaptureError, SizeError
-from meshwright.ir.plan import Plan
-from meshwright.ir.sizes import evaluate
+from meshwright.ir.lengths import Lengths
 from meshwright.ir.traced import Traced
 from meshwright.models import ModelSource
 from meshwright.proof.prove import Subject, prove
-from meshwright.runtime.engine.initial import initial_value
 from meshwright.runtime.optimizers.options import OptimizerOptions
 
 VOCAB, DIM, STEPS, RATE = 32, 12, 2, 0.3
@@ -84,7 +81,7 @@ def _captured(seq: int | None = SEQ) -> tuple:
 def proven() -> Traced:
     """The capture of the loop, proven once for all plans."""
     traced, said = _captured()
-    assert traced.lengths == (SEQ, SEQ)
+    assert traced.lengths == Lengths(SEQ, SEQ)
     assert any(f"rows of {SEQ} tokens alone" in line for line in said)
     prove(Subject("loop", Loop, VOCAB, None), traced)
     return traced
@@ -95,32 +92,12 @@ def test_it_equals_the_module(name: str, proven: Traced, pool: Pool, tmp_path: P
     made = planned(proven, CASES[name])
     data = [tokens_of(step, VOCAB) for step in range(STEPS)]
     found = ran(made, data, _RULE, RATE, pool, tmp_path / "p")
-    losses, params = _by_torch(made, data)
+    losses, params = by_torch(Loop, made, data, RATE)
     torch.testing.assert_close(found[0].losses, losses, rtol=1e-11, atol=0)
     own = assemble(made, found, lambda rank: rank.params)
     assert own.keys() == params.keys()
     for key, value in params.items():
         torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)
-
-
-def _by_torch(plan: Plan, data: list[Tensor]) -> tuple[list[float], dict[str, Tensor]]:
-    with default_dtype(torch.float64):
-        module = Loop()
-    params = dict(module.named_parameters())
-    for param in plan.params:
-        shape = tuple(evaluate(size, {}) for size in param.shape)
-        where = {"dtype": torch.float64, "device": torch.device("cpu")}
-        value = initial_value(param.name, shape, param.init, seed=0, stored={}, **where)
-        params[param.name].data.copy_(value)
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    losses = []
-    for tokens in data:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(module(tokens).flatten(0, 1), labels_of(tokens).flatten())
-        loss.backward()
-        losses.append(float(loss.detach()))
-        optimizer.step()
-    return losses, {name: param.detach() for name, param in params.items()}
 
 
 def test_without_a_length_it_is_refused() -> None:
@@ -180,7 +157,7 @@ class Fours(nn.Module):
 def test_a_length_that_a_module_takes_is_tried() -> None:
     source = ModelSource("fours", VOCAB, None, Fours)
     traced, _ = captured(source, "f64", "", None, lambda _: None, 8)
-    assert traced.lengths == (8, 8)
+    assert traced.lengths == Lengths(8, None, 4)
     with pytest.raises(SizeError, match="a multiple of 4") as caught:
         captured(source, "f64", "", None, lambda _: None, 9)
     assert "for 9 tokens alone" not in str(caught.value)  # the same reason, said once

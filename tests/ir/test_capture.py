@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.capture.export import capture, trace
 from meshwright.ir.errors import CaptureError
+from meshwright.ir.lengths import Lengths
 from meshwright.ir.ops.registry import definition
 
 # Processor seconds of a layer, in a model four times as deep, over those in the shallow one: a core
@@ -256,7 +257,7 @@ def test_positions_looked_up_in_tables_bound_the_length(
             setattr(module, name, nn.Embedding(500, getattr(module, name).embedding_dim))
         return module
 
-    assert capture(build, "looked-up", "f32").lengths == (2, longest)
+    assert capture(build, "looked-up", "f32").lengths == Lengths(2, longest)
 
 
 class Misshapen(Recipes):

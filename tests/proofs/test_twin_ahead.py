@@ -28,7 +28,7 @@ proving.WITH_TWIN_BYTES = 0
 twin_ahead.BEGIN_S = 1000.0 if case == "early" else 0.0
 proofs.prove = wrong if case == "wrong" else own
 source = source_of("alike")
-with twin_ahead.twin_ahead(source, "f32", None) as ahead:
+with twin_ahead.twin_ahead(source, "f32", None, 8) as ahead:
     whole, calls, began = traced(source), [], time.monotonic()
     while case != "early" and multiprocessing.active_children():
         assert time.monotonic() - began < 100
@@ -64,7 +64,7 @@ def test_no_process_is_forked_beside_threads() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
-    with twin_ahead.twin_ahead(source_of("alike"), "f32", None) as ahead:
+    with twin_ahead.twin_ahead(source_of("alike"), "f32", None, 8) as ahead:
         assert ahead is None
     ended.set()
     thread.join()
