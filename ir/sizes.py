@@ -63,6 +63,14 @@ _PARTS: dict[str, Callable[..., sympy.Expr]] = {
     "ceiling": sympy.ceiling,
 }
 
+# Whole parts of numbers; of none below zero, whose floor is another.
+_WHOLE: dict[str, Callable[[sympy.Expr], sympy.Expr]] = {
+    "TruncToInt": sympy.floor,
+    "FloorToInt": sympy.floor,
+    "CeilToInt": sympy.ceiling,
+}
+_UNROUNDED = "ToFloat Add Mul FloorDiv CleanDiv".split()
+
 
 def size_of(expression: sympy.Expr) -> Size:
     """Return what torch calculates from sizes, in the words of this file.
@@ -77,10 +85,25 @@ def _size_of(expression: sympy.Expr) -> sympy.Expr:
         return sympy.Rational(repr(float(expression)))
     if not expression.args:
         return expression
-    part = _PARTS.get(type(expression).__name__)
-    if part is None:
-        raise ValueError(f"{type(expression).__name__} of a size")
-    return part(*map(_size_of, expression.args))
+    name, parts = type(expression).__name__, [*map(_size_of, expression.args)]
+    whole = name in _WHOLE and _is_exact(expression.args[0])
+    part = _WHOLE[name] if whole else _PARTS.get(name)
+    if part is None or (name == "TruncToInt" and not parts[0].is_nonnegative):
+        raise ValueError(f"{name} of a size")
+    return part(*parts)
+
+
+def _is_exact(number: sympy.Expr) -> bool:
+    """Return whether floats calculate a number so that its whole part is that of the exact one: a
+    quotient of integers, or what is made without rounding."""
+    quotient = type(number).__name__ == "IntTrueDiv"
+    return quotient or not any(map(_rounds, sympy.preorder_traversal(number)))
+
+
+def _rounds(part: sympy.Expr) -> bool:
+    if isinstance(part, sympy.Float):
+        return sympy.Rational(repr(float(part))) != sympy.Rational(float(part))
+    return type(part).__name__ not in _UNROUNDED and bool(part.args)
 
 
 @lru_cache(maxsize=65536)

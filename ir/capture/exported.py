@@ -32,6 +32,7 @@ from .lazy_modules import lazy_modules
 from .lines import lines_of_model, short_line
 from .recurrence import recurrence
 from .router_load import router_load
+from .size_builtins import sizes_in_builtins
 from .size_functions import sizes_as_numbers
 from .size_questions import no_question_of_one_row, no_sizes_as_keys
 from .steps import Way, following, read_off_tokens, steps_of
@@ -228,7 +229,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
             no_writes_behind(),
             no_question_of_one_row(name, module.seen),
             no_sizes_as_keys(name),
-            sizes_as_numbers(),
+            _sizes_as_numbers(module, way),
             no_question_of_tracing(name),
             no_texts(name),
             no_causal_detection(),
@@ -282,6 +283,13 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
     least, most = _narrowed(program, way, steps) if steps else (way.tried, way.tried)
     lengths = Lengths(1, None, way.step).from_to(least, most)
     return Exported(program, *drop_true_asserts(program.graph, lengths, name), recorder.ways)
+
+
+@contextmanager
+def _sizes_as_numbers(module: Logits, way: Way) -> Iterator[None]:
+    builtins = sizes_in_builtins(module.seen) if way.numbers else nullcontext()
+    with sizes_as_numbers(), builtins:
+        yield
 
 
 def _length(way: Way, steps: _Steps) -> Any:

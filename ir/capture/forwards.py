@@ -76,7 +76,7 @@ class Logits(nn.Module):
     def called(self, *given: Tensor) -> Returned:
         """Return what the module returns."""
         tokens, *others = given
-        self.seen.rows = tokens.shape[0]
+        self.seen.rows, self.seen.length = tokens.shape
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
         self.seen.unread = _numbers_in(out)
         return Returned(_logits_in(out), _load_in(out), _named(out, "router_loss"))

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..dtypes import FLOATS, SHORT_NAMES, TORCH_NAMES
-from ..errors import CaptureError
+from ..errors import CaptureError, SizeError
 from ..graph import Attr, Input, Op, Value
 from ..ops.registry import named
 from ..sizes import B, Size, format_size, is_symbolic, size_of
@@ -95,7 +95,7 @@ class FxReader:
         try:
             return self._size(value)
         except ValueError as error:
-            raise CaptureError(
+            raise SizeError(
                 f"{self.where(node)} takes the {error}, which no plan can write down; calculate "
                 "with sizes by + - * / // % ** max and min alone"
             ) from None

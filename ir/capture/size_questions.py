@@ -30,11 +30,12 @@ _Against = Callable[..., str]
 class Seen:
     """Holder of what a forward shows, so that under export it assigns no attribute of its module.
 
-    rows: how many it is called on. unread: places of the trainable numbers that it returns beside
-    its logits.
+    rows, length: of the tokens that it is called on. unread: places of the trainable numbers that
+    it returns beside its logits.
     """
 
     rows: Any = None
+    length: Any = None
     unread: tuple[str, ...] = ()
 
 

@@ -63,11 +63,13 @@ def read_off_tokens(graph: Graph, tokens: Node) -> None:
 class Way:
     """How an export takes S.
 
-    step: of how many tokens a row has a multiple. tried: tokens of the row that is traced.
+    step: of how many tokens a row has a multiple. tried: tokens of the row that is traced. numbers:
+    whether functions that want a number, such as int, take a size.
     """
 
     step: int = 1
     tried: int = _PRIMES[0]
+    numbers: bool = False
 
 
 def following(way: Way, said: str, seq: int, runs: Callable[[int], bool]) -> Way | None:
@@ -80,7 +82,7 @@ def following(way: Way, said: str, seq: int, runs: Callable[[int], bool]) -> Way
         tried = [p * step for p in _PRIMES if runs(p * step)]
         if len(tried) > 1:  # one may be a multiple of a longer step by chance
             return replace(way, step=step, tried=tried[0])
-    return None
+    return None if way.numbers else replace(way, numbers=True)
 
 
 def _steps_beside(way: Way, said: str, seq: int, runs: Callable[[int], bool]) -> Iterator[int]:

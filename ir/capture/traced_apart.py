@@ -31,7 +31,7 @@ def no_question_of_tracing(name: str) -> Iterator[None]:
     watched = {id(f): _asked(f, f"asks torch.compiler.{f.__name__}()", name) for f in functions}
     places = [
         (vars(module), key, value)
-        for module in (torch.compiler, *_modules_of_user())
+        for module in (torch.compiler, *modules_of_user())
         for key, value in vars(module).items()
         if id(value) in watched
     ]
@@ -85,5 +85,6 @@ def _asked(plain: Callable[..., Any], what: str, name: str) -> Callable[..., Any
     return ask
 
 
-def _modules_of_user() -> list[Any]:
+def modules_of_user() -> list[Any]:
+    """Return the modules whose files are of the user's."""
     return [m for m in list(sys.modules.values()) if of_user(getattr(m, "__file__", None) or "<>")]

@@ -1,5 +1,5 @@
-"""Modules that take rows of a multiple of some tokens: captured once, and under every plan as plain
-PyTorch, at every length."""
+"""Modules that take rows of a multiple of some tokens, or want a length as a number: captured once,
+and under every plan as plain PyTorch, at every length."""
 
 from functools import cache
 from pathlib import Path
@@ -52,11 +52,11 @@ class Pooled(Around):
 
 
 class Counted(Around):
-    """Attends within blocks of four."""
+    """Attends within blocks of four, their number by a division of floats."""
 
     def middle(self, h: Tensor) -> Tensor:
         b, s, d = h.shape
-        blocks = h.reshape(b * s // 4, 4, d)
+        blocks = h.reshape(b * int(s / 4), 4, d)
         return h + F.scaled_dot_product_attention(blocks, blocks, blocks).reshape(b, s, d)
 
 
@@ -113,6 +113,15 @@ class Branching(Around):
         return h.sin() if h.shape[1] > 16 else h.cos()
 
 
+class Split(Around):
+    """Cuts a row at a share of its length, and counts tokens by len."""
+
+    def middle(self, h: Tensor) -> Tensor:
+        cut = int(len(h[0]) * 0.5)
+        assert isinstance(cut, int)
+        return torch.cat([h[:, :cut].tanh(), h[:, cut:]], 1) / len(h[0])
+
+
 class Chance(Around):
     """Has numbers that are a length of rows that are traced: 13, 52 and 32."""
 
@@ -129,6 +138,7 @@ KINDS = {
     (Placed, 32): Lengths(8, 64, 4),
     (Padded, 32): Lengths(8, None, 4),
     (Branching, 48): Lengths(44, 56, 4),
+    (Split, 32): Lengths(4, None),
     (Chance, 32): Lengths(8, None, 4),
 }
 
@@ -161,6 +171,29 @@ def test_it_equals_the_module(
     assert own.keys() == params.keys()
     for key, value in params.items():
         torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cut", "taken"),
+    [
+        (lambda s: s / 4, True),
+        (lambda s: s * 0.75, True),
+        (lambda s: (s - 1) / 3, True),
+        (lambda s: s * 0.29, False),  # of 100 the float is below 29
+        (lambda s: s / 3 * 2, False),
+        (lambda s: s**0.5, False),
+    ],
+)
+def test_what_floats_may_round_is_left_to_one_length(cut, taken: bool) -> None:
+    class Cut(Around):
+        def middle(self, h: Tensor) -> Tensor:
+            first = int(cut(h.shape[1]))
+            return torch.cat([h[:, :first].tanh(), h[:, first:]], 1)
+
+    traced = captured(ModelSource("cut", VOCAB, None, Cut), "f64", "", None, lambda _: None, 100)[0]
+    assert (traced.lengths == Lengths(100, 100)) is not taken
+    assert any("for rows of 100 tokens alone" in line for line in traced.warnings) is not taken
+    prove(Subject("cut", Cut, VOCAB, None), traced)
 
 
 class Blocks(Around):
