@@ -44,7 +44,7 @@ def captured(
     if one := _known(fixed, say):
         return _counted(one, say), fixed
     try:
-        traced = _taking(every or _of_some_lengths(given, seq, key, say), seq)
+        traced, key = _of_lengths(given, seq, every, (key, fixed), say)
     except SizeError as error:
         if seq is None:
             raise
@@ -53,11 +53,22 @@ def captured(
     return _counted(traced, say), key
 
 
-def _of_some_lengths(given: "Given", seq: int | None, key: str, say: Say) -> "Traced":
-    say(f"tracing {given[0].name}")
-    traced = _trace(*given, seq)
-    _keep(key, traced, say)
-    return traced
+def _of_lengths(
+    given: "Given", seq: int | None, every: "Traced | None", keys: tuple[str, str], say: Say
+) -> tuple["Traced", str]:
+    """Return a capture for some lengths, `seq` among them, and its key.
+
+    every: that which is known, for others. keys: where nothing is known, and beside what is.
+    Raises SizeError where there is none.
+    """
+    key = keys[every is not None]
+    if every is None or (seq or 0) % every.lengths.step == 0:
+        say(f"tracing {given[0].name}")
+        traced = _trace(*given, seq)
+        if every is None or takes(traced, seq):
+            _keep(key, traced, say)
+        every = traced
+    return _taking(every, seq), key
 
 
 def takes(traced: "Traced", seq: int | None) -> bool:

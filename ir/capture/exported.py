@@ -35,7 +35,7 @@ from .router_load import router_load
 from .size_builtins import sizes_in_builtins
 from .size_functions import sizes_as_numbers
 from .size_questions import no_question_of_one_row, no_sizes_as_keys
-from .steps import Way, following, read_off_tokens, steps_of
+from .steps import Way, following, read_off_tokens, steps_of, tried_beside
 from .suggestions import no_failing_suggestions
 from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
@@ -129,13 +129,32 @@ def _for_a_length(module: Logits, name: str, seq: int) -> Exported:
     refused: list[CaptureError] = []
     while way is not None:
         try:
-            return _for_lengths(module, name, way)
+            found = _for_lengths(module, name, way)
         except CaptureError as error:
             refused.append(error)
             if not isinstance(refused[0], SizeError):
                 break
             way = following(way, f"{error} {error.__cause__}", seq, partial(_runs, module, name))
+        else:
+            known = found.lengths.takes(seq)
+            return found if known else _of_its_kind(seq, found, module, name, way)
     raise refused[0]
+
+
+def _of_its_kind(seq: int, found: Exported, module: Logits, name: str, way: Way) -> Exported:
+    """Return the export for the lengths that a forward takes as it takes `seq`; that which is found
+    where there is none, or where `seq` is past a table."""
+    every = replace(found, lengths=Lengths(way.step, None, way.step))
+    within = _within_tables(every, module, name).takes(seq)
+    for tried in tried_beside(seq, way.step) if within else ():
+        try:
+            if _runs(module, name, tried):
+                other = _for_lengths(module, name, replace(way, tried=tried))
+                if other.lengths.takes(seq):
+                    return other
+        except CaptureError:
+            continue
+    return found
 
 
 def _for_one_length(module: Logits, name: str, seq: int) -> Exported:

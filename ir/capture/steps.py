@@ -85,6 +85,13 @@ def following(way: Way, said: str, seq: int, runs: Callable[[int], bool]) -> Way
     return None if way.numbers else replace(way, numbers=True)
 
 
+def tried_beside(seq: int, step: int) -> tuple[int, ...]:
+    """Return the tokens of rows of a prime number of steps, next to `seq` below and above."""
+    count = seq // step
+    below = (sympy.prevprime(count + 1),) if count > 1 else ()
+    return tuple(n * step for n in (*below, sympy.nextprime(count)))
+
+
 def _steps_beside(way: Way, said: str, seq: int, runs: Callable[[int], bool]) -> Iterator[int]:
     """Yield longer steps: that which an error names, all where the forward does not run at all."""
     steps = [n for n in range(way.step + 1, min(seq, _LONGEST) + 1) if seq % n == 0 == n % way.step]

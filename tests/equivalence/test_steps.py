@@ -137,7 +137,10 @@ KINDS = {
     (Strided, 24): Lengths(6, None, 3),
     (Placed, 32): Lengths(8, 64, 4),
     (Padded, 32): Lengths(8, None, 4),
+    (Branching, 8): Lengths(8, 16, 4),
+    (Branching, 32): Lengths(20, 40, 4),
     (Branching, 48): Lengths(44, 56, 4),
+    (Branching, 64): Lengths(60, None, 4),
     (Split, 32): Lengths(4, None),
     (Chance, 32): Lengths(8, None, 4),
 }
