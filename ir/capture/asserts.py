@@ -37,8 +37,7 @@ def drop_true_asserts(graph: Graph, lengths: Lengths, name: str) -> tuple[Length
     least, most = lengths.least // step, lengths.most and lengths.most // step  # steps of a row
     apart = False
     asserts = [node for node in graph.nodes if node.target is _ASSERT]
-    for given, source in _conditions(asserts, sizes[0].node.shape_env).items():
-        condition = given.xreplace(sizes[0].node.shape_env.replacements) if step > 1 else given
+    for condition, source in _conditions(asserts, sizes[0].node.shape_env).items():
         if not condition.free_symbols <= {rows, length}:
             return lengths, apart  # sizes that values decide: refused where they are read
         if most is not None and condition in _unlike(length, most, step):
@@ -64,10 +63,12 @@ def drop_true_asserts(graph: Graph, lengths: Lengths, name: str) -> tuple[Length
 
 def _conditions(asserts: list[Node], env: Any) -> dict[sympy.Basic, str]:
     """Return what is asserted, guarded, or put off to be asserted, with its line of the model where
-    that is known. torch writes down nothing of what it put off for B and S alone."""
+    that is known; over the symbols of the tokens' sizes, to which torch finds others equal. It
+    writes down nothing of what it put off for B and S alone."""
     unwritten = {put_off.expr: "" for put_off in env.deferred_runtime_asserts.get(None, ())}
     guards = {guard.expr: _line_of(guard) for guard in env.guards}
-    return unwritten | guards | {_asserted(node): line_of(node) for node in asserts}
+    known = unwritten | guards | {_asserted(node): line_of(node) for node in asserts}
+    return {env.replace(condition): source for condition, source in known.items()}
 
 
 def _unlike(length: sympy.Basic, most: int, step: int) -> tuple[sympy.Basic, ...]:
