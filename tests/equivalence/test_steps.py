@@ -114,12 +114,12 @@ class Branching(Around):
 
 
 class Split(Around):
-    """Cuts a row at a share of its length, and counts tokens by len."""
+    """Cuts a row at a share of its length, counts tokens by len, and asks what a size is."""
 
     def middle(self, h: Tensor) -> Tensor:
         cut = int(len(h[0]) * 0.5)
-        assert isinstance(cut, int)
-        return torch.cat([h[:, :cut].tanh(), h[:, cut:]], 1) / len(h[0])
+        assert isinstance(cut, int) and type(cut) is int
+        return torch.cat([h[:, :cut].tanh(), h[:, cut:]], 1) / float(len(h[0]))
 
 
 class Chance(Around):
@@ -139,7 +139,6 @@ KINDS = {
     (Padded, 32): Lengths(8, None, 4),
     (Branching, 8): Lengths(8, 16, 4),
     (Branching, 32): Lengths(20, 40, 4),
-    (Branching, 48): Lengths(44, 56, 4),
     (Branching, 64): Lengths(60, None, 4),
     (Split, 32): Lengths(4, None),
     (Chance, 32): Lengths(8, None, 4),
@@ -180,10 +179,8 @@ def test_it_equals_the_module(
     ("cut", "taken"),
     [
         (lambda s: s / 4, True),
-        (lambda s: s * 0.75, True),
         (lambda s: (s - 1) / 3, True),
         (lambda s: s * 0.29, False),  # of 100 the float is below 29
-        (lambda s: s / 3 * 2, False),
         (lambda s: s**0.5, False),
     ],
 )
