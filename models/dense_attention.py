@@ -29,8 +29,9 @@ class DenseCore(nn.Module):
         """q [B, H, S, D], k and v [B, K, S, D] -> [B, H, S, D].
 
         mask: bool, of which False is not seen, or added to the scores; broadcast to [B, H, S, S].
-        sinks [H]: a score of each head that takes a share and gives no value. bias: added to the
-        scores, broadcast to [B, H, S, S]. dropout: of the weights. Softmax in float32 or wider.
+        sinks [H] or [B, H, S, 1]: a score of each head, or query, that takes a share and gives no
+        value. bias: added to the scores, broadcast to [B, H, S, S]. dropout: of the weights.
+        Softmax in float32 or wider.
         """
         wide, groups = wide_dtype(q.dtype), q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
@@ -46,7 +47,8 @@ class DenseCore(nn.Module):
         if sinks is None:
             shares = scores.softmax(-1)
         else:
-            column = sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            of_queries = sinks if sinks.dim() == scores.dim() else sinks.reshape(1, -1, 1, 1)
+            column = of_queries.to(wide).expand(*scores.shape[:-1], 1)
             shares = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
         return nn.functional.dropout(shares.to(q.dtype), dropout) @ values
 

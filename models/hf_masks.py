@@ -121,8 +121,8 @@ def rule_mask(
 def either_mask(make: Callable[..., Tensor], **given: Any) -> Visible | Tensor:
     """The mask function of the library that returns a rule where there is one.
 
-    Else it returns the padding, bool [B, 1, 1, S], where that alone hides keys, or what `make`
-    makes.
+    Else it returns the padding, [B, 1, 1, S] to be added to the scores, where that alone hides
+    keys, or what `make` makes.
     """
     try:
         return rule_mask(**given)
@@ -132,4 +132,6 @@ def either_mask(make: Callable[..., Tensor], **given: Any) -> Visible | Tensor:
             return make(**given)
         if not sees_all(given["mask_function"], given.get("local_size")):
             return make(**given)
-        return padding.to(torch.bool)[:, None, None, :]
+        hidden = ~padding.to(torch.bool)[:, None, None, :]
+        added = torch.zeros_like(hidden, dtype=given["dtype"])
+        return added.masked_fill(hidden, torch.finfo(added.dtype).min)

@@ -259,9 +259,9 @@ def _plain(spec: str, config: Any) -> nn.Module:
 def _register(transformers: Any) -> None:
     """Tell the library of our attention, masks and experts; once more changes nothing."""
     from transformers.integrations.moe import ExpertsInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-    tensor_mask = partial(_tensor_mask, sdpa_mask)
+    tensor_mask = partial(_tensor_mask, eager_mask)
     either = partial(either_mask, tensor_mask)
     masks = {_RULES: rule_mask, _EITHER: either, _MASKS: tensor_mask}
     for name, mask in masks.items():
@@ -271,7 +271,8 @@ def _register(transformers: Any) -> None:
 
 
 def _tensor_mask(make: Any, **given: Any) -> Tensor:
-    """The library's mask of bools, never left out, its rule called once on all places."""
+    """The library's mask for eager attention, which classes calculate with: added to the scores.
+    It is never left out, and its rule called once on all places."""
     skips = dict.fromkeys(("allow_is_causal_skip", "allow_is_bidirectional_skip"), False)
     return make(**given | skips | {"use_vmap": False})
 
@@ -381,6 +382,7 @@ def _attend(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     indices: Tensor | None = None,
     position_bias: Tensor | None = None,
     **extra: Any,
@@ -388,11 +390,13 @@ def _attend(
     """The registered attention function: query [B, H, S, D] to output [B, S, H, D].
 
     The mask says what is seen, as in the library's eager attention, and of that `indices` [B, S, K]
-    the keys that a query chose; a bias [B, H, S, S] is added to the scores. What else a class hands
-    over in `extra` counts for nothing here: where it does in the class, the proof tells.
+    the keys that a query chose; a bias [B, H, S, S] is added to the scores. Sinks of heads [H] are
+    `s_aux`, those of queries [B, H, S, 1] `sinks`. What else a class hands over in `extra` counts
+    for nothing here: where it does in the class, the proof tells.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    plain = s_aux is None and indices is None and position_bias is None and not dropout
+    sinks = s_aux if sinks is None else sinks
+    plain = sinks is None and indices is None and position_bias is None and not dropout
     if isinstance(attention_mask, Visible) and plain:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
         out = core(query, key, value)
@@ -404,7 +408,7 @@ def _attend(
             mask = window_mask(query.shape[2], mask.window, query.device)
         if indices is not None:
             mask = chosen_mask(mask, indices, key.shape[2])
-        out = core(query, key, value, mask, s_aux, position_bias, dropout)
+        out = core(query, key, value, mask, sinks, position_bias, dropout)
     return out.transpose(1, 2).contiguous(), None
 
 
