@@ -70,13 +70,29 @@ def inline_regions(module: GraphModule, state: dict[Node, str]) -> None:
             made = graph.graph_copy(inner.graph, dict(zip(places, given, strict=True)))
         results = made if isinstance(made, tuple | list) else (made,)
         for user in list(node.users):
-            value = results[user.args[1]]
-            if not enabled and isinstance(user.meta.get("val"), Tensor):
+            value = _unchanged(results[user.args[1]])
+            if not enabled and value not in given and isinstance(user.meta.get("val"), Tensor):
                 with graph.inserting_before(user):
                     value = _call(graph, aten.detach.default, (value,), user)
             user.replace_all_uses_with(value)
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _unchanged(value: Any) -> Any:
+    """Return what a cast is of that changes nothing: torch returns that tensor, also without
+    gradients, and an export takes it for the same one from there on."""
+    while isinstance(value, Node) and op_name(value.target) in ("to", "type_as"):
+        given: Any = value.args[0]
+        if _copies(value) or value.meta["val"].dtype != given.meta["val"].dtype:
+            break
+        value = given
+    return value
+
+
+def _copies(cast: Node) -> bool:
+    named = (argument.name for argument in cast.target._schema.arguments)  # type: ignore[union-attr]
+    return bool((dict(zip(named, cast.args, strict=False)) | cast.kwargs).get("copy"))
 
 
 def _region(module: GraphModule, node: Node) -> tuple[bool, Node, list]:
