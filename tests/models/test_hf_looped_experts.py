@@ -30,6 +30,11 @@ PACKED = {
         qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_topk=3, n_routed_experts=4,
         zero_expert_num=2, expert_ffn_hidden_size=12,
     ),
+    "jetmoe": transformers.JetMoeConfig(  # its attention has experts of queries, of outputs
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_key_value_heads=2, kv_channels=8,
+        intermediate_size=24, num_local_experts=4, num_experts_per_tok=2,
+        output_router_logits=True, aux_loss_coef=0.5,
+    ),
 }  # fmt: skip
 
 
