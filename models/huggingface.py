@@ -31,6 +31,7 @@ from .attention import AttentionCore
 from .dense_attention import DenseCore, chosen_mask, window_mask
 from .errors import ModelError, said_of
 from .experts import apply_experts
+from .hf_adapters import take_over_adapters
 from .hf_extra import transformers_for
 from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
@@ -290,6 +291,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
     _hold_buffers(model)
     if experts == _EXPERTS:
         take_over_loops(spec, model)
+        take_over_adapters(model)
     if seq2seq:
         return HuggingFaceSeq2Seq(model, *start_and_pad(spec, config))
     if images:
