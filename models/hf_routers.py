@@ -4,6 +4,9 @@ With `output_router_logits = true` a class makes it in forward, by a function of
 calls as a global: of the logits [B S, E] of all its layers a number of the whole batch. A plan
 computes some rows at a time, so that for the time of a forward another function stands there,
 which leaves the load of the batch's rows: models/router_load.py says what that is.
+
+Routers that draw their experts at random, as those of Phi-3.5-MoE do in training (SparseMixer, Liu
+et al. 2024, arXiv 2409.12136, section 3), are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +24,19 @@ from .router_load import RouterLoad, balance_loss
 Given: TypeAlias = Mapping[str, Any]
 
 _FUNCTION = "load_balancing_loss_func"
+_DRAWS = "sparsemixer"  # a function that draws experts
 _FACTORS = ("router_aux_loss_coef", "aux_loss_coef")
+
+
+def check_routers(spec: str, model: nn.Module) -> None:
+    """Raise ModelError where the routers of a class draw experts. spec: what the user called it."""
+    for part in model.modules():
+        if _DRAWS in vars(sys.modules[type(part).__module__]):
+            raise ModelError(
+                f"{spec}: in training the routers of {type(model).__name__} draw experts at random "
+                f"({_DRAWS}); a program draws nothing in forward but dropout, so take a class "
+                "whose routers take the best ones"
+            )
 
 
 def router_factor(model: Any) -> float:

@@ -37,7 +37,7 @@ from .hf_images import HuggingFaceImageText, check_images, image_text
 from .hf_kernels import kernels_of
 from .hf_looped_experts import take_over_loops
 from .hf_masks import Visible, either_mask, one_document_a_row, rule_mask
-from .hf_routers import called, router_factor
+from .hf_routers import called, check_routers, router_factor
 from .modes import without_modes
 from .recurrence import RecurrenceCore
 from .router_load import RouterLoad
@@ -290,6 +290,7 @@ def _made(spec: str, config: Any, attention: str, experts: str) -> nn.Module:
         model = _built(spec, make, copy.deepcopy(config), options)
     _hold_buffers(model)
     if experts == _EXPERTS:
+        check_routers(spec, model)
         take_over_loops(spec, model)
         take_over_adapters(model)
     if seq2seq:

@@ -272,6 +272,14 @@ def test_a_loss_of_routers_of_an_encoder_decoder_is_refused(tmp_path):
     assert load_model(f"hf:{tmp_path}").vocab_size == config.vocab_size
 
 
+def test_routers_that_draw_experts_are_refused(tmp_path):
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.PhimoeConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"PhimoeForCausalLM draw experts at random"):
+        load_model(f"hf:{tmp_path}").build()
+
+
 def test_a_class_gives_the_load_of_its_routers_where_it_makes_a_loss_of_them(tmp_path):
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
