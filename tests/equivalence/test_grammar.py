@@ -26,7 +26,7 @@ from meshwright.proof.prove import Subject, prove
 
 # MESHWRIGHT_SEED gives the seed of a run again; a long run takes a fresh one and prints it.
 SEED = int(os.environ.get("MESHWRIGHT_SEED", "0"))
-SHORT, LONG, PARTS = 26, 1000, 100
+SHORT, LONG, PARTS = 20, 1000, 100
 PATIENCE_S = 2400  # of the test that counts what other processes judge
 ALLOWED = 0.10  # refused of all
 ALLOWED_OF_ONE = 0.40  # refused of those with one body

@@ -63,6 +63,7 @@ class Gru(nn.Module):
         return self.head(self.layer(self.embed(tokens))[0])
 
 
+@pytest.mark.long
 def test_a_recurrent_layer_of_torch_is_proven() -> None:
     source = ModelSource("gru", VOCAB, None, Gru)
     traced, _ = captured(source, "f64", "", None, lambda _: None, SEQ)

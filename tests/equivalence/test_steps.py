@@ -151,7 +151,13 @@ def _captured(kind: type[Around], seq: int) -> Traced:
     return captured(source, "f64", "", None, lambda _: None, seq)[0]
 
 
-@pytest.mark.parametrize(("kind", "seq"), KINDS)
+# Padding takes the longest of all to be found.
+_PADDED = pytest.param(Padded, 32, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seq"), [_PADDED, *(case for case in KINDS if case[0] is not Padded)]
+)
 def test_a_capture_is_for_all_lengths_that_are_taken_alike(kind: type[Around], seq: int) -> None:
     traced = _captured(kind, seq)
     assert traced.lengths == KINDS[kind, seq] and traced.lengths.takes(seq)
