@@ -1,4 +1,4 @@
-"""`meshwright models`: the presets, one model's config, and the classes that were checked."""
+"""`meshwright models`: the classes that were checked, the presets, and one model's config."""
 
 import argparse
 from dataclasses import asdict
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command and its parts."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "models",
-        help="list the presets and the classes of transformers, show a model's config",
-        description="List the presets, show a model's whole config, which a TOML file may change "
-        "field by field, or list the classes of transformers that were checked.",
+        _classes,
+        "List the classes of transformers that were checked, the presets, or a model's config. "
+        "Alone it lists the classes with each result, as its part `classes` does.",
     )
-    parts = parser.add_subparsers(title="parts", required=True, metavar="PART")
+    parser.set_defaults(types=[], named="models.classes")
+    parts = parser.add_subparsers(title="parts", metavar="PART")
     add_command(parts, "list", _list, "List the presets with their sizes.")
     show = add_command(parts, "show", _show, "Show the config of a preset, TOML file or hf:DIR.")
     show.add_argument("name", metavar="MODEL", help="as plan takes it")

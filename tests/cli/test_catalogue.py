@@ -25,6 +25,15 @@ def test_parameters_are_counted_as_the_module_has_them(name: str) -> None:
     assert PRESETS[name].num_parameters == sum(p.numel() for p in module.parameters())
 
 
+def test_models_alone_lists_the_classes_that_were_checked(capsys: Capture) -> None:
+    assert main(["models", "--json"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["models", "classes", "--json"]) == 0
+    assert capsys.readouterr().out == alone
+    assert main(["models"]) == 0
+    assert "\nllama  " in capsys.readouterr().out
+
+
 def test_models_are_listed_and_shown(capsys: Capture) -> None:
     assert main(["models", "list"]) == 0
     assert "llama-7b" in capsys.readouterr().out
