@@ -76,7 +76,9 @@ def what_if(
     searches = _Searches(source, job, say, searched, asked)
     for point in asked:  # a length that the model does not take loses no answer
         searches.of(point)
-    return searches.least(told) if least else searches.all(told, at_once)
+    if least or not asked:
+        return searches.least(told)
+    return searches.all(told, at_once)
 
 
 @dataclass

@@ -249,7 +249,7 @@ def _stream(a: torch.Tensor, b: torch.Tensor, between, seconds: float) -> float:
     times = []
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
-        for _ in range(16):  # so many before the host waits: the card is never idle for long
+        for _ in range(16):  # the host waits once for 16, so that the card is rarely idle
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             a @ b

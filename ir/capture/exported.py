@@ -216,7 +216,7 @@ def _given(module: Logits, name: str, tokens: int) -> tuple[tuple[Tensor, bool],
 
 
 def _runs(module: Logits, name: str, tokens: int) -> bool:
-    """Tell whether the forward runs on rows of so many tokens."""
+    """Return whether the forward runs. tokens: of each row."""
     given = [tensor for tensor, _ in _given(module, name, tokens)]
     with as_it_was(module), quiet():
         try:

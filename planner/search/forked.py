@@ -52,6 +52,23 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection] = ())
 
 
 @contextmanager
+def several(serve: Callable[[Connection], None], count: int) -> Iterator[list[Forked]]:
+    """Give `count` processes that serve, and end them with what is inside.
+
+    Fewer are given where there is no memory, or no more are allowed.
+    """
+    found: list[Forked] = []
+    try:
+        with suppress(OSError):
+            while len(found) < count:
+                found.append(fork(serve, [one.pipe for one in found]))
+        yield found
+    finally:
+        for one in found:
+            one.end()
+
+
+@contextmanager
 def beside(make: Callable[[], Made], wanted: bool) -> Iterator[Callable[[], Made | None]]:
     """Make something in a process of its own while what is inside runs; what is given waits for it,
     and returns None where there is none. wanted: whether to."""

@@ -2,14 +2,14 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 from meshwright.ir.errors import MeshwrightError
 
-from .forked import Forked, can_fork, fork
+from .forked import Forked, can_fork, several
 
 Made = TypeVar("Made")
 Say = Callable[[str], None]
@@ -26,7 +26,8 @@ def in_order(make: Make[Made], count: int, processes: int, say: Say) -> Iterator
     if others < 2:
         yield from (make(number, say) for number in range(count))
         return
-    with _forked(make, count, others) as forked:
+    taken: Any = multiprocessing.get_context("fork").Value("i", 0)
+    with several(partial(_serve, make, count, taken), others) as forked:
         arriving = _Arriving[Made](forked, say)
         for number in range(count):
             yield arriving.of(number) if arriving.has(number) else make(number, say)
@@ -60,21 +61,6 @@ class _Arriving(Generic[Made]):
         else:
             number, made = sent
             self._made[number] = made
-
-
-@contextmanager
-def _forked(make: Make[Made], count: int, others: int) -> Iterator[list[Forked]]:
-    taken: Any = multiprocessing.get_context("fork").Value("i", 0)
-    found: list[Forked] = []
-    try:
-        with suppress(OSError):  # no memory, or no more processes allowed
-            while len(found) < others:
-                serve = partial(_serve, make, count, taken)
-                found.append(fork(serve, [one.pipe for one in found]))
-        yield found
-    finally:
-        for one in found:
-            one.end()
 
 
 def _serve(make: Make[Made], count: int, taken: Any, pipe: Connection) -> None:

@@ -14,7 +14,7 @@ from meshwright.ir.mesh import Mesh
 
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
-from .forked import Forked, can_fork, fork
+from .forked import can_fork, several
 
 Job = tuple[Mesh, list[Candidate]]  # a compute mesh, and the candidates on it
 
@@ -24,8 +24,8 @@ def make_meshes(
 ) -> None:
     """Solve the placements of all candidates, and price the options that their lower bounds need.
 
-    processes: at most so many share the meshes out, this one among them. Makes nothing where fewer
-    than two meshes are left to place: the search makes those itself.
+    processes: the most that work at once, this one among them. Makes nothing where fewer than two
+    meshes are left to place: the search places those itself.
     """
     by_mesh: dict[Mesh, list[Candidate]] = {}
     for c in space:
@@ -39,7 +39,10 @@ def make_meshes(
 
 def _shared_out(costs: CandidateCosts, limit: float, jobs: list[Job], others: int) -> None:
     """Make jobs here and in other processes, each of which takes the next one when it is free."""
-    with _queue(len(jobs)) as queue, _forked(costs, limit, jobs, others, queue) as forked:
+    with (
+        _queue(len(jobs)) as queue,
+        several(partial(_serve, costs, limit, jobs, queue), others) as forked,
+    ):
         for job in _taken(jobs, queue):
             _make(costs, limit, job)
         with costs.memo.clock.layer("placements"):
@@ -63,22 +66,6 @@ def _queue(count: int) -> Iterator[int]:
 def _taken(jobs: list[Job], queue: int) -> Iterator[Job]:
     while number := os.read(queue, 1):
         yield jobs[number[0]]
-
-
-@contextmanager
-def _forked(
-    costs: CandidateCosts, limit: float, jobs: list[Job], others: int, queue: int
-) -> Iterator[list[Forked]]:
-    found: list[Forked] = []
-    try:
-        with suppress(OSError):
-            while len(found) < others:
-                serve = partial(_serve, costs, limit, jobs, queue)
-                found.append(fork(serve, [one.pipe for one in found]))
-        yield found
-    finally:
-        for one in found:
-            one.end()
 
 
 def _serve(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from equivalence.boxes import assemble
 from equivalence.pool import Pool
 from equivalence.worker import Job, RankResult
 from torch import Tensor, nn
@@ -31,6 +32,12 @@ PLANS = {
     "dp tp": {"dp": 2, "tp": 2, "micro_batch": 1, "zero": 3},
     "pp dp": {"pp": 2, "dp": 2, "micro_batch": 1, "zero": 1},
 }
+
+
+# The same, the sequence cut with storage that is cut, too.
+CASES = PLANS | {"cp": {"cp": 2, "zero": 3}}
+# What `by_torch` does.
+SGD = OptimizerOptions(name="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
 
 
 def planned(traced: Traced, pins: dict, seq: int = SEQ) -> Plan:
@@ -86,3 +93,21 @@ def by_torch(
         losses.append(float(loss.detach()))
         optimizer.step()
     return losses, {name: param.detach() for name, param in params.items()}
+
+
+def check_by_torch(
+    build: Callable[[], nn.Module],
+    plan: Plan,
+    data: Sequence[Tensor],
+    rate: float,
+    pool: Pool,
+    folder: Path,
+) -> None:
+    """Compare a plan's program with plain PyTorch: losses, and parameters after the last step."""
+    found = ran(plan, data, SGD, rate, pool, folder)
+    losses, params = by_torch(build, plan, data, rate)
+    torch.testing.assert_close(found[0].losses, losses, rtol=1e-11, atol=0)
+    own = assemble(plan, found, lambda rank: rank.params)
+    assert own.keys() == params.keys()
+    for key, value in params.items():
+        torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from equivalence.boxes import assemble
 from equivalence.pool import Pool
-from equivalence.stock_runs import PLANS, by_torch, planned, ran, tokens_of
+from equivalence.stock_runs import CASES, check_by_torch, planned, tokens_of
 from torch import Tensor, nn
 
 from meshwright.api import kept
@@ -20,11 +19,8 @@ from meshwright.ir.traced import Traced
 from meshwright.ir.traced_text import format_traced, parse_traced
 from meshwright.models import ModelSource
 from meshwright.proof.prove import Subject, prove
-from meshwright.runtime.optimizers.options import OptimizerOptions
 
 VOCAB, DIM, STEPS, RATE = 32, 12, 2, 0.3
-CASES = PLANS | {"cp": {"cp": 2, "zero": 3}}
-_RULE = OptimizerOptions(name="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
 
 
 class Around(nn.Module):
@@ -172,13 +168,7 @@ def test_it_equals_the_module(
 ) -> None:
     made = planned(_captured(kind, 32), CASES[name], seq)
     data = [tokens_of(step, VOCAB, seq) for step in range(STEPS)]
-    found = ran(made, data, _RULE, RATE, pool, tmp_path / "p")
-    losses, params = by_torch(kind, made, data, RATE)
-    torch.testing.assert_close(found[0].losses, losses, rtol=1e-11, atol=0)
-    own = assemble(made, found, lambda rank: rank.params)
-    assert own.keys() == params.keys()
-    for key, value in params.items():
-        torch.testing.assert_close(own[key], value, rtol=1e-10, atol=1e-12)
+    check_by_torch(kind, made, data, RATE, pool, tmp_path / "p")
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,8 @@ def test_points_are_answered_alike_by_one_process_and_by_several() -> None:
     )
     assert one == several
     assert len({answer.step for answer in one}) > 1
+
+
+def test_no_points_have_no_answers() -> None:
+    job = mw.Job(seq=128, global_batch=32, dtype="bf16", effort="fast")
+    assert mw.what_if("tiny", clusters=[], job=job) == []
