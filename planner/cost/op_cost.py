@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.graph import Op, Value
+from meshwright.ir.graph import Graph, Op, Value
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.ops.implementation import Implementation
 from meshwright.ir.ops.questions import favours_late_queries, implementation_of
@@ -26,6 +26,7 @@ from ..hardware.topology import strided_us
 from .column_sums import joins_rows
 from .counts import number
 from .graph_work import OpWork
+from .load import Attention, Load, RankGraph, Rate
 from .phase_work import FunctionTable
 from .redistribution import HALO_KINDS, Move, MovePath, move_paths
 
@@ -36,10 +37,11 @@ SOFTCAP_SHARE = (0.81, 0.75)
 
 
 class Scores(NamedTuple):
-    """Price of holding the scores of an attention: seconds of the matrix unit, bytes read and
+    """What it takes to hold the scores of an attention: flops and their dtype, bytes read and
     written, bytes alive at once."""
 
-    busy_s: float
+    flops: float
+    dtype: str
     moved_bytes: float
     held_bytes: float
 
@@ -58,6 +60,7 @@ class Costs:
     sizes: dict[str, int]
     wide_grads: bool = False
     functions: FunctionTable = field(default_factory=FunctionTable, compare=False, repr=False)
+    _rates: dict[Rate, float] = field(default_factory=dict, compare=False, repr=False)
     _numbers: dict[Size, float] = field(default_factory=dict, compare=False, repr=False)
     _elements: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
     _moves: dict[tuple, float] = field(default_factory=dict, compare=False, repr=False)
@@ -81,6 +84,16 @@ class Costs:
         if size not in self._numbers:
             self._numbers[size] = number(size, self.sizes)
         return self._numbers[size]
+
+    def rank_graph(self, graph: Graph, placements: dict[str, Placement]) -> RankGraph:
+        """Return what no rate changes of a graph, shared by all costs of this mesh, these sizes and
+        this type of device."""
+        known, device = self.functions.rank_graphs, self.cluster.device.type
+        key = id(graph), device, self.mesh, *self.sizes.items()
+        found = known.get(key)
+        if found is None or found.placements != placements:
+            found = known[key] = RankGraph(graph, placements)
+        return found
 
     def full_bytes(self, value: Value) -> float:
         """Bytes of a whole value."""
@@ -194,32 +207,50 @@ class Costs:
         work: OpWork,
     ) -> float:
         """Time of one op with its operands and outputs in the given placements."""
+        load = self.load(op, ins, outs, work)
+        return 0.0 if load is None else self.load_us(load)
+
+    def load_us(self, load: Load) -> float:
+        """Return the time of a load on this device, in us."""
+        device, rate = self.cluster.device, self._rates.get(load.rate)
+        if rate is None:
+            rate = self._rates[load.rate] = load.rate.on(device)
+        hbm = device.hbm_bytes_per_s
+        time = max(load.flops / rate, load.moved_bytes / hbm) * 1e6 + load.passed_bytes / hbm * 1e6
+        return time + (device.launch_us if load.launched else 0.0)
+
+    def load(
+        self,
+        op: Op,
+        ins: tuple[Placement, ...],
+        outs: tuple[Placement, ...],
+        work: OpWork,
+    ) -> Load | None:
+        """Return what an op asks of a device of this type; None of a view."""
         asked = definition(op)
         if asked.free or asked.source:
-            return 0.0
-        device = self.cluster.device
+            return None
         made = self._bytes(work.results, outs)
         moved = made + self._bytes(self._read(work, ins), ins, without=asked.gathers)
         if asked.gathers is not None:
             moved += made
         if (scores := self.scores(op, work, ins)) is not None:
-            busy, more = scores.busy_s, scores.moved_bytes
-            moved += more
+            flops, rate = scores.flops, Rate(scores.dtype)
+            moved += scores.moved_bytes
         else:
             share = self._share(ins + outs) / self._slowest(op, ins)
-            rate = self._rate(op, work) * asked.rate_share
-            busy = self.number(work.flops) / share / rate
-        time = max(busy, moved / device.hbm_bytes_per_s) * 1e6
-        if asked.passes is not None:
-            values = [v for v in work.operands if v is not None]
-            elements = [
-                self.local_bytes(v, p) / ITEM_BYTES[v.dtype]
-                for v, p in zip(work.operands, ins, strict=True)
-                if v is not None
-            ]
-            time += asked.passes(op, values, elements) / device.hbm_bytes_per_s * 1e6
+            flops, rate = self.number(work.flops) / share, self._rate(op, work)
         launched = any(v is not None for v in work.results)
-        return time + (device.launch_us if launched else 0.0)
+        return Load(flops, rate, moved, self._passed_bytes(op, work, ins), launched)
+
+    def _passed_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+        """Return the bytes of the passes that the kernels of an op make beside it."""
+        asked = definition(op)
+        if asked.passes is None:
+            return 0.0
+        present = [(v, p) for v, p in zip(work.operands, ins, strict=True) if v is not None]
+        elements = [self.local_bytes(v, p) / ITEM_BYTES[v.dtype] for v, p in present]
+        return asked.passes(op, [v for v, _ in present], elements)
 
     def _read(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[Value | None, ...]:
         """Return the operands that an op reads: without those that a pass over rows has read where
@@ -272,8 +303,7 @@ class Costs:
         dtype = q.dtype if ITEM_BYTES[q.dtype] > 4 else "f32"
         flops = chosen.scores.flops * self.number(q.shape[3]) * count
         stored = count * ITEM_BYTES[dtype]
-        rate = self.cluster.device.matmul_rate(dtype)
-        return Scores(flops / rate, chosen.scores.moved * stored, chosen.scores.held * stored)
+        return Scores(flops, dtype, chosen.scores.moved * stored, chosen.scores.held * stored)
 
     def _local_size(self, value: Value, placement: Placement, dim: int) -> float:
         """The size of a dim on one rank, its halo with it."""
@@ -299,14 +329,13 @@ class Costs:
         shards = (shard for shard in ins[queries].dims[2] if not shard.mirrored)
         return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
-    def _rate(self, op: Op, work: OpWork) -> float:
-        if definition(op).queries is not None and ITEM_BYTES[work.dtype] == 2:
-            if (rate := self._attention_rate(op, work)) is not None:
-                return rate
-        return self.cluster.device.matmul_rate(work.dtype)
+    def _rate(self, op: Op, work: OpWork) -> Rate:
+        asked = definition(op)
+        fused = asked.queries is not None and ITEM_BYTES[work.dtype] == 2
+        return Rate(work.dtype, asked.rate_share, self._attention(op, work) if fused else None)
 
-    def _attention_rate(self, op: Op, work: OpWork) -> float | None:
-        """Flops per second of a fused attention."""
+    def _attention(self, op: Op, work: OpWork) -> Attention:
+        """Return what the rate of a fused attention follows from."""
         asked = definition(op)
         assert asked.queries is not None
         query = work.operands[asked.queries]
@@ -316,11 +345,8 @@ class Costs:
         *_, length, head_dim = (self.number(size) for size in query.shape)
         seen = min(int(op.attr("window", 0) or 0) or length, length)
         alike = seen * (2 - seen / length) if backend else length
-        rates = self.cluster.device.attention_rate(int(head_dim), alike, backend)
-        if rates is None:
-            return None
         capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
-        return rates[asked.backward] * capped
+        return Attention(int(head_dim), alike, backend, asked.backward, capped)
 
 
 def shard_on(rank: int, dim: int, axis: str, outer: Size = 1) -> Placement:

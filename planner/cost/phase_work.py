@@ -11,6 +11,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Phases, phases_of
 
 from .graph_work import GraphWork
+from .load import RankGraph
 
 
 class Moment(NamedTuple):
@@ -164,12 +165,14 @@ def functions_of(graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
 @dataclass
 class FunctionTable:
     """The functions of pieces, each made once. known: with its graph, which keeps its id.
-    implementations: of ops, by the type of a device, B and S, and what an op is."""
+    implementations: of ops, by the type of a device, B and S, and what an op is. rank_graphs: by
+    the id of a graph, the type of a device, the mesh and the sizes."""
 
     known: dict[tuple[int, tuple[str, ...]], tuple[Graph, PieceFunctions]] = field(
         default_factory=dict
     )
     implementations: dict[tuple, Implementation | None] = field(default_factory=dict)
+    rank_graphs: dict[tuple, RankGraph] = field(default_factory=dict)
 
     def of(self, graph: Graph, saved: tuple[str, ...]) -> PieceFunctions:
         """Return the functions of a joint graph under its saved values."""

@@ -7,12 +7,14 @@ same numbers as the search that wrote it. Sizes are of one micro-batch on one ra
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement
 
+from .load import Held, Load, RankGraph
 from .op_cost import Costs
 from .phase_work import PhaseWork, PieceFunctions
 
@@ -91,32 +93,62 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class Priced:
-    """Memory and time of the values and ops of a joint graph on a rank, under their placements.
-
-    Each is computed once for all saved sets: an op takes the same time in any function that fuses
-    the same of its values.
-    """
+    """Memory and time of the values and ops of a joint graph on a rank, under their placements."""
 
     graph: Graph
     placements: dict[str, Placement]
     costs: Costs
-    _bytes: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
-    _us: dict[tuple, tuple[Op, float]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def shared(self) -> RankGraph:
+        """Return what costs at other rates have of it, too."""
+        return self.costs.rank_graph(self.graph, self.placements)
 
     def bytes(self, name: str) -> float:
         """Return the bytes that a rank holds of a value."""
-        if name not in self._bytes:
-            value, placed = self.graph.values[name], self.placements[name]
-            self._bytes[name] = self.costs.local_bytes(value, placed)
-        return self._bytes[name]
+        known = self.shared.bytes
+        if name not in known:
+            known[name] = self.costs.local_bytes(self.graph.values[name], self.placements[name])
+        return known[name]
 
     def us(self, op: Op, work: PhaseWork) -> float:
         """Return the time of an op of a function."""
+        if definition(op).collective:
+            return op_us(op, work, self.placements, self.costs)
+        load = self._load(op, work)
+        return 0.0 if load is None else self.costs.load_us(load)
+
+    def lanes_us(self, work: PhaseWork) -> dict[str, float]:
+        """Return the time of a function by the unit of the device that it keeps busy."""
+        us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
+        moved, loads = self._loads(work)
+        for op in moved:
+            us["collective"] += op_us(op, work, self.placements, self.costs)
+        load_us = self.costs.load_us
+        for lane, load in loads:
+            us[lane] += load_us(load)
+        return us
+
+    def _loads(self, work: PhaseWork) -> tuple[list[Op], list[tuple[str, Load]]]:
+        """Return the collectives of a function, and what its other ops ask of a device."""
+        known = self.shared.phases
+        if id(work) not in known:
+            moved = [op for op, lane in work.lanes if lane == "collective"]
+            others = [(op, lane) for op, lane in work.lanes if lane != "collective"]
+            asked = [(lane, self._load(op, work)) for op, lane in others]
+            loads = [(lane, load) for lane, load in asked if load is not None]
+            known[id(work)] = work, moved, loads
+        return known[id(work)][1:]
+
+    def _load(self, op: Op, work: PhaseWork) -> Load | None:
+        """Return what an op asks of a device: the same in any function that fuses the same of its
+        values."""
         key = op.output.name, work.fused[op.output.name]
-        known = self._us.get(key)
+        known = self.shared.loads.get(key)
         if known is None or known[0] is not op:
-            known = op, op_us(op, work, self.placements, self.costs)
-            self._us[key] = known
+            ins, outs = _placed(op, self.placements)
+            known = op, self.costs.load(op, ins, outs, work.of[op.output.name])
+            self.shared.loads[key] = known
         return known[1]
 
     def workspace(self, op: Op, work: PhaseWork) -> float:
@@ -162,24 +194,44 @@ class WorkTable:
 
 def piece_work(priced: Priced, saved: tuple[str, ...], split: bool = False) -> PieceWork:
     """Times and bytes of a lowered joint graph under its saved values."""
-    costs, size = priced.costs, priced.bytes
-    functions = costs.functions.of(priced.graph, saved)
-    forward, backward = functions.forward, functions.backward
-    # Gradients that are never written by themselves: the matmuls that make them add them.
-    added = frozenset() if costs.adds_apart else functions.phases.added(split)
-
-    joint = functions.phases.joint
-    whole = _phase(backward, priced, _backward_peak(functions, priced, added))
+    functions, held = priced.costs.functions.of(priced.graph, saved), _held(priced, saved, split)
+    backward = functions.backward
+    whole = _phase(backward, priced, held.backward_peak)
     return PieceWork(
-        _phase(forward, priced, _forward_peak(forward, priced)),
+        _phase(functions.forward, priced, held.forward_peak),
         whole,
+        held.kept,
+        held.entry,
+        held.exit,
+        sum(priced.us(op, backward) for op in functions.phases.again),
+        _split_work(functions, priced, held, whole) if split else None,
+        added_bytes=held.added,
+        runs_backward=bool(functions.phases.joint.results),
+    )
+
+
+def _held(priced: Priced, saved: tuple[str, ...], split: bool) -> Held:
+    """Return the bytes of a graph's functions, counted once for all costs that share it."""
+    known, key = priced.shared.held, (saved, split, priced.costs.adds_apart)
+    if key not in known:
+        known[key] = _count_held(priced, saved, split)
+    return known[key]
+
+
+def _count_held(priced: Priced, saved: tuple[str, ...], split: bool) -> Held:
+    size, functions = priced.bytes, priced.costs.functions.of(priced.graph, saved)
+    # Gradients that are never written by themselves: the matmuls that make them add them.
+    apart = priced.costs.adds_apart
+    added = frozenset() if apart else functions.phases.added(split)
+    joint = functions.phases.joint
+    return Held(
+        _forward_peak(functions.forward, priced),
+        _backward_peak(functions, priced, added),
         _kept_bytes(functions, size, ()),
         sum(size(v.name) for v in joint.values("activation")),
         sum(map(size, joint.ys)),
-        sum(priced.us(op, backward) for op in functions.phases.again),
-        _split_work(functions, priced, whole) if split else None,
-        added_bytes=sum(map(size, added)),
-        runs_backward=bool(joint.results),
+        sum(map(size, added)),
+        *(_halves_held(functions, priced, *functions.halves) if split and functions.halves else ()),
     )
 
 
@@ -237,11 +289,19 @@ def offloadable(
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
-def _split_work(functions: PieceFunctions, priced: Priced, whole: Phase) -> SplitWork:
+def _split_work(functions: PieceFunctions, priced: Priced, held: Held, whole: Phase) -> SplitWork:
     """The two halves; all in I where the backward is not split."""
     if functions.halves is None:
         return SplitWork(whole, NOTHING, 0.0, False)
     first, second = functions.halves
+    early, late = _phase(first, priced, held.first_peak), _phase(second, priced, held.second_peak)
+    return SplitWork(early, late, held.handed, True)
+
+
+def _halves_held(
+    functions: PieceFunctions, priced: Priced, first: PhaseWork, second: PhaseWork
+) -> tuple[float, float, float]:
+    """Return the bytes alive in I, alive in W, and handed from I to W."""
     phases, size = functions.phases, priced.bytes
     dxs, late_inputs = phases.joint.dxs, _inputs(second.graph)
     handed = [n for n in first.graph.outputs if n not in dxs or n in late_inputs]
@@ -252,12 +312,7 @@ def _split_work(functions: PieceFunctions, priced: Priced, whole: Phase) -> Spli
     late = _peak(second, priced, held=set(), dropped=grads, unwritten=added)
     given = _inputs(first.graph, "param", "data", "context")
     storages = {first.storage(name) for name in handed} - given
-    return SplitWork(
-        _phase(first, priced, peak),
-        _phase(second, priced, late),
-        sum(size(name) for name in storages),
-        True,
-    )
+    return peak, late, sum(size(name) for name in storages)
 
 
 def _inputs(graph: Graph, *kinds: str) -> set[str]:
@@ -265,21 +320,25 @@ def _inputs(graph: Graph, *kinds: str) -> set[str]:
 
 
 def _phase(work: PhaseWork, priced: Priced, peak_bytes: float) -> Phase:
-    us = dict.fromkeys(("matmul", "attention", "pointwise", "collective"), 0.0)
-    for op, lane in work.lanes:
-        us[lane] += priced.us(op, work)
     call_us = priced.costs.cluster.device.call_us
-    matmul, attention, pointwise, collective = us.values()
+    matmul, attention, pointwise, collective = priced.lanes_us(work).values()
     return Phase(matmul, attention, pointwise, collective, peak_bytes, call_us=call_us)
 
 
 def op_us(op: Op, work: PhaseWork, placements: dict[str, Placement], costs: Costs) -> float:
     """Time of one op of a function; redistributions by their links."""
-    ins = tuple(placements[n] for n in op.inputs if n)
-    outs = tuple(placements[v.name] for v in op.outputs)
+    ins, outs = _placed(op, placements)
     if definition(op).collective:
         return costs.redistribute_us(op.output, ins[0], outs[0]) or 0.0
     return costs.op_us(op, ins, outs, work.of[op.output.name])
+
+
+def _placed(
+    op: Op, placements: dict[str, Placement]
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Return the placements of an op's present operands and of its outputs."""
+    ins = tuple(placements[n] for n in op.inputs if n)
+    return ins, tuple(placements[v.name] for v in op.outputs)
 
 
 def _forward_peak(work: PhaseWork, priced: Priced) -> float:

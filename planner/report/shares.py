@@ -1,5 +1,7 @@
 """What a step is spent on: compute, memory traffic, recompute, the bubble, and each link."""
 
+from collections import Counter
+
 from meshwright.ir.mesh import Mesh
 
 from ..hardware.cluster import Cluster
@@ -47,10 +49,12 @@ def shares_of(
 
 def _busy(units: list[Unit], microbatches: int) -> dict[str, float]:
     """Return us of a step's actions in matmuls with attention, and in collectives among them."""
-    phases = [p for unit in units for p in (unit.work.forward, unit.work.backward)]
+    counts = Counter(id(unit.work) for unit in units)
+    works = {id(unit.work): unit.work for unit in units}
+    phases = [(n, p) for k, n in counts.items() for p in (works[k].forward, works[k].backward)]
 
     def total(*names: str) -> float:
-        return microbatches * sum(getattr(phase, name) for phase in phases for name in names)
+        return microbatches * sum(n * getattr(p, name) for n, p in phases for name in names)
 
     return {
         COMPUTE: total("matmul_us", "attention_us"),

@@ -119,14 +119,15 @@ class _Rank:
     traffic: deque = field(default_factory=deque)  # recent (start, end) on the collective stream
     out: dict[tuple[int, str], float] = field(default_factory=dict)  # by target and kind
 
-    def collective(self, us: float, what: str) -> float:
-        """Issue a collective now; its end."""
+    def collective(self, us: float, what: str, name: str) -> float:
+        """Issue a collective now, of a unit's name; its end."""
         if not us:
             return self.comm
         start = max(self.comm, self.compute)
         self.comm = start + us
         self.traffic.append((start, self.comm))
-        self.note(what, start, self.comm, "collective")
+        if self.log is not None:
+            self.note(what.format(name), start, self.comm, "collective")
         return self.comm
 
     def note(self, what: str, start: float, end: float, stream: str) -> None:
@@ -135,11 +136,11 @@ class _Rank:
 
     def run(self, us: float, price: float) -> None:
         """Compute for `us`, longer beside collectives."""
-        start, end = self.compute, self.compute + us
-        while self.traffic and self.traffic[0][1] <= start:
-            self.traffic.popleft()
-        shared = 0.0
-        for s, e in self.traffic:
+        start, traffic = self.compute, self.traffic
+        end, shared = start + us, 0.0
+        while traffic and traffic[0][1] <= start:
+            traffic.popleft()
+        for s, e in traffic:
             if s >= end:
                 break
             shared += max(0.0, min(e, end) - max(s, start))
@@ -152,15 +153,11 @@ class _Rank:
             self.compute = until
 
     def gather(self, stage: _Stage, index: int) -> None:
-        units = stage.units
-        if 0 <= index < len(units) and index not in stage.ready and units[index].gather_us:
-            what = f"gather {units[index].name}"
-            stage.ready[index] = self.collective(units[index].gather_us, what)
-
-    def arrive(self, stage: _Stage, index: int) -> None:
-        """Parameters of a unit are there; they are freed after it."""
-        self.gather(stage, index)
-        self.wait(stage.ready.pop(index, 0.0))
+        if index in stage.ready or not 0 <= index < len(stage.units):
+            return
+        unit = stage.units[index]
+        if unit.gather_us:
+            stage.ready[index] = self.collective(unit.gather_us, "gather {}", unit.name)
 
     def offload(self, stage: _Stage, index: int, microbatch: int) -> None:
         """After a unit's forward: what those before it offload has left, but of the nearest."""
@@ -280,7 +277,7 @@ class _Run:
             rank.gather(stage, index)
             if kind == "F" or index > stage.first:
                 rank.gather(stage, index + (1 if kind == "F" else -1))
-            rank.arrive(stage, index)
+            rank.wait(stage.ready.pop(index, 0.0))  # its parameters are there, and freed after it
         if kind in ("B", "I") and stage.offloads:
             rank.bring(stage, index, action.microbatch)
         rank.run(stage.passes[kind][index], self.price)
@@ -288,9 +285,9 @@ class _Run:
             rank.offload(stage, index, action.microbatch)
         if reduces and unit.completes_in(kind):
             rank.run(unit.blocking_us, self.price)
-            rank.collective(unit.reduce_us, f"reduce {unit.name}")
+            rank.collective(unit.reduce_us, "reduce {}", unit.name)
             if unit.replicas_us and not stage.left[kind]:
-                rank.collective(unit.replicas_us, f"reduce {unit.name} over replicas")
+                rank.collective(unit.replicas_us, "reduce {} over replicas", unit.name)
 
 
 def _finish(model: StepModel, ranks: list[_Rank]) -> float:

@@ -7,7 +7,8 @@ ZeRO level makes of them. Built from the plan and the cluster alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, Mesh
@@ -109,6 +110,10 @@ class Unit:
     replicas_us: float = 0.0
     frozen_bytes: float = 0.0
 
+    def named(self, name: str) -> "Unit":
+        """Return the unit under a name: `replace` takes three times as long."""
+        return Unit(**(vars(self) | {"name": name}))
+
     def pass_us(self, kind: str) -> float:
         """Compute of an action of a kind: F, B, I or W, gradients added where they are made."""
         if kind == "F":
@@ -153,8 +158,13 @@ def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
     return WorkTable(Costs(cluster, plan.mesh.compute, plan.sizes, wide_grads=wide))
 
 
-def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> StepModel:
-    """The step of a plan on a cluster."""
+def step_model(
+    plan: Plan,
+    cluster: Cluster,
+    table: WorkTable | None = None,
+    held: "HeldByStage | None" = None,
+) -> StepModel:
+    """The step of a plan on a cluster. held: what `held_of_plan` says, where it is known."""
     table = table or work_table(plan, cluster)
     split = plan.splits_backward
     works = {
@@ -163,7 +173,7 @@ def step_model(plan: Plan, cluster: Cluster, table: WorkTable | None = None) -> 
     links = Links(cluster, plan.mesh)
     units = UnitTable(works, plan.zero, links, precision_of_plan(plan))
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
-    return units.step(*parts, plan.num_microbatches)
+    return units.step(*parts, plan.num_microbatches, held)
 
 
 @dataclass
@@ -185,10 +195,16 @@ class UnitTable:
         stage_ranks: tuple[int, ...],
         schedule: Schedule,
         num_microbatches: int,
+        held: "HeldByStage | None" = None,
     ) -> StepModel:
-        stages = self._stages(instances, buckets, stage_ranks)
+        """held: what `held_by_stage` says of the rest, where it is known."""
+        held = held or held_by_stage(instances, buckets, stage_ranks, self.zero)
+        stages = tuple(
+            tuple(self.unit(item.piece, of_it).named(item.name) for item, of_it in stage)
+            for stage in held
+        )
         homes = [{stage_ranks[s] for s in b.stages} for b in buckets]
-        held = [
+        stored = [
             [(b, len(at) > 1) for b, at in zip(buckets, homes, strict=True) if rank in at]
             for rank in range(len(schedule))
         ]
@@ -200,26 +216,10 @@ class UnitTable:
             self.zero >= 2,
             num_microbatches,
             self._sends(stages, stage_ranks),
-            tuple(sum(self.optimizer_us(b) for b, _ in found) for found in held),
-            tuple(sum(self.refresh_us(b) for b, _ in found) for found in held),
-            tuple(sum(self._tied_us(b) for b, tied in found if tied) for found in held),
+            tuple(sum(self.optimizer_us(b) for b, _ in found) for found in stored),
+            tuple(sum(self.refresh_us(b) for b, _ in found) for found in stored),
+            tuple(sum(self._tied_us(b) for b, tied in found if tied) for found in stored),
             self.links.world_us(),
-        )
-
-    def _stages(
-        self,
-        instances: tuple[InstancePlan, ...],
-        buckets: tuple[Bucket, ...],
-        stage_ranks: tuple[int, ...],
-    ) -> tuple[tuple[Unit, ...], ...]:
-        mine: list[list[InstancePlan]] = [[] for _ in stage_ranks]
-        for item in instances:
-            mine[item.stage].append(item)
-        seen: dict[int, set[str]] = {rank: set() for rank in stage_ranks}
-        by_name = {b.name: b for b in buckets}
-        return tuple(
-            self.units(found, by_name, seen[rank])
-            for found, rank in zip(mine, stage_ranks, strict=True)
         )
 
     def _sends(
@@ -228,19 +228,6 @@ class UnitTable:
         ways = zip(stages, stage_ranks, stage_ranks[1:], strict=False)
         transfer = self.links.transfer_us
         return (*(transfer(u[-1].work.exit_bytes, *ends) for u, *ends in ways), 0.0)
-
-    def units(
-        self,
-        instances: Sequence[InstancePlan],
-        buckets: Mapping[str, Bucket],
-        stored: set[str],
-    ) -> tuple[Unit, ...]:
-        """The units of one stage. stored: see unit_buckets."""
-        found = unit_buckets(instances, buckets, self.zero, stored)
-        return tuple(
-            replace(self.unit(item.piece, held), name=item.name)
-            for item, held in zip(instances, found, strict=True)
-        )
 
     def unit(self, piece: str, held: "UnitBuckets") -> Unit:
         """A unit without a name; equal ones are one object."""
@@ -380,6 +367,32 @@ def unit_buckets(
         )
         found.append(UnitBuckets(mine, fresh, owned, key))
     return found
+
+
+HeldByStage: TypeAlias = tuple[tuple[tuple[InstancePlan, UnitBuckets], ...], ...]
+
+
+def held_of_plan(plan: Plan) -> HeldByStage:
+    """Return the instances of each stage of a plan with their buckets."""
+    return held_by_stage(plan.instances, plan.buckets, plan.stage_ranks, plan.zero)
+
+
+def held_by_stage(
+    instances: Sequence[InstancePlan],
+    buckets: Sequence[Bucket],
+    stage_ranks: tuple[int, ...],
+    zero: int,
+) -> HeldByStage:
+    """Return the instances of each stage with their buckets."""
+    mine: list[list[InstancePlan]] = [[] for _ in stage_ranks]
+    for item in instances:
+        mine[item.stage].append(item)
+    stored: dict[int, set[str]] = {rank: set() for rank in stage_ranks}
+    by_name = {b.name: b for b in buckets}
+    return tuple(
+        tuple(zip(found, unit_buckets(found, by_name, zero, stored[rank]), strict=True))
+        for found, rank in zip(mine, stage_ranks, strict=True)
+    )
 
 
 def frozen_share(mesh: Mesh, zero: int, precision: Precision) -> float:

@@ -13,29 +13,37 @@ from ..hardware.cluster import Cluster
 from ..simulate.predict import Prediction
 from ..simulate.simulator import Timeline, simulate
 from ..simulate.stage_memory import Peak, plan_peaks
-from ..simulate.step_model import StepModel, precision_of_plan, step_model
+from ..simulate.step_model import (
+    HeldByStage,
+    StepModel,
+    held_of_plan,
+    precision_of_plan,
+    step_model,
+)
 
 
 @dataclass
 class Shape:
-    """Prices of one plan. Its bytes are the same everywhere; times follow from a cluster's rates,
-    those of a piece from its device, and from links where its values are cut."""
+    """Prices of one plan. Its bytes are the same on all devices of a type; times follow from a
+    cluster's rates, those of a piece from its device, and from links where its values are cut."""
 
     plan: Plan
     _functions: FunctionTable = field(default_factory=FunctionTable)
     _works: dict[Hashable, WorkTable] = field(default_factory=dict)
     _steps: dict[Cluster, tuple[StepModel, Timeline]] = field(default_factory=dict)
-    _peaks: tuple[Peak, ...] = ()
+    _peaks: dict[str, tuple[Peak, ...]] = field(default_factory=dict)
 
     def on(self, cluster: Cluster) -> Prediction:
         """Return the step on a cluster of as many devices."""
         rates = _rates(cluster)
         if rates not in self._steps:
-            model = step_model(self.plan, rates, self._table(rates))
+            model = step_model(self.plan, rates, self._table(rates), self._held)
             self._steps[rates] = model, simulate(model)
         model, timeline = self._steps[rates]
-        self._peaks = self._peaks or plan_peaks(self.plan, model)
-        return Prediction(cluster, model, timeline, self._peaks)
+        kind = rates.device.type
+        if kind not in self._peaks:
+            self._peaks[kind] = plan_peaks(self.plan, model)
+        return Prediction(cluster, model, timeline, self._peaks[kind])
 
     def _table(self, rates: Cluster) -> WorkTable:
         key = rates if self._cuts_values else (rates.device, rates.host_link_bytes_per_s)
@@ -44,6 +52,10 @@ class Shape:
             costs = Costs(rates, plan.mesh.compute, plan.sizes, wide, self._functions)
             self._works[key] = WorkTable(costs)
         return self._works[key]
+
+    @cached_property
+    def _held(self) -> HeldByStage:
+        return held_of_plan(self.plan)
 
     @cached_property
     def _cuts_values(self) -> bool:

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from families import planned
 
 from meshwright import Job, MeshwrightError, Plan, plan, priced, trace, what_if
 from meshwright.api.what_if import specs_of
@@ -15,10 +16,12 @@ from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
 from meshwright.planner.search.pins import Pins
+from meshwright.planner.simulate.predict import predict
 from meshwright.planner.what_if.answers import Answer
 from meshwright.planner.what_if.ask import Search
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
 from meshwright.planner.what_if.prices import read_prices
+from meshwright.planner.what_if.shape import Shape
 from meshwright.runtime.metrics.devices import PEAKS
 
 ASKED = Job(seq=64, global_batch=8, effort="fast")
@@ -152,6 +155,22 @@ def test_a_plan_priced_elsewhere() -> None:
     assert small.why.endswith(" of 0.9 MiB usable")
     (other,) = priced(made, clusters=["h200:4"])
     assert other.why == "devices: the plan has 2, the point 4"
+
+
+@pytest.mark.parametrize(
+    "pins", [("dp=4", "zero=3"), ("tp=2", "pp=2", "schedule=zbv"), ("tp=4", "recompute=all")]
+)
+def test_a_shape_prices_each_cluster_as_a_fresh_one_does(pins: tuple[str, ...]) -> None:
+    """What it keeps between clusters is nothing that the rates, links or type of a device change:
+    step, streams and peaks are equal to the last bit, in any order."""
+    made = planned("tiny-llama", "h200:4", *pins, seq=512, rows=8)
+    shape, slow = Shape(made), "link.nvlink.bandwidth=x0.01"
+    clusters = [parse_cluster(spec) for spec in ("h200:4", "cpu:4", "h100:4", "mi300x:4")]
+    edited = [point.cluster for point in changed("h200:4", slow, "device.matmul=x0.3,x7")]
+    for cluster in (*clusters, *edited, *clusters):
+        found, fresh = shape.on(cluster), predict(made, cluster)
+        assert found.timeline == fresh.timeline
+        assert found.peaks == fresh.peaks
 
 
 def test_days_price_and_energy() -> None:
