@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..bounds.partition_bound import pipeline_bound, warmup_bound
+from ..bounds.whole_units import busiest_us
 from ..hardware.topology import Links
 from ..pipeline.partition import MemoryCost
 from ..pipeline.schedules import PLAIN, SPLIT
@@ -149,11 +150,40 @@ class CandidateBounds:
         key = (placed, c.mesh, c.micro_batch, m, c.zero, c.recompute, c.schedule)
         found = self.costs.pipelines.get(key, INF)
         if found >= enough_us:  # then a coarse one, whatever was known before
-            bound = self._plain if c.schedule in PLAIN else _busiest
+            bound = self._plain if c.schedule in PLAIN else self._busiest
             found = bound(c, units, None, enough_us)
             if found < enough_us:
                 self.costs.pipelines[key] = found
         return found
+
+    def _busiest(
+        self, c: Candidate, units: CandidateUnits, limit_bytes: None, enough_us: float
+    ) -> float:
+        """Return a bound in us on any cuts of an interleaved or zero-bubble pipeline.
+
+        Collectives are left out.
+
+        A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
+        before its first; unless W fills the end, one more goes back through them. These stages have
+        a unit each at least, and where a rank has one stage, all that the ranks before it have. Of
+        several stages a rank, some rank is busy for more than the mean, as units are whole.
+        """
+        m, split = c.num_microbatches, c.schedule in SPLIT
+        forward = [min(f for f, _ in times) for times in units.compute]
+        both = units.least_compute_us
+        if c.chunks == 1:
+            return warmup_bound(forward, both, c.pp, m)
+        edge = forward if split else both
+        before = sum(sum(edge[:rank]) for rank in range(c.pp))
+        mean = (m * sum(both) + before) / c.pp
+        return max(sum(forward), mean, m * self._busiest_us(tuple(both), c.listing.stage_ranks))
+
+    def _busiest_us(self, *asked: tuple) -> float:
+        """Return `busiest_us`, found once for units of equal times."""
+        known = self.costs.memo.table("busiest ranks")
+        if asked not in known:
+            known[asked] = busiest_us(*asked)
+        return known[asked]
 
     def _plain(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None, enough_us: float
@@ -251,22 +281,3 @@ def held_of(c: Candidate, stage: int) -> int:
     """Micro-batches in flight on a stage of 1F1B or GPipe."""
     m = c.num_microbatches
     return m if c.schedule == "gpipe" else min(m, c.pp - stage)
-
-
-def _busiest(c: Candidate, units: CandidateUnits, limit_bytes: None, enough_us: float) -> float:
-    """Return a bound in us on any cuts of an interleaved or zero-bubble pipeline.
-
-    Collectives are left out.
-
-    A rank is busy for all micro-batches, and starts no earlier than one has passed the stages
-    before its first; unless W fills the end, one more goes back through them. These stages have a
-    unit each at least, and where a rank has one stage, all that the ranks before it have.
-    """
-    m, split = c.num_microbatches, c.schedule in SPLIT
-    forward = [min(f for f, _ in times) for times in units.compute]
-    both = units.least_compute_us
-    if c.chunks == 1:
-        return warmup_bound(forward, both, c.pp, m)
-    edge = forward if split else both
-    before = sum(sum(edge[:rank]) for rank in range(c.pp))
-    return max(sum(forward), (m * sum(both) + before) / c.pp)
