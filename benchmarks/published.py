@@ -2,9 +2,10 @@
 
     python benchmarks/published.py [kempner] [megatron]
 
-Nothing is fitted to these rows: rates are the catalogue's. KempnerForge: H200, 4 a node, full
-recompute, pure bf16 (sweep of 2026-04-05): the plan that a layout is pinned to, and beside it what
-that framework runs otherwise (kempnerforge.py). Megatron-LM: DGX A100, fp16 with float32 masters
+Nothing is fitted to these rows: rates are the catalogue's. KempnerForge: H200, 4 a node on a board
+that is assumed to have no switch, full recompute, pure bf16 (sweep of 2026-04-05): the plan that a
+layout is pinned to, and beside it what that framework runs otherwise (kempnerforge.py).
+Megatron-LM: DGX A100, fp16 with float32 masters
 (here bf16 with float32 masters), Korthikanti et al. 2022, arXiv 2205.05198, table 5: as our
 programs run the layout, and under the software profile `megatron-2022`.
 """
@@ -149,7 +150,7 @@ def _summary(name: str, predicted: list[float]) -> None:
 
 
 def _four_a_node(gpus: int) -> Cluster:
-    return parse_cluster(f"h200:{min(gpus, 4)}" + (f"x{gpus // 4}" if gpus > 4 else ""))
+    return parse_cluster(f"h200-4gpu:{min(gpus, 4)}" + (f"x{gpus // 4}" if gpus > 4 else ""))
 
 
 def _predicted(model: str, cluster: Cluster, seq: int, rows: int, pins: Pins) -> Prediction:

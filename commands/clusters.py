@@ -12,7 +12,7 @@ from .output import print_result
 from .parsers import add_command
 
 if TYPE_CHECKING:
-    from meshwright.planner.hardware.cluster import Cluster
+    from meshwright.planner.hardware.cluster import Cluster, LinkLevel
 
 # What a cluster file's entries mean, in its own units.
 MEANINGS = {
@@ -31,6 +31,7 @@ MEANINGS = {
     "alpha_us": "latency of a collective over these links",
     "bytes_per_s": "one direction, a device",
     "by_nodes": "[nodes, share of bytes_per_s that a ring over so many reaches], ...",
+    "full_mesh": "devices joined pair by pair, each pair by an equal share; without it a switch",
     "span": "devices that these links join",
     "collective": "all_reduce, all_gather, reduce_scatter, all_to_all or send_recv",
     "group": "neighbouring ranks that take part",
@@ -70,7 +71,7 @@ def _list(arguments: argparse.Namespace) -> None:
 def _row(cluster: "Cluster") -> tuple[str, ...]:
     device = cluster.device
     rate = device.matmul_rate("bf16") / 1e12
-    links = ", ".join(f"{v.name} {v.bytes_per_s / 1e9:,.0f} GB/s" for v in cluster.levels)
+    links = ", ".join(map(_link, cluster.levels))
     return (
         cluster.name,
         device.name,
@@ -80,6 +81,11 @@ def _row(cluster: "Cluster") -> tuple[str, ...]:
         f"{cluster.devices_per_node} a node",
         links,
     )
+
+
+def _link(level: "LinkLevel") -> str:
+    pair = f", {level.pair_bytes_per_s / 1e9:,.0f} of it a pair" if level.full_mesh else ""
+    return f"{level.name} {level.bytes_per_s / 1e9:,.0f} GB/s{pair}"
 
 
 def _facts(cluster: "Cluster") -> dict[str, Any]:

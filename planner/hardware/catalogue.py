@@ -1,5 +1,6 @@
 """The catalogue: nodes by name. Each figure's source stands beside it and shows in the coverage."""
 
+from .boards_of_four import A100_BOARD, H100_BOARD, H200_BOARD
 from .cluster import Cluster, Device, LinkLevel
 from .devices_amd import MI300X
 from .devices_pcie import L40S, RTX4090, RTX5090
@@ -40,5 +41,8 @@ CPU = Cluster(
 
 CATALOGUE = {
     cluster.name: cluster
-    for cluster in (CPU, H200, H100, A100, B200, MI300X, L40S, RTX4090, RTX5090)
-}
+    for cluster in (
+        CPU, H200, H100, A100, B200, MI300X, L40S, RTX4090, RTX5090,
+        H200_BOARD, H100_BOARD, A100_BOARD,
+    )
+}  # fmt: skip

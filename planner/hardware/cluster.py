@@ -132,7 +132,8 @@ class LinkLevel:
     """Links that join groups of up to `span` devices; bytes_per_s is one direction, per device.
 
     by_nodes: (nodes, share of bytes_per_s that a ring over so many reaches) by growing nodes; none:
-    1 for all.
+    1 for all. full_mesh: devices of a node that are joined pair by pair without a switch, each pair
+    by an equal share of bytes_per_s; 0: a switch, by which any two have all of it.
     """
 
     name: str
@@ -142,6 +143,20 @@ class LinkLevel:
     curves: tuple[Curve, ...] = ()
     sources: Sources = ()
     by_nodes: tuple[tuple[int, float], ...] = ()
+    full_mesh: int = 0
+
+    @property
+    def pair_bytes_per_s(self) -> float:
+        """Bytes a second from one device to one other."""
+        return self.bytes_per_s / (self.full_mesh - 1) if self.full_mesh else self.bytes_per_s
+
+    def group_bytes_per_s(self, group: int) -> float:
+        """Bytes a second and device inside a group: of a full mesh the links to its other members.
+
+        Rings in every order of the members use all of these links alike; nothing is relayed by
+        devices outside of the group.
+        """
+        return self.pair_bytes_per_s * (group - 1) if self.full_mesh else self.bytes_per_s
 
     def share(self, nodes: int) -> float:
         """Share of the bandwidth over so many nodes, geometric between readings and beyond them."""
@@ -194,7 +209,8 @@ def collective_us(cluster: Cluster, collective: str, size_bytes: float, group: i
     if curve is not None:
         return curve.time_us(size_bytes)
     wire = size_bytes * WIRE_SHARE[collective](group)
-    return level.alpha_us + wire / level.bytes_per_s * 1e6
+    rate = level.group_bytes_per_s(2 if collective == "send_recv" else group)
+    return level.alpha_us + wire / rate * 1e6
 
 
 WIRE_SHARE: dict[str, Callable[[int], float]] = {

@@ -52,6 +52,8 @@ def format_cluster(cluster: Cluster) -> str:
         if level.by_nodes:
             shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in level.by_nodes)
             lines.append(f"by_nodes = [{shares}]")
+        if level.full_mesh:
+            lines.append(f"full_mesh = {level.full_mesh}")
         lines += _source_lines("levels.sources", level.sources)
         for curve in level.curves:
             lines += ["", "[[levels.curves]]", *_pairs(curve, "collective group")]
@@ -141,6 +143,7 @@ def _level_of(table: dict) -> LinkLevel:
         tuple(_curve_of(curve) for curve in table.get("curves", ())),
         _sources_of(table),
         tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
+        int(table.get("full_mesh", 0)),
     )
 
 
@@ -184,6 +187,7 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         )
     for level in cluster.levels:
         _check_shares(level, where)
+        _check_mesh(level, cluster.devices_per_node, where)
         for curve in level.curves:
             _check_curve(curve, where)
     return cluster
@@ -197,6 +201,20 @@ def _check_shares(level: LinkLevel, where: str) -> None:
         raise ClusterError(
             f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
             f"are {shares}"
+        )
+
+
+def _check_mesh(level: LinkLevel, per_node: int, where: str) -> None:
+    name, mesh = f"levels.{level.name}.full_mesh", level.full_mesh
+    if mesh and level.span > per_node:
+        raise ClusterError(
+            f"{where}: {name} is of links inside a node; this level spans {level.span} devices, "
+            f"a node holds {per_node}"
+        )
+    if mesh and mesh < max(2, level.span):
+        raise ClusterError(
+            f"{where}: {name} is {mesh}, must be 0 for a switch or at least {max(2, level.span)}, "
+            "the devices that the level spans"
         )
 
 

@@ -1,35 +1,16 @@
 """A node of eight AMD Instinct MI300X, each joined to each other by one Infinity Fabric link.
 
 There is no switch: a group of n has n - 1 links a device, so two devices get a seventh of what
-eight get. The curves of the smaller groups say so.
+eight get.
 """
 
-from .cluster import CALL_US, COLLECTIVES, WIRE_SHARE, Cluster, Curve, Device, LinkLevel
+from .cluster import CALL_US, Cluster, Device, LinkLevel
 
 GIB = 2**30
 _CALL = ("call_us", "assumed: as H200")
-_FABRIC_US = 60.0
-# Bus bandwidth of an all_reduce of 4 GB over 8 devices was read as 312.9 GB/s, over 2 as 47.7.
-_PAIR_BYTES_PER_S = 312.9e9 / 7
 _READING = "ml-engineering, network, peer-to-peer bandwidth: all_reduce over 8 and 2 MI300X"
 _ANALYSIS = "Ambati et al. 2025, arXiv 2510.27583"
 _SYSTEM = "MLPerf inference v4.1, system 8xMI300X_2xEPYC-9374F"
-
-
-def _fabric() -> tuple[Curve, ...]:
-    """Straight lines for groups that use some of a device's links; send_recv takes one."""
-    return tuple(
-        Curve(name, group, tuple((size, _us(name, group, size)) for size in (2**16, 2**30)))
-        for group in range(2, 8)
-        for name in COLLECTIVES
-    )
-
-
-def _us(collective: str, group: int, size_bytes: int) -> float:
-    links = 1 if collective == "send_recv" else group - 1
-    wire_bytes = size_bytes * WIRE_SHARE[collective](group)
-    return _FABRIC_US + wire_bytes / (links * _PAIR_BYTES_PER_S) * 1e6
-
 
 MI300X = Cluster(
     "mi300x",
@@ -59,12 +40,10 @@ MI300X = Cluster(
     ),
     (
         LinkLevel(
-            "infinity fabric", _FABRIC_US, 7 * _PAIR_BYTES_PER_S, 8, _fabric(),
-            (
+            "infinity fabric", 60.0, 312.9e9, 8, full_mesh=8, sources=(
                 ("alpha_us", "assumed"),
                 ("bytes_per_s", f"published: 312.9 GB/s of the data sheet's 7 x 64 ({_READING})"),
-                ("curves", f"assumed: n - 1 links a device in a group of n, 44.7 GB/s each; over "
-                           f"two 47.7 was read ({_READING})"),
+                ("full_mesh", f"published: 47.7 GB/s over two, about a seventh ({_READING})"),
             ),
         ),
         LinkLevel("ethernet", 60.0, 0.8 * 50e9, 8, sources=(

@@ -4,8 +4,9 @@ Ranks are row-major over the mesh's axes and nodes hold consecutive ranks, so an
 ranks with `stride` between neighbours spans group * stride of them. Inside a node the cluster's
 curves hold. Across nodes a ring runs through every node once; the members that a node holds share
 its network cards, one each, and the inner links bound what they can use (NCCL rings; hierarchical
-counting as in Calculon, Isaev et al. 2023). What more nodes take from the bandwidth is the link
-level's own (`LinkLevel.by_nodes`); what more ranks add in latency is below.
+counting as in Calculon, Isaev et al. 2023). Of a full mesh each of these rings takes other links.
+What more nodes take from the bandwidth is the link level's own (`LinkLevel.by_nodes`); what more
+ranks add in latency is below.
 """
 
 import math
@@ -94,7 +95,8 @@ def strided_us(
     outer = cluster.level(min(group * stride, cluster.num_devices))
     inner = cluster.levels[0]
     rate = outer.bytes_per_s * outer.share(nodes)
-    rate = min(rate * members, inner.bytes_per_s) if members > 1 else rate
+    if members > 1:
+        rate = min(rate * members, inner.pair_bytes_per_s * members, inner.bytes_per_s)
     wire_us = size_bytes * WIRE_SHARE[collective](group) / rate * 1e6
     return outer.alpha_us + _hops_us(collective, wire_us, group, nodes)
 

@@ -61,6 +61,10 @@ def _links(cluster: Cluster) -> Iterator[str]:
         yield _said(f"latency of {level.name}, {level.alpha_us:g} us", sources.get("alpha_us"))
         what = f"bandwidth of {level.name}, {level.bytes_per_s / 1e9:.1f} GB/s a device"
         yield _said(what, sources.get("bytes_per_s"))
+        if level.full_mesh:
+            share = level.pair_bytes_per_s / level.bytes_per_s
+            what = f"{share:.0%} of that between two devices, a full mesh of {level.full_mesh}"
+            yield _said(what, sources.get("full_mesh"))
         if level.by_nodes and cluster.nodes > 1:
             share = level.share(cluster.nodes)
             what = f"{share:.0%} of that over {cluster.nodes} nodes"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..hardware.catalogue import CATALOGUE
-from ..hardware.cluster import Cluster, ClusterError, Curve, LinkLevel
+from ..hardware.cluster import Cluster, ClusterError, Curve, Device, LinkLevel
 from ..hardware.cluster_file import parse_cluster, resized
 
 ALL = "all"  # every part of the catalogue
@@ -58,10 +58,10 @@ class Point:
 
 
 def specs_of_all(spec: str, least: bool = False) -> list[str]:
-    """Return the clusters that `all` stands for, a node of each part of the catalogue; `all:N` has
+    """Return the clusters that `all` stands for, a node of each card of the catalogue; `all:N` has
     N cards of each, in full nodes where one does not hold them, `all:NxM` M nodes of N. What is no
-    `all` is itself alone; CPU ranks are left out. least: without a count there is one of 1, 2, 4
-    and so on of each part, up to a node.
+    `all` is itself alone; CPU ranks are left out, and boards of fewer cards. least: without a count
+    there is one of 1, 2, 4 and so on of each part, up to a node.
 
     Raises ClusterError for counts that a node cannot have.
     """
@@ -69,7 +69,10 @@ def specs_of_all(spec: str, least: bool = False) -> list[str]:
     name, _, counts = named.partition(":")
     if name != ALL:
         return [spec]
-    parts = [part for part in CATALOGUE.values() if part.device.type != "cpu"]
+    firsts: dict[Device, Cluster] = {}
+    for part in CATALOGUE.values():
+        firsts.setdefault(part.device, part)
+    parts = [part for part in firsts.values() if part.device.type != "cpu"]
     most = max(part.devices_per_node for part in parts).bit_length()
     each = [str(2**n) for n in range(most)] if least and not counts else [counts]
     return [f"{p.name}:{_counts(n, p)}{comma}{rest}" for n in each for p in parts]

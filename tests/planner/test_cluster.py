@@ -116,6 +116,32 @@ def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
         parse_cluster_text(text.replace(line, f"by_nodes = {shares}"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("full_mesh = 4", "full_mesh = 3", "full_mesh is 3, must be 0 for a switch or at least 4"),
+        ("full_mesh = 4", "full_mesh = -4", "full_mesh is -4, must be 0"),
+        ("full_mesh = 4", "full_mesh = true", "full_mesh is 1, must be 0"),
+        ("full_mesh = 4", 'full_mesh = "yes"', "wrong form"),
+        ("span = 8", "span = 8\nfull_mesh = 8", "this level spans 8 devices, a node holds 4"),
+    ],
+)
+def test_a_bad_mesh_is_named(old: str, new: str, words: str) -> None:
+    text = format_cluster(parse_cluster("h200-4gpu:4x2"))
+    assert old in text
+    with pytest.raises(ClusterError, match=words) as caught:
+        parse_cluster_text(text.replace(old, new))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_link_without_a_word_of_a_mesh_is_switched() -> None:
+    text = format_cluster(parse_cluster("h200:4"))
+    assert "full_mesh" not in text
+    link = parse_cluster_text(text).levels[0]
+    assert link.pair_bytes_per_s == link.group_bytes_per_s(3) == link.bytes_per_s
+    assert "full_mesh = 4" in format_cluster(parse_cluster("h200-4gpu:2"))
+
+
 def figures(item: object, left_out: str) -> set[str]:
     """Names of the fields that hold numbers, as far as they are set."""
     held = {f.name: getattr(item, f.name) for f in fields(item)}  # type: ignore[arg-type]
