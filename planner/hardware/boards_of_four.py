@@ -41,6 +41,6 @@ def _board(node: Cluster, board: str, full_mesh: str) -> Cluster:
     )
 
 
-H200_BOARD = _board(H200, f"data sheet: four ({_LENOVO})", f"assumed: as HGX H100 ({_BLOG})")
+H200_BOARD = _board(H200, f"published: four ({_LENOVO})", f"assumed: as HGX H100 ({_BLOG})")
 H100_BOARD = _board(H100, f"published: four ({_BLOG})", f"published: {_BLOG}")
-A100_BOARD = _board(A100, f"data sheet: four ({_A100})", f"data sheet: {_A100}")
+A100_BOARD = _board(A100, f"published: four ({_A100})", f"published: {_A100}")
