@@ -6,9 +6,10 @@ from ..sizes import Shape, Size, num_elements
 from .definition import OpDef, Passes, Rule, Workspace
 from .factors import leading, rule_by_names
 
-# Logits of one chunk; a test holds it equal to CHUNK_ELEMENTS of
-# runtime/engine/kernels/cross_entropy.py.
+# Logits of one chunk, and its tokens at least on CUDA in half precision; a test holds them equal to
+# those of runtime/engine/kernels/cross_entropy.py.
 LOGITS_ELEMENTS = 2048 * 131072
+LEAST_TOKENS = 4096
 
 
 def _forward(op: Op, inputs: list[Value]) -> Rule:
@@ -47,10 +48,11 @@ def _chunk_bytes(features: int, weight: int, operands: int = 0) -> Workspace:
         width, item = x.shape[-1], ITEM_BYTES[x.dtype]
         assert isinstance(width, int)
         tokens, rows = elements[features] / width, elements[weight] / width
-        bytes_each = item + max(item, 4)
+        bytes_each, most = item + max(item, 4), LOGITS_ELEMENTS
         if device == "cuda" and item == 2:
             bytes_each = 2 * item if len(inputs) < operands else item
-        return min(tokens * rows, LOGITS_ELEMENTS) * bytes_each
+            most = max(most, LEAST_TOKENS * rows)
+        return min(tokens * rows, most) * bytes_each
 
     return taken
 

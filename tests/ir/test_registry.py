@@ -10,11 +10,12 @@ from meshwright.codegen.emitters.call import torch_call
 from meshwright.ir.capture.composites import EXPANSIONS
 from meshwright.ir.graph import Graph
 from meshwright.ir.ops.definition import OpDef, no_flops
-from meshwright.ir.ops.loss import LOGITS_ELEMENTS
+from meshwright.ir.ops.loss import LEAST_TOKENS, LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import rule_of
 from meshwright.ir.ops.registry import DEFINITIONS
 from meshwright.ir.schedule import KINDS
 from meshwright.runtime.engine import executor, kernels
+from meshwright.runtime.engine.kernels import cross_entropy
 from meshwright.runtime.engine.kernels.cross_entropy import CHUNK_ELEMENTS
 
 
@@ -91,6 +92,7 @@ def test_the_ops_of_the_matrix_units_and_recurrences_alone_have_flops() -> None:
 
 def test_the_workspace_of_the_loss_is_a_chunk_of_its_kernel() -> None:
     assert LOGITS_ELEMENTS == CHUNK_ELEMENTS
+    assert {"cuda": LEAST_TOKENS} == cross_entropy.LEAST_TOKENS
     assert {n for n, d in DEFINITIONS.items() if d.workspace and d.kind == "loss"} == {
         "mw.linear_cross_entropy",
         "mw.linear_cross_entropy_backward",

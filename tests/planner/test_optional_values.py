@@ -5,7 +5,7 @@ from families import planned
 
 from meshwright.ir.graph import Graph, verify
 from meshwright.ir.mesh import compute_mesh
-from meshwright.ir.ops.loss import LOGITS_ELEMENTS
+from meshwright.ir.ops.loss import LEAST_TOKENS, LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import passing, without_passing
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, replicated
@@ -87,11 +87,14 @@ def test_keeping_saves_one_matmul_and_holds_the_logits(group: int) -> None:
 @pytest.mark.parametrize(
     ("cluster", "forward", "again", "given"), [("h200:1", 2, 4, 2), ("cpu:1", 6, 6, 6)]
 )
+@pytest.mark.parametrize("wider", [1, 2])
 def test_a_chunk_of_logits_is_held_as_the_device_computes_it(
-    cluster: str, forward: int, again: int, given: int
+    cluster: str, forward: int, again: int, given: int, wider: int
 ) -> None:
-    """Bytes for each of its logits; on CUDA, kernels read them in bf16."""
-    graph = verify(parse_graph(HEAD))
+    """Bytes for each of its logits; on CUDA, kernels read them in bf16, and a chunk is of 4,096
+    tokens at least however wide the vocabulary."""
+    graph = verify(parse_graph(HEAD.replace(str(VOCAB), str(wider * VOCAB))))
+    elements = LOGITS_ELEMENTS if cluster == "cpu:1" else LEAST_TOKENS * wider * VOCAB
     costs = Costs(parse_cluster(cluster), compute_mesh(1), {"B": 2, "S": TOKENS // 2})
     placements = {name: replicated(len(value.shape)) for name, value in graph.values.items()}
     for less, backward in ((graph, given), (without_passing(graph, ("lse",)), again)):
@@ -99,7 +102,7 @@ def test_a_chunk_of_logits_is_held_as_the_device_computes_it(
         held = [
             priced.workspace(op, PhaseWork(less)) for op in less.ops if definition(op).workspace
         ]
-        assert held == [forward * LOGITS_ELEMENTS, backward * LOGITS_ELEMENTS]
+        assert held == [forward * elements, backward * elements]
 
 
 def test_a_report_has_the_peak_of_the_devices_of_the_plan() -> None:

@@ -326,6 +326,17 @@ def _plain_cross_entropy(
     return logits.logsumexp(-1), torch.where(labels == -100, 0.0, picked)
 
 
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.bfloat16, 4), (torch.float32, 2)], ids=str)
+def test_a_chunk_of_half_precision_has_tokens_enough_where_the_device_asks_for_them(
+    dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy_file, "CHUNK_ELEMENTS", 24)
+    monkeypatch.setattr(cross_entropy_file, "LEAST_TOKENS", {"cpu": 4})
+    w = torch.ones(12, 6, dtype=dtype)
+    assert cross_entropy_file._chunk(10, w) == tokens
+    assert cross_entropy_file._chunk(3, w) == min(3, tokens)
+
+
 @pytest.mark.parametrize("dtype", LOOSE, ids=str)
 @pytest.mark.parametrize(
     ("shards", "softcap", "chunk"), list(itertools.product((1, 3), (0.0, 2.0), (1, 24, 2**20)))
