@@ -108,11 +108,11 @@ def _traced(
     alone: bool,
 ) -> Traced:
     captured = capture(build, name, dtype, freeze, loss, seq, alone)
-    graph, warnings, step = captured.graph, captured.warnings, captured.lengths.step
-    segmented, joints = segments_of(graph, step)
+    graph, warnings, lengths = captured.graph, captured.warnings, captured.lengths
+    segmented, joints = segments_of(graph, lengths)
     if idle := without_gradient(graph, segmented, joints):
         graph = frozen_in(graph, idle)
-        segmented, joints = segments_of(graph, step)
+        segmented, joints = segments_of(graph, lengths)
         warnings += tuple(f"param {p}: the loss does not depend on it, not trained" for p in idle)
     return Traced(
         name,
@@ -130,10 +130,10 @@ def _traced(
     )
 
 
-def segments_of(graph: Graph, step: int = 1) -> tuple[Segmented, dict[str, Graph]]:
-    """The graph cut, and the joint graph of each unique segment. step: that of its lengths."""
+def segments_of(graph: Graph, lengths: Lengths) -> tuple[Segmented, dict[str, Graph]]:
+    """The graph cut, and the joint graph of each unique segment. lengths: of the graph's rows."""
     segmented = segment(graph)
-    return segmented, {s.name: joint(s, step) for s in segmented.segments}
+    return segmented, {s.name: joint(s, lengths) for s in segmented.segments}
 
 
 def capture(

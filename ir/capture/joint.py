@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
@@ -30,6 +31,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ..errors import CaptureError, SizeError
 from ..graph import Graph, Input, Op, Value, prune, verify
+from ..lengths import Lengths
 from ..ops.call import arguments_of, attributes_of
 from ..ops.registry import definition
 from ..segment import Segment, dy_name
@@ -45,16 +47,17 @@ from .symbolic import concrete
 
 aten = torch.ops.aten
 
-_HINTS = (7, 13)
+# Numbers at hand of rows, and of steps of a row, while torch traces: primes.
+_ROWS, _OTHER_ROWS, _STEPS = 7, 11, 13
 
 
-def joint(segment: Segment, step: int = 1) -> Graph:
+def joint(segment: Segment, lengths: Lengths) -> Graph:
     """Trace a unique segment's forward and backward; CaptureError for what torch refuses.
 
-    step: of how many tokens a row has a multiple.
+    lengths: of rows that the segment is for, one of which torch has at hand.
     """
-    graph = segment.graph
-    fake = _FakeInputs(step)
+    graph, step = segment.graph, lengths.step
+    fake = _FakeInputs(lengths)
     wanted = {i.value.name for i in segment.wanted}
     arguments = [fake.tensor(i.value, i.value.name in wanted) for i in graph.inputs]
     is_loss = graph.values[graph.outputs[0]].shape == ()
@@ -116,13 +119,22 @@ def _whole_boundary(
     ]
 
 
+def _steps_at_hand(lengths: Lengths) -> int:
+    """Return a number of steps of a row that is neither the least nor the most, where one is: what
+    a slice ends at, and what torch calls equal, is asked of that number."""
+    least, most = lengths.least // lengths.step, lengths.most and lengths.most // lengths.step
+    found = _STEPS if least < _STEPS else sympy.nextprime(least)
+    return found if most is None or found < most else max(2, (least + most + 1) // 2)
+
+
 class _FakeInputs:
-    def __init__(self, step: int) -> None:
+    def __init__(self, lengths: Lengths) -> None:
+        step, count = lengths.step, _steps_at_hand(lengths)
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
         # What it keeps of an op would serve the same op again, and few ops of a segment are.
         self.mode.cache_enabled = False
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
-        hint = torch.empty(_HINTS)
+        hint = torch.empty(_OTHER_ROWS if count == _ROWS else _ROWS, count)
         sizes: tuple[Any, ...] = self.mode.from_tensor(hint, symbolic_context=context).shape
         self.b, steps = sizes
         self.s = steps * step if step > 1 else steps

@@ -49,7 +49,7 @@ def with_updated_biases(traced: Traced) -> Traced:
     for bias, choices in found.items():
         graph = _trained(graph, bias, choices)
     graph = verify(graph)
-    segmented, joints = segments_of(graph, traced.lengths.step)
+    segmented, joints = segments_of(graph, traced.lengths)
     idle = set(without_gradient(graph, segmented, joints)) & {bias.ref for bias in found}
     if idle:
         raise CaptureError(

@@ -1,5 +1,6 @@
 """A module that is captured for one length of rows, under every plan and as plain PyTorch."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,43 @@ def test_what_if_captures_a_model_of_one_length_for_each() -> None:
     job = mw.Job(SEQ, ROWS, dtype="f32")
     answers = mw.what_if(SOURCE, clusters=["cpu:1"], job=job, sweeps=["seq=6,8"])
     assert [a.point.seq for a in answers] == [6, 8] and all(a.step for a in answers)
+
+
+class Ended(nn.Module):
+    """Adds the mean of some tokens at an end of a row, two layers of it."""
+
+    def __init__(self, part: slice) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+        self.layers = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+        self.part = part
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for layer in self.layers:
+            h = h + layer(h) + h[:, self.part].mean(1, keepdim=True)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("part", [slice(14), slice(-14, None)], ids=["first", "last"])
+def test_rows_longer_than_a_slice_of_a_fixed_bound(part: slice, pool: Pool, tmp_path: Path) -> None:
+    build, seq = partial(Ended, part), 24
+    traced, _ = captured(ModelSource("ended", VOCAB, None, build), "f64", "", None, str, seq)
+    assert traced.lengths == Lengths(15, None)
+    prove(Subject("ended", build, VOCAB, None), traced)
+    made = planned(traced, CASES["cp"], seq)
+    data = [tokens_of(step, VOCAB, seq) for step in range(STEPS)]
+    check_by_torch(build, made, data, RATE, pool, tmp_path / "p")
+
+
+@pytest.mark.parametrize("seq", [16, 20])
+def test_lengths_between_two_fixed_bounds(seq: int) -> None:
+    class Both(Ended):
+        def forward(self, tokens: Tensor) -> Tensor:
+            h = self.embed(tokens)
+            return self.head(h + h[:, :10].mean(1, True) + h[:, -18:].mean(1, True))
+
+    build = partial(Both, slice(0))
+    traced, _ = captured(ModelSource("both", VOCAB, None, build), "f64", "", None, str, seq)
+    assert takes(traced, seq)
+    prove(Subject("both", build, VOCAB, None), traced)
