@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from meshwright.ir.errors import PlanError
 
 from .capturing import captured
-from .demands import Cluster, Job, Say, cluster_of, silent
+from .demands import Cluster, Job, Say, check_capturing, check_kinds, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
 from .identity import identity_of
@@ -42,6 +42,7 @@ def trace(
     stands.
     """
     source = load_model(model)
+    check_capturing(dtype, freeze)
     return captured(source, dtype, freeze, loss_of(loss, source.vocab_size), say)[0]
 
 
@@ -150,9 +151,10 @@ def usual_dtype(hardware: "Hardware") -> str:
 
 
 def check_demands(job: Job) -> None:
-    """Raise ValueError for sizes or an effort that no plan can have."""
+    """Raise ValueError for values, sizes or an effort that no plan can have."""
     from meshwright.runtime.launch.job import EFFORTS
 
+    check_kinds(job)
     if job.effort not in EFFORTS:
         raise PlanError(f"effort {job.effort!r}: give one of {', '.join(EFFORTS)}")
     for name in ("seq", "global_batch"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .capturing import takes
-from .demands import Cluster, Job, Say, cluster_of, silent
+from .demands import Cluster, Job, Say, check_kinds, cluster_of, silent
 from .errors import one_class
 from .here import at_hand
 from .modules import Model, load_model
@@ -60,6 +60,7 @@ def what_if(
     from meshwright.planner.what_if.ask import Search
     from meshwright.planner.what_if.prices import read_prices
 
+    check_kinds(job)
     asked, source = _points(clusters, job, sweeps, say, least), load_model(model)
     pins, read = parse_pins(job.pin_texts), read_prices(prices)
     other = read_software(software) if software else None

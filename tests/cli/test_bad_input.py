@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from refusals import one_line, refused
 
+import meshwright as mw
 from meshwright.cli import main
 
 SIZES = ("--seq", "8", "--global-batch", "4")
@@ -276,3 +277,21 @@ def test_help_of_each_command_says_what_it_does(
         main([command, "--help"])
     assert caught.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"seq": "16"}, "seq='16': give a whole number"),
+        ({"seq": 16.0}, "seq=16.0: give a whole number"),
+        ({"global_batch": True}, "global_batch=True: give a whole number"),
+        ({"dtype": "fp64"}, "dtype='fp64': give f32, bf16 or f64"),
+        ({"freeze": ["embed.*"]}, r"freeze=\['embed.*'\]: give one text .* as 'embed"),
+    ],
+)
+def test_a_job_of_other_types_is_refused(given: dict, said: str) -> None:
+    job = mw.Job(**{"seq": 16, "global_batch": 4} | given)
+    with pytest.raises(mw.MeshwrightError, match=said):
+        mw.plan("tiny", cluster="cpu:1", job=job)
+    with pytest.raises(mw.MeshwrightError, match=said):
+        mw.what_if("tiny", clusters=["cpu:1"], job=job)
