@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meshwright.runtime.given import check_file_place
+from meshwright.runtime.given import check_picture
 
 from .output import print_result
 from .parsers import add_command
@@ -51,9 +51,7 @@ def _goodputs(runs: Sequence[Path]) -> Iterator[tuple[Path, float]]:
 
 def _run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.output)
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"-o {out}: give a name that ends with .png, .svg or .pdf")
-    check_file_place("-o", out)
+    check_picture("-o", out)
     from meshwright.runtime.metrics.plot import plot_runs
 
     runs = [Path(run) for run in arguments.runs]

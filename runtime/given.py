@@ -104,6 +104,13 @@ def check_file_place(option: str, path: Path) -> None:
     check_place(option, path)
 
 
+def check_picture(option: str, path: Path) -> None:
+    """Raise GivenError where no picture can be written at a path that an option gives."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise GivenError(f"{option} {path}: give a name that ends with .png, .svg or .pdf")
+    check_file_place(option, path)
+
+
 def check_program(folder: Path) -> None:
     """Raise GivenError where a path is not a program's folder."""
     if all((folder / name).is_file() for name in ("main.py", "layout.py")):
