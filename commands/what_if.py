@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.api.demands import Job
 from meshwright.api.files import write_text
-from meshwright.runtime.given import check_file_place
+from meshwright.runtime.given import check_file_place, check_picture
 
 from .doing import Doing
 from .output import print_result
@@ -111,6 +111,7 @@ def _run(arguments: argparse.Namespace) -> None:
     )
     with _stopped_with(table):
         _fill(table, arguments)
+    table.check_planned()
     table.check_objective()
     if arguments.csv:
         write_text(arguments.csv, table.csv)
@@ -194,9 +195,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--plan prices a plan as it stands; drop the pins {pins}")
     if arguments.tokens is not None and not 0 < arguments.tokens < float("inf"):
         raise ValueError(f"--tokens {arguments.tokens:g}: give a number above 0, such as 1e12")
-    for option in ("csv", "plot"):
-        if path := getattr(arguments, option):
-            check_file_place(f"--{option}", path)
+    if arguments.csv:
+        check_file_place("--csv", arguments.csv)
+    if arguments.plot:
+        check_picture("--plot", arguments.plot)
     if not arguments.plan:
         _check_sizes(arguments)
 

@@ -55,6 +55,13 @@ class Table:
         found = min(self.answers, key=lambda answer: answer.rank(self.objective))
         return found if found.rank(self.objective)[0] < float("inf") else None
 
+    def check_planned(self) -> None:
+        """Raise ValueError where one reason, and not the memory of a device, refuses all points."""
+        refused = all(answer.step is None and not answer.need_bytes for answer in self.answers)
+        reasons = {answer.why for answer in self.answers}
+        if refused and len(reasons) == 1 and not self.stopped:
+            raise ValueError(reasons.pop())
+
     def check_objective(self) -> None:
         """Raise ValueError where no part that fits has the figure that the objective ranks by."""
         found = sorted({a.point.cluster.device.name for a in self.answers if a.step})
@@ -98,11 +105,19 @@ class Table:
         widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
         lines = ["  ".join(map(_padded, row, widths, head)).rstrip() for row in rows]
         plans = [
-            f"   {number:>{widths[1]}}  {answer.step.plan if answer.step else answer.why}"
+            f"   {mark:>{widths[1]}}  {said}"
             for number, answer in enumerate(self.answers, start=1)
+            for mark, said in zip((number, ""), self._plans(answer), strict=False)
         ]
         notes = [*self._near(), *self._unknown()]
         return "\n".join([f"{self.subject}: {self.speed}", *lines, *notes, "plans", *plans])
+
+    def _plans(self, answer: "Answer") -> list[str]:
+        """Return a point's plan, or why there is none; then why none has the pins compared with."""
+        own = answer.step.plan if answer.step else answer.why
+        other = self._other(answer)
+        why = other.why if answer.step and other else ""
+        return [own, f"{','.join(self.compared)}: {why}"] if why else [own]
 
     def _unknown(self) -> list[str]:
         """Name the figures of parts that are missing, whose cells are empty."""
@@ -169,6 +184,7 @@ class Table:
             "dollars": budget and budget.dollars,
             "energy_kwh": budget and budget.kwh,
             "compared_step_time_s": other and other.step and other.step.step_us / 1e6,
+            "compared_why_not": (other and other.why) or None,
             "software_step_time_s": answer.software_us and answer.software_us / 1e6,
         }
 

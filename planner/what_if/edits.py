@@ -98,7 +98,10 @@ def parse_sweep(text: str) -> Sweep:
         raise ClusterError(f"--sweep {text}: write NAME=VALUE,VALUE, such as nodes=1,2,4")
     if name not in (*_SIZES, *_CHANGES) and not re.fullmatch(_LINK, name):
         raise ClusterError(f"--sweep {name}: unknown; give one of {', '.join(NAMES)}")
-    return Sweep(name, tuple(_value(name, item.strip()) for item in rest.split(",")))
+    values = tuple(_value(name, item.strip()) for item in rest.split(","))
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ClusterError(f"--sweep {text}: {twice[0]} is given twice; give each value once")
+    return Sweep(name, values)
 
 
 def _value(name: str, text: str) -> Value:

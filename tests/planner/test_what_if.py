@@ -12,12 +12,13 @@ from families import planned
 from meshwright import Job, MeshwrightError, Plan, plan, priced, trace, what_if
 from meshwright.api.what_if import specs_of
 from meshwright.cli import main
+from meshwright.commands.what_if_table import Table
 from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import format_cluster, parse_cluster
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.simulate.predict import predict
-from meshwright.planner.what_if.answers import Answer
+from meshwright.planner.what_if.answers import Answer, Step
 from meshwright.planner.what_if.ask import Search
 from meshwright.planner.what_if.edits import Point, parse_sweep, points
 from meshwright.planner.what_if.prices import read_prices
@@ -242,6 +243,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [row["device.memory_gb"] for row in rows] == ["0.001", "40"]
     assert float(rows[1]["compared_step_time_s"]) > float(rows[1]["step_time_s"])
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+
+
+def test_the_pins_compared_with_say_why_nothing_has_them() -> None:
+    (point,) = changed("h200:2")
+    step = Step("tp=2", 1e3, 0.0, 1e6, None, 1.0, 2.0, (("compute", 1.0),))
+    table = Table("tiny", "searched", "time", None, ("tp=3",), True)
+    table.answers, table.others = [Answer(point, step)], [Answer(point, None, "3 of 2 devices")]
+    assert table.text.splitlines()[-2:] == ["   1  tp=2", "      tp=3: 3 of 2 devices"]
+    assert table.facts["points"][0]["compared_why_not"] == "3 of 2 devices"
 
 
 def test_a_budget_names_the_figures_that_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
