@@ -237,7 +237,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
     rows = {0: Dim("B", min=1)}
     dims = rows | ({1: _length(way, steps)} if steps else {})
     each = {"given": tuple(dims if of_row else rows for _, of_row in inputs)}
-    recorder = Recorder()
+    recorder, of_sizes = Recorder(), list[str]()
     try:
         with (
             torch.enable_grad(),
@@ -248,7 +248,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
             no_writes_behind(),
             no_question_of_one_row(name, module.seen),
             no_sizes_as_keys(name),
-            _sizes_as_numbers(module, way),
+            _sizes_as_numbers(module, way, of_sizes),
             no_question_of_tracing(name),
             no_texts(name),
             no_causal_detection(),
@@ -285,11 +285,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
                 "parameter or a buffer"
             ) from error
         if _BY_VALUES.search(str(error)):
-            raise CaptureError(
-                f"model {name}: {_place_of(error).removeprefix(', at ') or 'its forward'} decides "
-                "by values of a tensor, as if, assert and int do; a graph has one way for all "
-                "values, so choose by torch.where, or leave it out"
-            ) from error
+            raise _decides(name, _place_of(error), of_sizes) from error
         with quiet():
             call = binding_call(module, given, each) if _SPECIALIZED in str(error) else ""
         raise SizeError(
@@ -304,10 +300,25 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
     return Exported(program, *drop_true_asserts(program.graph, lengths, name), recorder.ways)
 
 
+def _decides(name: str, place: str, of_sizes: list[str]) -> CaptureError:
+    """Return what to say of a forward that values decide. of_sizes: functions of `math` that made
+    values of sizes, which are numbers where rows have one length alone."""
+    where = place.removeprefix(", at ") or "its forward"
+    if of_sizes:
+        return SizeError(
+            f"model {name}: {where} decides by what math.{of_sizes[-1]} makes of a size, or by "
+            "values of a tensor, as if, assert and int do; a graph has one way for all of them"
+        )
+    return CaptureError(
+        f"model {name}: {where} decides by values of a tensor, as if, assert and int do; a graph "
+        "has one way for all values, so choose by torch.where, or leave it out"
+    )
+
+
 @contextmanager
-def _sizes_as_numbers(module: Logits, way: Way) -> Iterator[None]:
+def _sizes_as_numbers(module: Logits, way: Way, used: list[str]) -> Iterator[None]:
     builtins = sizes_in_builtins(module.seen) if way.numbers else nullcontext()
-    with sizes_as_numbers(), builtins:
+    with sizes_as_numbers(used), builtins:
         yield
 
 

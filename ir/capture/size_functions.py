@@ -66,12 +66,23 @@ _PLAIN = {name: getattr(math, name) for name in _FUNCTIONS}
 
 
 @contextmanager
-def sizes_as_numbers() -> Iterator[None]:
-    """Let functions of sizes be functions of the symbols."""
+def sizes_as_numbers(used: list[str]) -> Iterator[None]:
+    """Let functions of sizes be functions of the symbols. used: takes the names of those that made
+    a tensor of one, by which torch lets nothing decide."""
     for name, function in _FUNCTIONS.items():
-        setattr(math, name, function)
+        setattr(math, name, _noted(function, name, used))
     try:
         yield
     finally:
         for name, plain in _PLAIN.items():
             setattr(math, name, plain)
+
+
+def _noted(function: Callable, name: str, used: list[str]) -> Callable:
+    def call(*given: Any) -> Any:
+        made = function(*given)
+        if isinstance(made, Tensor):
+            used.append(name)
+        return made
+
+    return call

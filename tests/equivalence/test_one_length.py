@@ -1,5 +1,7 @@
 """A module that is captured for one length of rows, under every plan and as plain PyTorch."""
 
+import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -156,22 +158,27 @@ def test_a_length_that_a_module_takes_is_tried() -> None:
 
 
 class Rooted(nn.Module):
-    """Sums over as many tokens as the root of the length has."""
+    """Sums over as many tokens as a function makes of the length."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[int], float]) -> None:
         super().__init__()
+        self.count = count
         self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
-        return self.head(h + h[:, : int(h.shape[1] ** 0.5)].sum(1, keepdim=True))
+        return self.head(h + h[:, : int(self.count(h.shape[1]))].sum(1, keepdim=True))
 
 
-def test_what_torch_puts_off_and_does_not_write_down_is_asked() -> None:
-    source = ModelSource("rooted", VOCAB, None, Rooted)
+@pytest.mark.parametrize("count", [lambda n: n**0.5, lambda n: math.log2(n)], ids=["root", "log2"])
+def test_what_torch_puts_off_and_does_not_write_down_is_asked(
+    count: Callable[[int], float],
+) -> None:
+    build = partial(Rooted, count)
+    source = ModelSource("rooted", VOCAB, None, build)
     traced, _ = captured(source, "f64", "", None, lambda _: None, 16)
     assert any("for rows of 16 tokens alone" in line for line in traced.warnings)
-    prove(Subject("rooted", Rooted, VOCAB, None), traced)
+    prove(Subject("rooted", build, VOCAB, None), traced)
 
 
 def test_what_if_captures_a_model_of_one_length_for_each() -> None:
