@@ -41,6 +41,7 @@ from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
 from .unseen import (
     as_it_was,
+    check_compiled,
     check_hooks,
     check_unregistered,
     no_checkpoints,
@@ -115,6 +116,7 @@ def exported_for(
     refused; None: any. alone: whether it is the only one, a number in the program.
     """
     _swap_semantic(module)
+    check_compiled(module, name)
     check_hooks(module, name)
     check_unregistered(module, name)
     if seq is None:

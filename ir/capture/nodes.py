@@ -11,6 +11,8 @@ from .calls import Attrs
 from .lines import line_of
 
 CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
+# What torch.vmap calls first, which a user does not know.
+_VMAP, _OF_VMAP = "torch.vmap", ("lazy_load_decompositions", "_vmap_increment_nesting")
 _RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
 
 
@@ -25,7 +27,8 @@ def target_name(target: Any) -> str:
 
 
 def _plain_name(target: Any) -> str:
-    return getattr(target, "__name__", str(target))
+    name = getattr(target, "__name__", str(target))
+    return _VMAP if name in _OF_VMAP else name
 
 
 def where(node: Node) -> str:

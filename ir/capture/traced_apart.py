@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ def _asked(plain: Callable[..., Any], what: str, name: str) -> Callable[..., Any
         caller = sys._getframe(1)
         path = caller.f_code.co_filename
         if of_user(path):
+            if plain.__name__ in _QUESTIONS and (compiled := _compiled_in(caller)):
+                raise CaptureError(
+                    f"model {name}: {short_line(path, caller.f_lineno)} calls {compiled}, compiled "
+                    "by torch.jit.script; take the decorator off"
+                )
             raise CaptureError(
                 f"model {name}: {short_line(path, caller.f_lineno)} {what}, which is another thing "
                 "while the module is traced than in a training step; leave it out"
@@ -83,6 +89,19 @@ def _asked(plain: Callable[..., Any], what: str, name: str) -> Callable[..., Any
         return plain(*args, **kwargs)
 
     return ask
+
+
+def _compiled_in(caller: FrameType) -> str:
+    """Return the function of torch.jit that a frame names, which asks for itself whether it is
+    traced; "" where there is none, or the frame's own code asks."""
+    names = caller.f_code.co_names + caller.f_code.co_freevars
+    spaces = (
+        caller.f_globals,
+        caller.f_locals,
+        *(vars(held) for held in caller.f_locals.values() if hasattr(held, "__dict__")),
+    )
+    found = (n for n in names for s in spaces if isinstance(s.get(n), torch.jit.ScriptFunction))
+    return "" if set(names) & set(_QUESTIONS) else next(found, "")
 
 
 def modules_of_user() -> list[Any]:

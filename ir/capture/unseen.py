@@ -43,6 +43,16 @@ def check_hooks(module: nn.Module, name: str) -> None:
             )
 
 
+def check_compiled(module: nn.Module, name: str) -> None:
+    """Raise CaptureError for a part that torch.jit compiled, whose code an export does not see."""
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"model {name}: {path.removeprefix('module').removeprefix('.') or 'it'} is a "
+                "module of torch.jit; build it without torch.jit.script or trace"
+            )
+
+
 def check_unregistered(module: nn.Module, name: str) -> None:
     """Raise CaptureError for a trainable tensor that a list or dictionary of a module holds."""
     known = {id(param) for param in module.parameters()}

@@ -12,6 +12,30 @@ def asks_for_a_compiler(self, h):
     return self.proj(h) * (1 + (not torch.compiler.is_compiling()) * (h.shape[1] > 48))
 
 
+@torch.jit.script
+def scripted(x):
+    return x * x.sigmoid()
+
+
+@plain
+def calls_a_scripted_function(self, h):
+    return self.proj(scripted(h))
+
+
+def _scripted_part(module):
+    module.act = torch.jit.script(nn.Linear(DIM, DIM))
+
+
+@with_parts(_scripted_part)
+def has_a_scripted_part(self, h):
+    return self.proj(h) + self.act(h)
+
+
+@plain
+def maps_a_function(self, h):
+    return self.proj(h) + torch.vmap(lambda row: row * row.sum())(h)
+
+
 @plain
 def asks_for_a_trace(self, h):
     if not torch.jit.is_tracing() and type(h) is torch.Tensor and h.shape[1] > 48:
