@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.graph import Graph
-from meshwright.ir.mesh import Mesh
+from meshwright.ir.mesh import TENSOR, Mesh
 from meshwright.ir.ops.questions import flops
 from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, replicated
@@ -31,11 +31,11 @@ from ..hardware.cluster import Cluster
 from .boundary_layouts import Layout, format_layout, layouts_of
 from .ilp import Programs, Sharding, shard, shard_or_bound
 from .lower import lower
-from .nodes import Demands, Offers, Ops, nodes_of, offers_of, ops_of
+from .nodes import Demands, Offers, Ops, is_matmul_weight, nodes_of, offers_of, ops_of
 from .objective import objective_us
 from .sequence_orders import MIRRORED, orders_of
 
-# Tied parameters that a refusal names.
+# Parameters that a refusal names.
 _NAMED = 4
 # Common placements of tied parameters that are tried one by one.
 MAX_COMMON = 64
@@ -358,10 +358,12 @@ class _Chain:
         given = self.joints[name], self.costs, self.price, demands
         try:
             return of(*given, self._ops(name), self.left.posed.programs.setdefault(name, {}))
-        except InfeasibleError:
-            if not params:
-                raise
-            return None
+        except InfeasibleError as error:
+            if params:
+                return None
+            if self.shard_matmul_weights:
+                raise _unsharded(name, self.joints[name], self.costs.mesh) from error
+            raise
 
     def _ops(self, name: str) -> Ops:
         """Return the nodes of a segment's ops, which all of its boundaries share."""
@@ -420,3 +422,13 @@ def _piece_names(keys: list[tuple]) -> dict[tuple, str]:
 
 def _distinct(lines: Iterator[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))
+
+
+def _unsharded(name: str, graph: Graph, mesh: Mesh) -> InfeasibleError:
+    """Return what to say of a segment that has no placement with matmul weights cut."""
+    weights = [i.ref for i in graph.inputs_of("param") if is_matmul_weight(graph, i.value.name)]
+    named = ", ".join([*weights[:_NAMED], *["..."] * (len(weights) > _NAMED)])
+    return InfeasibleError(
+        f"shard_weights=1: {name} has no placement with its {len(weights)} weights of matmuls "
+        f"({named}) cut over {mesh.only(TENSOR)} wherever ops read them; leave shard_weights out"
+    )

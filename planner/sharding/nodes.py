@@ -171,7 +171,7 @@ def _param(
     shards = [p for p in wanted if pin is None or p == pin]
     if pin is not None and pin != whole:
         shards = [pin]
-    must = demands.shard_matmul_weights and _is_matmul_weight(graph, value.name) and shards
+    must = demands.shard_matmul_weights and is_matmul_weight(graph, value.name) and shards
     placed = [] if must or (pin is not None and pin != whole) else [(whole, whole)]
     placed += [(shard, shard) for shard in shards]
     if grad:  # summed once a step over the tensor axes that do not cut it
@@ -202,11 +202,11 @@ def _without_grad(choice: Choice) -> Strategy:
     return Strategy(choice.strategy.name, (), choice.strategy.outputs)
 
 
-def _is_matmul_weight(graph: Graph, name: str) -> bool:
+def is_matmul_weight(graph: Graph, name: str) -> bool:
     """Whether a matmul multiplies by a value or a view of it, as of a weight stored [in, out]."""
     return any(
         definition(op).matmul_weight
-        or (definition(op).free and _is_matmul_weight(graph, op.output.name))
+        or (definition(op).free and is_matmul_weight(graph, op.output.name))
         for op in graph.users[name]
     )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from sampling import mostly_long
 from torch import nn
 
@@ -410,3 +411,25 @@ def test_a_window_exchanges_one_window_with_the_neighbour(windowed) -> None:
     )  # fmt: skip
     narrow = plan(windowed, seq=8192, **given).lowered["attention"]
     assert not {kind for _, kind in exchanged(narrow)} & {"halo", "reduce_halo"}
+
+
+class Gru(nn.Module):
+    """Cuts what it multiplies by its weights into parts, one for each gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.layer = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.embed(tokens))[0])
+
+
+def test_weights_that_cannot_stay_cut_are_named_with_their_pin() -> None:
+    traced = trace(Gru, "gru", "f32", 32, seq=3, alone=True)
+    said = (
+        r"shard_weights=1: .* its 3 .* \(layer.weight_ih_l0, .*\) cut over tp=2 .*; leave shard_w"
+    )
+    with pytest.raises(PlanError, match=said):
+        plan(traced, seq=3, shard_matmul_weights=True)
+    assert plan(traced, seq=3).lowered
