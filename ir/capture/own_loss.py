@@ -79,17 +79,32 @@ def measured(name: str, function: LossFunction, vocab_size: int) -> OwnLoss:
     kinds = {True, False}  # whether it is a mean
     for logits, labels in _drawn(function, vocab_size):
         whole, means, sums = _in_parts(name, function, logits, labels)
-        for is_mean, values in ((True, means), (False, sums)):
-            if any(abs(value - whole) > _NEAR * abs(whole) for value in values):
-                kinds.discard(is_mean)
+        kinds -= {is_mean for is_mean, v in ((True, means), (False, sums)) if _differs(v, whole)}
         if not kinds:
             rows = len(_UNCOUNTED)
             raise CaptureError(
                 f"--loss {name} of {rows} rows is {whole:.6g}; of its parts, 1 row and {rows - 1}, "
                 f"the mean by labels that count (not {IGNORED_LABEL}) is {means[0]:.6g} and the "
                 f"sum {sums[0]:.6g}: plans cut a batch into parts, so return either of the two"
+                f"{_without_ignored(name, function, logits, labels)}"
             )
     return OwnLoss(name, function, is_mean=True in kinds)
+
+
+def _differs(values: list[float], whole: float) -> bool:
+    return any(abs(value - whole) > _NEAR * abs(whole) for value in values)
+
+
+def _without_ignored(name: str, function: LossFunction, logits: Tensor, labels: Tensor) -> str:
+    """Return what to add of a loss that is a mean or a sum where every label counts; else ""."""
+    whole, means, sums = _in_parts(name, function, logits, labels.clamp(min=0))
+    found = [kind for kind, v in (("mean", means), ("sum", sums)) if not _differs(v, whole)]
+    if not found:
+        return ""
+    return (
+        f"; where no label is {IGNORED_LABEL} it is the {found[0]}, so see what positions of that "
+        "label add to it, or count in it"
+    )
 
 
 def _in_parts(
@@ -154,9 +169,13 @@ def _measure(name: str, function: LossFunction, logits: Tensor, labels: Tensor) 
     try:
         found = function(logits, labels)
     except Exception as error:
+        said = next(iter(str(error).splitlines()), "").rstrip(".")
+        ignored = str(IGNORED_LABEL) in said
         raise CaptureError(
             f"--loss {name} fails on logits {list(logits.shape)} and labels {list(labels.shape)}: "
-            f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            f"{type(error).__name__}: {said}"
+            + f"; labels that do not count are {IGNORED_LABEL}"
+            * ignored
         ) from error
     _check_scalar(name, found)
     value = float(found)

@@ -144,6 +144,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
         lambda x, y: x @ y,
         r"fails on logits \[1, 6, 31\] and labels \[1, 6\]: RuntimeErr",
     ),
+    "more of all": (
+        lambda x, y: smoothed(x, y) + x.logsumexp(-1).mean(),
+        "where no label is -100 it is the mean, so see what positions of that label add to it",
+    ),
+    "ignoring another": (
+        lambda x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(), ignore_index=5),
+        "-100 is out of bounds; labels that do not count are -100$",
+    ),
     "learning": (nn.Linear(3, 2), "has 2 parameters, which nothing would train"),
 }
 
