@@ -51,6 +51,10 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ORTHOGONAL_ELEMENTS = 1 << 24  # each rank makes the whole matrix
 _WAY_OUT = "start it with a fill of torch.nn.init, pointwise steps after it, or values set by hand"
 
+# What torch's weight_norm takes of drawn weights.
+_NORMS = re.compile(r"\bparametrizations\.\w+\.original0$")
+_START_NORMS = "weight_norm keeps norms there: call nn.init.ones_ on"
+
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
@@ -267,7 +271,9 @@ class _Recipes:
         """Write the recipe of a parameter. Raises CaptureError where there is none."""
         content = content_of(param)
         if isinstance(content, Unknown):
-            raise CaptureError(f"param {name}: starts from {content.why}; {_WAY_OUT}")
+            normed = _NORMS.search(name)
+            way = f"{_START_NORMS} {name}, for instance" if normed else _WAY_OUT
+            raise CaptureError(f"param {name}: starts from {content.why}; {way}")
         if is_unset(content):
             return
         if isinstance(content, Program):

@@ -93,6 +93,7 @@ REFUSED = {
     "draws_by_itself": r"rand.generator at .*zoo\w*.py:\d+ draws from a torch.Generator of its own",
     "running_mean": r"mul_ at .*zoo\w*.py:\d+ writes into buffer mean",
     "orthogonal_weight": r"aten.allclose.default under .*zoo\w*.py:\d+, as the module is built",
+    "norms_of_drawn_weights": r"norms there: call nn.init.ones_ on turn.*original0",
     "fast_convolution": r"fft_rfft at .*zoo\w*.py:\d+ makes a tensor of torch.complex64",
     "spectral": "spectral_norm, which keeps vectors",
     "asks_for_a_compiler": r"zoo_of_ways.py:\d+ asks torch.compiler.is_compiling\(\)",

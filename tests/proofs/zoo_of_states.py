@@ -396,6 +396,25 @@ def orthogonal_weight(self, h):
     return self.turn(h)
 
 
+def _normed(self):
+    self.turn = nn.utils.parametrizations.weight_norm(nn.Linear(DIM, DIM))
+
+
+@with_parts(_normed)
+def norms_of_drawn_weights(self, h):
+    return self.turn(h)
+
+
+def _normed_from_ones(self):
+    _normed(self)
+    nn.init.ones_(self.turn.parametrizations.weight.original0)
+
+
+@with_parts(_normed_from_ones)
+def norms_from_ones(self, h):
+    return self.turn(h)
+
+
 def _spectral(self):
     self.bound = nn.utils.parametrizations.spectral_norm(nn.Linear(DIM, DIM))
 
