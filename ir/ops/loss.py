@@ -48,7 +48,7 @@ def _chunk_bytes(features: int, weight: int, operands: int = 0) -> Workspace:
         width, item = x.shape[-1], ITEM_BYTES[x.dtype]
         assert isinstance(width, int)
         tokens, rows = elements[features] / width, elements[weight] / width
-        bytes_each, most = item + max(item, 4), LOGITS_ELEMENTS
+        bytes_each, most = item + max(item, 4), float(LOGITS_ELEMENTS)
         if device == "cuda" and item == 2:
             bytes_each = 2 * item if len(inputs) < operands else item
             most = max(most, LEAST_TOKENS * rows)
