@@ -18,6 +18,7 @@ from equivalence.draws import DrawnModel
 from equivalence.grammar import EDGES, VOCAB, WEIGHTS, Drawn, productions
 from equivalence.law import Court
 from equivalence.pool import Pool
+from sampling import mostly_long
 
 from meshwright.ir.capture.export import trace
 from meshwright.ir.capture.router_bias import with_updated_biases
@@ -27,6 +28,7 @@ from meshwright.proof.prove import Subject, prove
 # MESHWRIGHT_SEED gives the seed of a run again; a long run takes a fresh one and prints it.
 SEED = int(os.environ.get("MESHWRIGHT_SEED", "0"))
 SHORT, LONG, PARTS = 20, 1000, 100
+SLOW = (3, 7, 8, 14)  # of the short run, left to the long one
 PATIENCE_S = 2400  # of the test that counts what other processes judge
 ALLOWED = 0.10  # refused of all
 ALLOWED_OF_ONE = 0.40  # refused of those with one body
@@ -145,7 +147,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # One test a module: xdist hands out files of many tests first.
-@pytest.mark.parametrize("number", range(SHORT))
+@pytest.mark.parametrize("number", mostly_long(range(SHORT), *({*range(SHORT)} - {*SLOW})))
 def test_a_drawn_module_is_equal_or_refused(
     court: Court, verdicts: list[Verdict], number: int
 ) -> None:
@@ -169,7 +171,11 @@ def test_a_module_that_was_wrong_is_equal(court: Court, seed: int, number: int) 
 
 
 # Modules with experts that a bias chooses, by seed and number: it is updated.
-BIASED = [(5, 397), (5, 471), (5, 858)]
+BIASED = [
+    (5, 397),
+    pytest.param(5, 471, marks=pytest.mark.long),
+    pytest.param(5, 858, marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("seed", "number"), BIASED)

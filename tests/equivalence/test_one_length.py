@@ -181,6 +181,7 @@ def test_what_torch_puts_off_and_does_not_write_down_is_asked(
     prove(Subject("rooted", build, VOCAB, None), traced)
 
 
+@pytest.mark.long
 def test_what_if_captures_a_model_of_one_length_for_each() -> None:
     job = mw.Job(SEQ, ROWS, dtype="f32")
     answers = mw.what_if(SOURCE, clusters=["cpu:1"], job=job, sweeps=["seq=6,8"])

@@ -121,8 +121,11 @@ def _table(verdicts: list[Verdict]) -> str:
     return "\n".join(f"{count:5} {kind}" for kind, count in sorted(counts.items()))
 
 
-def test_odd_ops_are_equal_or_refused() -> None:
-    check(ODD)
+@pytest.mark.parametrize(
+    "ops", [ODD[::2], pytest.param(ODD[1::2], marks=pytest.mark.long)], ids=["even", "odd"]
+)
+def test_odd_ops_are_equal_or_refused(ops: list[str]) -> None:
+    check(ops)
 
 
 @pytest.fixture(scope="module")

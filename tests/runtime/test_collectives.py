@@ -59,6 +59,7 @@ def alone() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_compiled_collectives_keep_truth_values(alone: dist.ProcessGroup) -> None:
     """torch's own hand out integers for them, of which `~` is true whatever they are."""
 

@@ -396,6 +396,7 @@ def test_cross_entropy_over_vocabulary_shards_is_the_plain_formula(
         torch.testing.assert_close(grad.double(), 1 + wanted[1][:rows], **close)
 
 
+@pytest.mark.long
 def test_compiled_cross_entropy_holds_the_gradient_of_one_chunk_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_job_stopped_twice_goes_on_bit_for_bit(
         assert all(len(a.nodes) == 2 for a in job.attempts)
 
 
+@pytest.mark.long
 def test_a_lost_node_is_named_and_the_run_planned_for_those_left(
     reference: dict[int, float], tmp_path: Path
 ) -> None:
