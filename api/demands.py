@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex
 
+from meshwright.ir.dtypes import PLANNED
 from meshwright.ir.errors import PlanError
-
-DTYPES = "f32", "bf16", "f64"
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,13 @@ def check_kinds(job: Job) -> None:
         value = getattr(job, name)
         if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise PlanError(f"{name}={value!r}: give a whole number, as {name}=16")
-    check_capturing(job.dtype or DTYPES[0], job.freeze)
+    check_capturing(job.dtype or PLANNED[0], job.freeze)
 
 
 def check_capturing(dtype: object, freeze: object) -> None:
     """Raise PlanError for a dtype that no capture has, and for patterns that are no text."""
-    if dtype not in DTYPES:
-        raise PlanError(f"dtype={dtype!r}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    if dtype not in PLANNED:
+        raise PlanError(f"dtype={dtype!r}: give {', '.join(PLANNED[:-1])} or {PLANNED[-1]}")
     if not isinstance(freeze, str):
         raise PlanError(
             f"freeze={freeze!r}: give one text of names or wildcards with commas between them, as "

@@ -5,6 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.ir.dtypes import PLANNED
+
 from .output import print_result
 from .parsers import add_command, add_effort, add_processes
 from .planning import plan_of
@@ -64,7 +66,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("f32", "bf16", "f64"),
+        choices=PLANNED,
         help="of parameters and compute (default: bf16 on GPUs, f32 on CPU ranks)",
     )
     parser.add_argument(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.api.demands import Job
 from meshwright.api.files import write_text
+from meshwright.ir.dtypes import PLANNED
 from meshwright.runtime.given import check_file_place, check_picture
 
 from .doing import Doing
@@ -53,7 +54,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a row")
     parser.add_argument("--global-batch", type=int, metavar="N", help="rows of an optimizer step")
-    parser.add_argument("--dtype", choices=("f32", "bf16", "f64"), default="", help="as of plan")
+    parser.add_argument("--dtype", choices=PLANNED, default="", help="as of plan")
     parser.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE", help="fix a decision, as of plan"
     )

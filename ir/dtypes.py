@@ -14,4 +14,5 @@ TORCH_NAMES = {
 }
 SHORT_NAMES = {name: short for short, name in TORCH_NAMES.items()}
 FLOATS = ("f64", "f32", "bf16", "f16")
+PLANNED = ("f32", "bf16", "f64")  # of parameters, that a plan may have
 HALVES = ("bf16", "f16")  # in which small updates and long sums lose what they add
