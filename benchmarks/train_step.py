@@ -60,6 +60,7 @@ def _start() -> torch.device:
     # As the programs' own entry has it (runtime/launch/entry.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":

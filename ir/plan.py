@@ -6,6 +6,7 @@ padding). Shapes in pieces and params are logical; placements tell what a rank h
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .dtypes import HALVES, ITEM_BYTES
 from .graph import Graph
@@ -14,6 +15,7 @@ from .mesh import Mesh
 from .ops.registry import definition
 from .phases import Joint
 from .placement import Placement, local_shape
+from .replay import may_replay, replays
 from .schedule import Schedule
 from .sizes import Shape, evaluate, num_elements
 
@@ -227,6 +229,12 @@ class Plan:
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a pp rank holds, in order of the model."""
         return [stage for stage, home in enumerate(self.stage_ranks) if home == rank]
+
+    @cached_property
+    def replays(self) -> bool:
+        """Return whether a rank issues each micro-batch as one CUDA graph."""
+        layout = self.num_stages, self.schedule_name, self.zero, self.num_microbatches
+        return replays(*layout) and may_replay(self.device_type, (p.graph for p in self.pieces))
 
     @property
     def splits_backward(self) -> bool:

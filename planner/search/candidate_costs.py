@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Piece
+from meshwright.ir.replay import replays
 
 from ..bounds.analytic import compute_times, overlapped_times
 from ..bounds.lp import LpBound
@@ -52,7 +53,7 @@ class MeshCosts:
     of pieces."""
 
     sharded: dict[Mesh, ShardedModel]
-    proposed: dict[tuple[Placed, str], tuple[SavedSet, ...]]
+    proposed: dict[tuple[Placed, str, bool], tuple[SavedSet, ...]]
     options: dict[tuple, list[Option]]
 
 
@@ -78,8 +79,9 @@ class CandidateCosts:
         return self.memo.table("keys of placements", self.problem.placed_for)
 
     @cached_property
-    def proposed(self) -> dict[tuple[Placed, str], tuple[SavedSet, ...]]:
-        """Return by placements and piece the sets of values to keep that deserve an exact price."""
+    def proposed(self) -> dict[tuple[Placed, str, bool], tuple[SavedSet, ...]]:
+        """Return the sets of values to keep that deserve an exact price, by placements, piece and
+        whether micro-batches are recorded."""
         return self.memo.table("proposals", self.problem.read_by_proposals)
 
     @cached_property
@@ -183,7 +185,8 @@ class CandidateCosts:
         split, wide = c.schedule in SPLIT, self._wide(c)
         found = {}
         for name in self.sharding(c.compute).lowered:
-            key = (self.placed(c.compute), c.micro_batch, wide, name, c.recompute, split)
+            given = c.micro_batch, wide, name, c.recompute, split, self.replays(c)
+            key = (self.placed(c.compute), *given)
             if key not in self._options:
                 with self.memo.clock.layer("memory frontier"):
                     self._options[key] = self._priced(c, name, split)
@@ -193,7 +196,7 @@ class CandidateCosts:
     def _priced(self, c: Candidate, name: str, split: bool) -> list[Option]:
         low, table = self.sharding(c.compute).lowered[name], self._table(c)
         if c.recompute == CHOSEN:
-            sets = self._proposals(c.compute, name)
+            sets = self._proposals(c.compute, name, self.replays(c))
         else:
             sets = (SavedSet(saved_values(low.graph, c.recompute)),)
 
@@ -209,15 +212,22 @@ class CandidateCosts:
         return with_staying(undominated([*found, *map(option, away)], split), found, split)
 
     def _table(self, c: Candidate) -> WorkTable:
-        key = c.compute, c.micro_batch, self._wide(c)
+        key = c.compute, c.micro_batch, self._wide(c), self.replays(c)
         if key not in self._works:
             self._works[key] = WorkTable(self.op_costs(*key))
         return self._works[key]
 
-    def op_costs(self, mesh: Mesh, micro_batch: int, wide_grads: bool) -> Costs:
+    def replays(self, c: Candidate) -> bool:
+        """Return whether the host issues a micro-batch as one."""
+        layout = c.num_stages, c.schedule, c.zero, c.num_microbatches
+        return self.problem.may_replay and replays(*layout)
+
+    def op_costs(
+        self, mesh: Mesh, micro_batch: int, wide_grads: bool, replayed: bool = False
+    ) -> Costs:
         """Return costs of ops on a compute mesh."""
         problem, sizes = self.problem, {"B": micro_batch, "S": self.problem.seq}
-        return Costs(problem.rates, mesh, sizes, wide_grads, self.memo.functions)
+        return Costs(problem.rates.issued(replayed), mesh, sizes, wide_grads, self.memo.functions)
 
     def precision(self, c: Candidate) -> Precision:
         """Return bytes of an element: many micro-batches are summed in float32."""
@@ -226,13 +236,14 @@ class CandidateCosts:
     def _wide(self, c: Candidate) -> bool:
         return self.precision(c).wide_grads
 
-    def _proposals(self, mesh: Mesh, name: str) -> tuple[SavedSet, ...]:
+    def _proposals(self, mesh: Mesh, name: str, replayed: bool) -> tuple[SavedSet, ...]:
         """Propose saved sets at the sizes of the placements: bytes and times all grow with rows."""
-        key = self.placed(mesh), name
+        key = self.placed(mesh), name, replayed
         if key not in self.proposed:
             low, of = self.sharding(mesh).lowered[name], self.problem.placed_for
             sizes = {"B": of.micro_batch, "S": of.seq}
-            costs = Costs(of.cluster, mesh, sizes, functions=self.memo.functions)
+            issued = of.cluster.issued(replayed)
+            costs = Costs(issued, mesh, sizes, functions=self.memo.functions)
             self.proposed[key] = proposals(low.graph, low.placements, costs)
         return self.proposed[key]
 
@@ -256,7 +267,8 @@ class CandidateCosts:
         """The units of a candidate with their options."""
         split = c.schedule in SPLIT
         placed = self.placed(c.compute)
-        key = (placed, c.mesh, c.micro_batch, c.zero, c.recompute, split, self._wide(c))
+        given = c.micro_batch, c.zero, c.recompute, split, self._wide(c), self.replays(c)
+        key = (placed, c.mesh, *given)
         if key not in self._units:
             self._units[key] = self._candidate_units(c)
         return self._units[key]

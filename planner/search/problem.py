@@ -7,6 +7,7 @@ from functools import cached_property
 from meshwright.ir.inputs import StepInput, step_inputs
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import MOST_SUMMED, grad_dtype
+from meshwright.ir.replay import may_replay
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
@@ -87,6 +88,11 @@ class Problem:
     def offloads(self) -> bool:
         """Return whether values may wait in the host's memory."""
         return may_offload(self.cluster, self.pins)
+
+    @cached_property
+    def may_replay(self) -> bool:
+        """Return whether functions of the model can be recorded."""
+        return may_replay(self.cluster.device.type, self.traced.joints.values())
 
     @property
     def any_order(self) -> bool:

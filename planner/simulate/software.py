@@ -20,10 +20,10 @@ from meshwright.ir.sizes import num_elements
 from ..cost.graph_work import OpWork
 from ..cost.op_cost import Costs
 from ..cost.phase_work import PhaseWork, functions_of
-from ..cost.piece_cost import Phase, PieceWork, op_us
+from ..cost.piece_cost import Phase, PieceWork, WorkTable, op_us
 from ..hardware.cluster import Cluster, ClusterError
 from .simulator import simulate
-from .step_model import Unit, step_model
+from .step_model import Unit, precision_of_plan, step_model
 
 HEADER = "# meshwright software v1"
 BUILT_IN = Path(__file__).with_name("software.toml")
@@ -131,8 +131,10 @@ def step_us(
 ) -> float:
     """Return the step of a plan's layout under a profile, in us. more: what else differs in the
     work of a piece."""
-    model = step_model(plan, cluster)
-    costs = Costs(cluster, plan.mesh.compute, plan.sizes)
+    given = cluster, plan.mesh.compute, plan.sizes
+    costs, wide = Costs(*given), precision_of_plan(plan).wide_grads
+    issued = WorkTable(Costs(*given, wide_grads=wide))  # no micro-batch is recorded
+    model = step_model(plan, cluster, issued)
     pieces = {piece.name: piece for piece in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
     known: dict[str, PieceWork] = {}

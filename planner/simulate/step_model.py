@@ -154,8 +154,8 @@ class StepModel:
 
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
-    wide = precision_of_plan(plan).wide_grads
-    return WorkTable(Costs(cluster, plan.mesh.compute, plan.sizes, wide_grads=wide))
+    wide, issued = precision_of_plan(plan).wide_grads, cluster.issued(plan.replays)
+    return WorkTable(Costs(issued, plan.mesh.compute, plan.sizes, wide_grads=wide))
 
 
 def step_model(

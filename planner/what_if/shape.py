@@ -49,7 +49,8 @@ class Shape:
         key = rates if self._cuts_values else (rates.device, rates.host_link_bytes_per_s)
         if key not in self._works:
             plan, wide = self.plan, precision_of_plan(self.plan).wide_grads
-            costs = Costs(rates, plan.mesh.compute, plan.sizes, wide, self._functions)
+            issued = rates.issued(plan.replays)
+            costs = Costs(issued, plan.mesh.compute, plan.sizes, wide, self._functions)
             self._works[key] = WorkTable(costs)
         return self._works[key]
 

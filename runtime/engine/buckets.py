@@ -168,9 +168,9 @@ class FlatBucket:
             self.grad = self._empty_grad(self.bucket.numel).zero_()
         return self._views(self.grad, lasts=self.zero < 2)
 
-    def begin(self) -> None:
-        """A step begins: no gradient of it is complete."""
-        self.completed = 0
+    def begin(self, completed: int = 0) -> None:
+        """Count the reductions of a step from here: none was asked for, or `completed`."""
+        self.completed = completed
 
     def reduce(self) -> None:
         """Sum over ranks where it is due, after a stage's last gradient of a micro-batch.

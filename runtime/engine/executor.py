@@ -17,6 +17,7 @@ from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
 from .layout import Layout
 from .p2p import SENDS_IN_FLIGHT, Transfers
+from .replay import Replay, cuda_graphs
 from .router_loads import RouterLoads
 from .stage import Batch, Stage, Step
 
@@ -55,7 +56,8 @@ U = TypeVar("U", bound=Update)
 class Executor(Generic[U]):
     """State of one rank: buckets, stages, what passes between stages.
 
-    agreement: what its ranks learn of in each step. beacon: marked before each action.
+    agreement: what its ranks learn of in each step. beacon: marked before each action. replay: of
+    micro-batches that are recorded, None where the plan has none.
     """
 
     def __init__(
@@ -77,7 +79,16 @@ class Executor(Generic[U]):
         self.beacon: Marks = NoMarks()
         self.transfers = Transfers(layout.stage_ranks)
         self._rehearsed = self.last == 0
+        double = layout.dtype == "float64"
+        self._denominator_dtype = torch.float64 if double else torch.float32
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.replay = self._recordings() if layout.replays else None
         self._begin([], 1, training=True)
+
+    def _recordings(self) -> Replay | None:
+        if self.device.type != "cuda":
+            return None
+        return Replay(self._issue, cuda_graphs, alike=mesh.world() == 1)
 
     def _own_part(self, role: str, x: Tensor) -> Tensor:
         """The part of an input's sequence that this rank holds."""
@@ -95,13 +106,12 @@ class Executor(Generic[U]):
                     self.buckets[name].expected += self.layout.num_microbatches
 
     def _begin(self, batches: list[Batch], label_count: int, training: bool) -> None:
-        double = self.layout.dtype == "float64"
-        kind = torch.float64 if double else torch.float32
-        denominator = torch.full((), float(label_count), dtype=kind, device=self.device)
+        kind, device = self._denominator_dtype, self.device
+        denominator = torch.full((), float(label_count), dtype=kind, device=device)
         own = [{r: self._own_part(r, x) for r, x in batch.items()} for batch in batches]
-        step = Step([{**batch, "denominator": denominator} for batch in own], training)
+        self._now = Step([{**batch, "denominator": denominator} for batch in own], training)
         for stage in self.stages.values():
-            stage.begin(step)
+            stage.begin(self._now)
         for bucket in self.buckets.values():
             bucket.begin()
         # By (stage, micro-batch): inputs, and gradients of outputs, that wait for their action;
@@ -109,7 +119,7 @@ class Executor(Generic[U]):
         self._inputs: dict[tuple[int, int], Crossing] = {}
         self._output_grads: dict[tuple[int, int], Crossing | None] = {}
         self._outgoing: dict[tuple[str, int, int], Crossing] = {}
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._loss.zero_()
         self._loads = RouterLoads()
 
     @torch.no_grad()
@@ -126,6 +136,10 @@ class Executor(Generic[U]):
         if not self._rehearsed:
             self._rehearse(batches, label_count)
         self._begin(batches, label_count, training=True)
+        if self.replay is not None:
+            if self._replayed(self.replay):
+                return self._step(lr)
+            self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
         for kind, stage, microbatch in self.schedule:
             try:
@@ -138,6 +152,25 @@ class Executor(Generic[U]):
                 error.add_note(f"rank {_rank()}, stage {stage}, action {kind} {microbatch}")
                 raise
         return result
+
+    def _replayed(self, replay: Replay) -> bool:
+        """Issue the micro-batches as recorded; return whether they could be."""
+        self.beacon.mark("REPLAY", min(self.stages))
+        return replay.run(self._now.batches)
+
+    def _issue(self, batch: Batch, last: bool) -> None:
+        """Run forward and backward of a micro-batch, and all reductions to their end. last: it is a
+        step's last. The rank holds the whole model."""
+        count, step = self.layout.num_microbatches, Step([batch], training=True)
+        for bucket in self.buckets.values():
+            bucket.begin(bucket.expected // count * (count - 1) if last else 0)
+        for stage, here in self.stages.items():
+            here.step = step
+            self._forward(stage, 0)
+        for stage in reversed(self.stages):
+            self._backward("B", stage, 0)
+        for bucket in self.buckets.values():
+            bucket.finish()
 
     def _rehearse(self, batches: list[Batch], label_count: int) -> None:
         """Run every function of this rank once, on zeros where another rank's values come in, and
@@ -268,6 +301,8 @@ class Executor(Generic[U]):
     @torch.no_grad()
     def evaluate(self, batches: list[Batch], label_count: int) -> float:
         """Mean loss over micro-batches of any number, forward only; the same on every rank."""
+        if self.replay is not None:
+            self.replay.make_room()
         self._begin(batches, label_count, training=False)
         for microbatch in range(len(batches)):
             for stage in self.stages:

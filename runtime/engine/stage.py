@@ -56,14 +56,22 @@ class Stage:
         self.host = HostStore(mesh.device())
         with torch.no_grad():
             self.context_values: dict[str, Tensor] = module.context(constants)
+        self._draws: list[Tensor] = []
 
     def begin(self, step: Step) -> None:
         """Forget the step before, whether or not it came to its end."""
         self.step = step
-        self._draws = self._drawn_by_instance(step)
+        self._keep_draws(self._drawn_by_instance(step))
         self._saved: dict[tuple[int, int], Kept] = {}
         self.host.clear()
         self._handed: dict[tuple[int, int], Values] = {}
+
+    def _keep_draws(self, drawn: list[Tensor]) -> None:
+        """Keep keys where those of the step before are: a recorded micro-batch reads them there."""
+        if [x.shape for x in drawn] != [x.shape for x in self._draws]:
+            self._draws = drawn
+        for own, new in zip(self._draws, drawn, strict=True):
+            own.copy_(new)
 
     def _drawn_by_instance(self, step: Step) -> list[Tensor]:
         """The keys of each instance's dropouts in a step; an evaluation drops nothing."""

@@ -37,6 +37,8 @@ def main(folder: Path) -> None:
     # Buffers of several GiB find room where smaller ones were freed.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # NCCL would register what a CUDA graph sends, which memory of that kind does not allow.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     try:
         options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)

@@ -13,7 +13,7 @@ from .rule_options import rate_of
 _AROUND = frozenset(
     "data eval_data eval_every eval_batches log_every track out save_every save_minutes keep "
     "keep_every fast_dir fast_every preflight resume fresh anyway allow_change weights "
-    "accept_tokenizer accept_graph hang_after no_compile callbacks".split()
+    "accept_tokenizer accept_graph hang_after no_compile no_graphs callbacks".split()
 )
 _OF_RATE = ("steps", "lr", "schedule", "warmup", "floor")
 

@@ -217,7 +217,10 @@ class RunOptions:
         "say what is slow, stop where anything is, or only compare; a few seconds",
         choices=("", "say", "stop", "only"),
     )
-    no_compile: bool = _option(False, "run the emitted text eagerly, without torch.compile")
+    no_compile: bool = _option(
+        False, "run the emitted text eagerly, without torch.compile and CUDA graphs"
+    )
+    no_graphs: bool = _option(False, "let the host issue each kernel, record no CUDA graph")
 
     def __post_init__(self) -> None:
         for item in fields(self):

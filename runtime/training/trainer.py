@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -101,9 +101,10 @@ class Trainer:
         if options.optimizer and options.optimizer != planned:
             self.say(f"optimizer {options.optimizer}; the plan counted on {planned}")
         self.compiler = self._compiler()
+        records = self.layout.replays and self.compiler is not None and not options.no_graphs
         executor = build_executor(
             self.folder,
-            self.layout,
+            replace(self.layout, replays=records),
             optimizer_options(options, self.layout),
             seed=options.seed,
             compiler=self.compiler,
@@ -291,6 +292,13 @@ class Trainer:
         """Say how long the functions took that this step compiled."""
         if self.compiler is not None and (said := self.compiler.end()):
             self.say(said)
+        replay = self.executor.replay
+        if replay is not None and replay.why_not:
+            self.say.warn(
+                f"no CUDA graph of a micro-batch: {replay.why_not}; the host issues each kernel, "
+                "which is slower where rows are few"
+            )
+            self.executor.replay = None
 
     def _cast_flags(self) -> None:
         """Tell the step what the other ranks are to learn of this one."""

@@ -15,7 +15,7 @@ from meshwright.planner.search.made import Asked, Made
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.search import Found, search_plan
 
-QUESTION = {"seq": 64, "global_batch": 16, "pins": Pins()}
+QUESTION = {"seq": 64, "global_batch": 16, "pins": Pins(pp=2)}
 
 
 @pytest.fixture

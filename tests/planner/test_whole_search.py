@@ -84,7 +84,7 @@ def costs_of(number: int) -> CandidateCosts:
             found = proposals(low.graph, low.placements, costs.op_costs(mesh, 1, False))
             some = found[1 % len(found)], found[len(found) // 2], found[-1]
             chosen = dict.fromkeys(some[:1] if number in OFFLOADING else some)
-            costs.proposed[costs.placed(mesh), name] = tuple(chosen)
+            costs.proposed[costs.placed(mesh), name, False] = tuple(chosen)
     return costs
 
 
