@@ -12,7 +12,6 @@ from typing import Any
 
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Piece
-from meshwright.ir.replay import replays
 
 from ..bounds.analytic import compute_times, overlapped_times
 from ..bounds.lp import LpBound
@@ -185,7 +184,7 @@ class CandidateCosts:
         split, wide = c.schedule in SPLIT, self._wide(c)
         found = {}
         for name in self.sharding(c.compute).lowered:
-            given = c.micro_batch, wide, name, c.recompute, split, self.replays(c)
+            given = c.micro_batch, wide, name, c.recompute, split, self.problem.replays(c)
             key = (self.placed(c.compute), *given)
             if key not in self._options:
                 with self.memo.clock.layer("memory frontier"):
@@ -196,7 +195,7 @@ class CandidateCosts:
     def _priced(self, c: Candidate, name: str, split: bool) -> list[Option]:
         low, table = self.sharding(c.compute).lowered[name], self._table(c)
         if c.recompute == CHOSEN:
-            sets = self._proposals(c.compute, name, self.replays(c))
+            sets = self._proposals(c.compute, name, self.problem.replays(c))
         else:
             sets = (SavedSet(saved_values(low.graph, c.recompute)),)
 
@@ -212,15 +211,10 @@ class CandidateCosts:
         return with_staying(undominated([*found, *map(option, away)], split), found, split)
 
     def _table(self, c: Candidate) -> WorkTable:
-        key = c.compute, c.micro_batch, self._wide(c), self.replays(c)
+        key = c.compute, c.micro_batch, self._wide(c), self.problem.replays(c)
         if key not in self._works:
             self._works[key] = WorkTable(self.op_costs(*key))
         return self._works[key]
-
-    def replays(self, c: Candidate) -> bool:
-        """Return whether the host issues a micro-batch as one."""
-        layout = c.num_stages, c.schedule, c.zero, c.num_microbatches
-        return self.problem.may_replay and replays(*layout)
 
     def op_costs(
         self, mesh: Mesh, micro_batch: int, wide_grads: bool, replayed: bool = False
@@ -267,7 +261,7 @@ class CandidateCosts:
         """The units of a candidate with their options."""
         split = c.schedule in SPLIT
         placed = self.placed(c.compute)
-        given = c.micro_batch, c.zero, c.recompute, split, self._wide(c), self.replays(c)
+        given = c.micro_batch, c.zero, c.recompute, split, self._wide(c), self.problem.replays(c)
         key = (placed, c.mesh, *given)
         if key not in self._units:
             self._units[key] = self._candidate_units(c)

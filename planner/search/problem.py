@@ -7,12 +7,12 @@ from functools import cached_property
 from meshwright.ir.inputs import StepInput, step_inputs
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import MOST_SUMMED, grad_dtype
-from meshwright.ir.replay import may_replay
+from meshwright.ir.replay import may_replay, replays
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
-from ..simulate.stage_memory import context_bytes
+from ..simulate.stage_memory import context_bytes, workspace_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload
 from .make_plan import resolve_optimizer
@@ -90,9 +90,13 @@ class Problem:
         return may_offload(self.cluster, self.pins)
 
     @cached_property
-    def may_replay(self) -> bool:
-        """Return whether functions of the model can be recorded."""
+    def _may_replay(self) -> bool:
         return may_replay(self.cluster.device.type, self.traced.joints.values())
+
+    def replays(self, c: Candidate) -> bool:
+        """Return whether the host issues a micro-batch as one CUDA graph."""
+        layout = c.num_stages, c.schedule, c.zero, c.num_microbatches
+        return self._may_replay and replays(*layout)
 
     @property
     def any_order(self) -> bool:
@@ -130,13 +134,13 @@ class Problem:
         return self.read_by_units, self.any_order
 
     def context_bytes(self, c: Candidate) -> float:
-        """Return bytes of a rank that every unit is given: tables, and a step's data."""
+        """Return bytes of a rank that every unit is given: tables, a step's data, workspaces."""
         key = c.micro_batch, c.num_microbatches
         if key not in self._contexts:
             sizes, context = {"B": c.micro_batch, "S": self.seq}, self.traced.segmented.context
             given = context, self._inputs, sizes, c.num_microbatches
             self._contexts[key] = context_bytes(*given)
-        return self._contexts[key]
+        return self._contexts[key] + workspace_bytes(self.cluster.device.type, self.replays(c))
 
     @cached_property
     def _contexts(self) -> dict[tuple[int, int], float]:

@@ -38,6 +38,7 @@ from .step_model import (
 # that predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills
 # memory to the last byte and dies is worth less than one a little slower.
 RESERVED_SHARE = 0.09
+WORKSPACE_BYTES = 32 * 2**20
 # Of a host's memory, what offloaded values may take; the rest is for the system, the data that it
 # keeps of files and a checkpoint on its way to disk.
 HOST_SHARE = 0.6
@@ -247,13 +248,16 @@ def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
     return {s: memory_of_units(units, split) for s, (units, home) in pairs if home == rank}
 
 
-def rank_peak(model: StepModel, rank: int, storage: Storage, context: float) -> Peak:
-    """The peak of a rank; context: bytes given to all."""
+def rank_peak(
+    model: StepModel, rank: int, storage: Storage, context: float, workspaces: float = 0.0
+) -> Peak:
+    """The peak of a rank. context: bytes given to all. workspaces: bytes of its matmuls."""
     moment = walk(computing_of(model.schedule[rank]), stage_memories(model, rank))
     kinds = storage.by_kind() | {
         "activations": moment.live_bytes,
         "temporaries": moment.passing_bytes,
         "context and data": context,
+        **({"matmul workspaces": workspaces} if workspaces else {}),
     }
     return Peak(tuple(kinds.items()), moment.where)
 
@@ -269,7 +273,7 @@ def host_bytes(model: StepModel, rank: int, held: Sequence[tuple[int, int]] = ()
 
 
 def model_peaks(
-    model: StepModel, mesh: Mesh, precision: Precision, context: float
+    model: StepModel, mesh: Mesh, precision: Precision, context: float, workspaces: float = 0.0
 ) -> tuple[Peak, ...]:
     """The peak of every rank."""
     peaks = []
@@ -280,14 +284,23 @@ def model_peaks(
         largest = max(u.bucket_bytes for u in units)
         frozen = sum(u.frozen_bytes for u in units)
         storage = Storage(stored, largest, mesh, model.zero, precision, frozen)
-        peaks.append(rank_peak(model, rank, storage, context))
+        peaks.append(rank_peak(model, rank, storage, context, workspaces))
     return tuple(peaks)
 
 
 def plan_peaks(plan: Plan, model: StepModel) -> tuple[Peak, ...]:
     """The peak of every rank of a plan; model: the plan on any cluster, bytes know no rates."""
     context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
-    return model_peaks(model, plan.mesh, precision_of_plan(plan), context)
+    workspaces = workspace_bytes(plan.device_type, plan.replays)
+    return model_peaks(model, plan.mesh, precision_of_plan(plan), context, workspaces)
+
+
+def workspace_bytes(device_type: str, recorded: bool) -> float:
+    """Return what matmuls hold for themselves: one workspace a stream, of which a recording is one.
+
+    Source: torch takes what cuBLAS recommends for Hopper (cublasSetWorkspace), other devices less.
+    """
+    return (WORKSPACE_BYTES * (1 + recorded)) if device_type == "cuda" else 0.0
 
 
 def context_bytes(

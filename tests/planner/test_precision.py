@@ -18,6 +18,7 @@ from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
+from meshwright.planner.simulate.stage_memory import RESERVED_SHARE, WORKSPACE_BYTES
 
 PURE = ["precision=pure", "rounding=nearest"]
 CLUSTER = parse_cluster("h200:4")
@@ -94,7 +95,8 @@ def test_pins_are_none_unless_given() -> None:
 def test_a_refusal_names_what_fits_without_masters() -> None:
     """A memory between what weights and moments in bf16 take and what masters take."""
     model = traced("tiny-llama", "bf16")
-    device = replace(CLUSTER.device, memory_bytes=2_000_000)
+    size = 2_000_000 + int(2 * WORKSPACE_BYTES / (1 - RESERVED_SHARE))
+    device = replace(CLUSTER.device, memory_bytes=size)
     small = replace(parse_cluster("h200:1"), device=device)
     with pytest.raises(PlanError, match="precision=pure --pin rounding=stochastic"):
         search_plan(model, small, seq=16, global_batch=1, pins=Pins())

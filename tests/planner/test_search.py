@@ -20,6 +20,7 @@ from meshwright.planner.cost.counts import number
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.pipeline.schedules import GENERATORS
+from meshwright.planner.search import problem
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
@@ -195,7 +196,8 @@ def test_a_model_that_is_too_large_is_told_how_many_devices_hold_it(
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cards of 1 MB, of 1.2 MB and, for the others, far more."""
+    """Cards of 1 MB, of 1.2 MB and, for the others, far more; no matmul has a workspace."""
+    monkeypatch.setattr(problem, "workspace_bytes", lambda *given: 0.0)
     for name, size in (("h200", 1_000_000), ("h100", 1_200_000)):
         node = CATALOGUE[name]
         small = replace(node, device=replace(node.device, memory_bytes=size))

@@ -114,7 +114,7 @@ def test_answers_are_those_of_plan() -> None:
 
 def test_a_point_forgets_what_differed_before_it() -> None:
     """A key that leaves out what its result reads gives a later point the answer of an earlier."""
-    rates, memory = "device.matmul=x1,x0.25", "device.memory_gb=0.03"
+    rates, memory = "device.matmul=x1,x0.25", "device.memory_gb=0.0987"
     asked = [*changed("h200:2", rates), *changed("h200:2", memory)]
     fresh = [_search().answer(point) for point in asked]
     steps = [answer.step for answer in fresh]
