@@ -40,13 +40,15 @@ class Rate(NamedTuple):
 
 class Load(NamedTuple):
     """What an op asks of one rank: flops at a rate, beside them bytes read and written, after them
-    bytes of further passes, and whether a kernel is launched for it."""
+    bytes of further passes, whether a kernel is launched for it, and whether it is a matmul of a GPU,
+    whose first tiles come in before and whose last ones go out after its flops."""
 
     flops: float
     rate: Rate
     moved_bytes: float
     passed_bytes: float
     launched: bool
+    fills: bool = False
 
 
 class Held(NamedTuple):
