@@ -50,8 +50,8 @@ def tightened(
 def tighter(
     costs: CandidateCosts, c: Candidate, bound_us: float, most_us: float, limit: float
 ) -> float:
-    """The best bound known, dearer ones only while they matter."""
-    bound_us = max(bound_us, weighted_us(costs, c, limit))
+    """The best bound known, dearer ones only while they matter. bound_us: of weighted paths, or a
+    closer one."""
     if bound_us < most_us:
         bound_us = max(bound_us, CandidateBounds(costs).bound_us(c, limit, most_us))
     if bound_us < most_us:

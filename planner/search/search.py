@@ -15,7 +15,7 @@ placements at that price as well.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,15 +43,15 @@ from .elsewhere import overfull
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Incumbent, Loser, Progress
 from .infeasible import Refusal
-from .lp_bound import tighter
-from .made import Asked
+from .lp_bound import tighter, weighted_us
+from .made import Asked, Known
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
 from .meshes import make_meshes
 from .pins import Pins, pins_for
 from .problem import Problem
 from .stopping import Stop
-from .waiting import Bounded, Waiting
+from .waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -245,45 +245,38 @@ def _considered(
         incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
     left = [(floor, c) for floor, c in ranked if c not in first]
-    waiting = Waiting(costs, incumbent.limit, left, known)
+    waiting = Waiting(costs, left, known, ahead.made)
     while waiting:
         bound, enough_us = waiting.least_us, incumbent.enough_us
         if incumbent.simulated == budget.max_simulated or bound >= enough_us:
             return bound
-        if waiting.bound_next(enough_us):
-            continue
         ahead.give(partial(waiting.coming, enough_us))
+        if waiting.bound_next(enough_us, ahead.ask):
+            continue
         bound, candidate, by = waiting.pop()
         count = len(ranked) - len(waiting)
         incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
-        meanwhile = partial(waiting.work_early, enough_us)
-        if by < Bounded.WHOLLY:
-            if by == Bounded.UNITS:
-                closer = waiting.weighted_us(candidate)
-            else:
-                closer = _tighter_us(incumbent, candidate, bound, ahead, meanwhile)
-            bound, by = max(bound, closer), Bounded(by + 1)
+        if by < Known.WHOLLY:
+            by = Known(by + 1)
+            bound = max(bound, _closer_us(incumbent, candidate, bound, by, ahead))
             if incumbent.passes_over(candidate, bound):
                 continue
-        if by == Bounded.WHOLLY and (bound <= waiting.least_us or incumbent.may_gain(bound)):
-            made = ahead.ask(Asked(candidate, None), meanwhile)
+        if by == Known.WHOLLY and (bound <= waiting.least_us or incumbent.may_gain(bound)):
+            made = ahead.ask(Asked(candidate, Known.FITS))
             incumbent.fit(candidate, bound, made.placed if made else None)
         else:
             waiting.put(bound, candidate, by)
     return INF
 
 
-def _tighter_us(
-    incumbent: Incumbent,
-    c: Candidate,
-    bound: float,
-    ahead: Ahead,
-    meanwhile: Callable[[], bool],
-) -> float:
-    """Return the bound of a candidate within memory, in us."""
+def _closer_us(incumbent: Incumbent, c: Candidate, bound: float, by: Known, ahead: Ahead) -> float:
+    """Return the bound of a candidate by more than `bound` is of, in us."""
     costs, enough_us, limit = incumbent.costs, incumbent.enough_us, incumbent.limit
-    made = ahead.ask(Asked(c, enough_us), meanwhile)
-    return made.bound_us if made else tighter(costs, c, bound, enough_us, limit)
+    if made := ahead.ask(Asked(c, by, enough_us)):
+        return made.bound_us
+    if by == Known.PATHS:
+        return weighted_us(costs, c, limit)
+    return tighter(costs, c, bound, enough_us, limit)
 
 
 def _first(

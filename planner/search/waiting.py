@@ -1,42 +1,34 @@
 """Candidates that wait to be considered, in order of their bounds."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
+from heapq import merge
 
-from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
-from .lp_bound import weighted_us
-from .made import Asked, Made
+from .made import Asked, Known, Made, Work, bounded_by_units
 
 INF = float("inf")
-
-
-class Bounded(IntEnum):
-    """By what a candidate that waits is bounded, the loosest first: each asks for more time."""
-
-    UNITS = 0  # candidate_bounds.py, whatever the memory
-    PATHS = 1  # weighted paths (lp_bound.py)
-    WHOLLY = 2  # within memory, and by its linear relaxation
+BATCH = 8  # candidates whose first bounds are asked for at once
+MOST = 64  # candidates that are looked at for closer bounds before their turn
 
 
 @dataclass
 class Waiting:
     """A queue. ranked: candidates by their floors; each has its bound made when its floor is the
     least of what waits, and a closer one when that bound is. known: the best bound of each, kept up
-    to date. closeness: by what each is bounded. limit: bytes of a rank."""
+    to date. made: by what was asked, all that was made before its turn. closeness: by what each is
+    bounded. reached: the first of ranked that nobody bounds before its turn."""
 
     costs: CandidateCosts
-    limit: float
     ranked: list[tuple[float, Candidate]]
     known: dict[Candidate, float]
+    made: dict[tuple, Made] = field(default_factory=dict)
     bounded: list[tuple[float, Candidate]] = field(default_factory=list)
     begun: int = 0  # of ranked
-    early: dict[Candidate, Made] = field(default_factory=dict)
-    closeness: dict[Candidate, Bounded] = field(default_factory=dict)
-    weighted: dict[Candidate, float] = field(default_factory=dict)
+    reached: int = 0
+    closeness: dict[Candidate, Known] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ranked) - self.begun + len(self.bounded)
@@ -50,66 +42,69 @@ class Waiting:
     def _least_floor(self) -> float:
         return self.ranked[self.begun][0] if self.begun < len(self.ranked) else INF
 
-    def bound_next(self, enough_us: float) -> bool:
+    def bound_next(self, enough_us: float, ask: Callable[[Asked], Made | None]) -> bool:
         """Bound the candidate of the least floor, where that is the least of all; return whether it
-        was. enough_us: from which on a bound is coarse."""
+        was. enough_us: from which on a bound is coarse. ask: for what other processes made."""
         if self._least_floor > self.least_us or self.begun == len(self.ranked):
             return False
         floor, candidate = self.ranked[self.begun]
         self.begun += 1
-        asked = Asked(candidate, enough_us)
-        made = self.early.pop(candidate, None)
-        if made is None or not made.serves(asked):
-            made = self._made(asked)
-        self.put(max(floor, made.bound_us), candidate, Bounded.UNITS)
+        asked = Asked(candidate, Known.UNITS, enough_us)
+        made = ask(asked) or bounded_by_units(self.costs, asked)
+        self.put(max(floor, made.bound_us), candidate, Known.UNITS)
         return True
 
-    def put(self, bound: float, candidate: Candidate, by: Bounded) -> None:
+    def put(self, bound: float, candidate: Candidate, by: Known) -> None:
         """Let a candidate wait under a bound. by: what that is of."""
         self.known[candidate], self.closeness[candidate] = bound, by
         insort(self.bounded, (bound, candidate))
 
-    def pop(self) -> tuple[float, Candidate, Bounded]:
+    def pop(self) -> tuple[float, Candidate, Known]:
         """Return the candidate of the least bound, which waits no longer, and what that is of."""
         bound, candidate = self.bounded.pop(0)
         return bound, candidate, self.closeness[candidate]
 
-    def coming(self, enough_us: float) -> Iterator[Asked]:
-        """Yield what may be asked of candidates soon, nearly in that order."""
-        for bound, candidate in self.bounded:
-            if bound >= enough_us:
+    def coming(self, enough_us: float) -> Iterator[Work]:
+        """Yield what may be asked soon, in the order of bounds; what takes little time together."""
+        closer = sorted(self._closer(enough_us), key=_bound)
+        for work in _together(merge(closer, self._unbounded(enough_us), key=_bound)):
+            self.reached += sum(asked.what == Known.UNITS for asked in work)
+            yield work
+
+    def _closer(self, enough_us: float) -> Iterator[tuple[float, Asked]]:
+        """Yield what is to be asked next of the first that are bounded, and their bounds."""
+        for bound, candidate in self.bounded[:MOST]:
+            what = Known(self.closeness[candidate] + 1)
+            while what < Known.FITS and (made := self.made.get((candidate, what))):
+                bound, what = max(bound, made.bound_us), Known(what + 1)
+            if bound < enough_us:
+                yield bound, Asked(candidate, what, enough_us)
+
+    def _unbounded(self, enough_us: float) -> Iterator[tuple[float, Asked]]:
+        """Yield what is to be asked of those that nobody bounds, and their floors."""
+        self.reached = max(self.reached, self.begun)
+        for index in range(self.reached, len(self.ranked)):
+            floor, candidate = self.ranked[index]
+            if floor >= enough_us:
                 return
-            by, weighted = self.closeness[candidate], self.weighted.get(candidate, INF)
-            if by == Bounded.WHOLLY:
-                yield Asked(candidate, None)
-            elif weighted < enough_us:
-                yield Asked(candidate, enough_us)
+            yield floor, Asked(candidate, Known.UNITS, enough_us)
 
-    def weighted_us(self, candidate: Candidate) -> float:
-        """Return the bound of a candidate by weighted paths, in us."""
-        if candidate not in self.weighted:
-            self.weighted[candidate] = weighted_us(self.costs, candidate, self.limit)
-        return self.weighted[candidate]
 
-    def work_early(self, enough_us: float) -> bool:
-        """Bound one more candidate before its turn; return whether there was one."""
-        for bound, candidate in self.bounded:
-            if bound >= enough_us:
-                break
-            if candidate not in self.weighted:
-                self.weighted_us(candidate)
-                return True
-        return self._bound_early(enough_us)
+def _bound(one: tuple[float, Asked]) -> float:
+    return one[0]
 
-    def _bound_early(self, enough_us: float) -> bool:
-        index = self.begun + len(self.early)
-        if index == len(self.ranked) or self.ranked[index][0] >= enough_us:
-            return False
-        candidate = self.ranked[index][1]
-        self.early[candidate] = self._made(Asked(candidate, enough_us))
-        return True
 
-    def _made(self, asked: Asked) -> Made:
-        """Return the bound of a candidate by its units."""
-        bound = CandidateBounds(self.costs).bound_us(asked.candidate, None, asked.enough_us or INF)
-        return Made(asked, bound)
+def _together(each: Iterable[tuple[float, Asked]]) -> Iterator[Work]:
+    """Yield one after another, first bounds several at once."""
+    small: list[Asked] = []
+    for _, asked in each:
+        long = asked.what > Known.PATHS
+        if small and (long or len(small) == BATCH):
+            yield tuple(small)
+            small = []
+        if long:
+            yield (asked,)
+        else:
+            small.append(asked)
+    if small:
+        yield tuple(small)

@@ -11,7 +11,7 @@ from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search import ahead
 from meshwright.planner.search.ahead import Ahead
 from meshwright.planner.search.candidates import candidates_of
-from meshwright.planner.search.made import Asked, Made
+from meshwright.planner.search.made import Asked, Known, Made
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.search import Found, search_plan
 
@@ -24,9 +24,9 @@ def sent(monkeypatch) -> list:
     asked: list = []
     send = Ahead._send
 
-    def spy(self, to, one) -> None:
-        asked.append(one)
-        send(self, to, one)
+    def spy(self, to, work) -> None:
+        asked.extend(work)
+        send(self, to, work)
 
     monkeypatch.setattr(ahead, "FIRST_S", -1.0)
     monkeypatch.setattr(Ahead, "_send", spy)
@@ -50,12 +50,12 @@ def test_the_number_of_processes_changes_nothing(sent) -> None:
     assert not sent
     for processes in (2, 3):
         assert _told(processes) == alone
-    assert {one.enough_us is None for one in sent} == {True, False}  # bounds, and what fits
+    assert {one.what for one in sent} == set(Known)
 
 
 def test_a_search_goes_on_without_processes_that_end(sent, monkeypatch) -> None:
     alone = _told(1)
-    monkeypatch.setattr(ahead, "_serve", lambda *given: os._exit(len(given[-1].recv().key)))
+    monkeypatch.setattr(ahead, "_serve", lambda *given: os._exit(len(given[-1].recv())))
     assert _told(3) == alone
     assert sent
 
@@ -99,10 +99,16 @@ def test_a_bound_that_was_not_enough_serves_until_it_is(now, serves) -> None:
     assert Made(_asked(100.0), 80.0).serves(_asked(now)) == serves
 
 
-def test_what_fits_serves_whatever_is_enough() -> None:
-    assert Made(_asked(None), placed=()).serves(_asked(None))
+@pytest.mark.parametrize("what", [Known.PATHS, Known.FITS])
+def test_what_knows_nothing_of_enough_serves_whatever_that_is(what) -> None:
+    assert Made(_asked(100.0, what), 80.0).serves(_asked(70.0, what))
 
 
-def _asked(enough_us: float | None) -> Asked:
+def test_a_work_is_begun_once() -> None:
+    taken = ahead._Taken()
+    assert [taken.take(number) for number in (3, 3, 4)] == [True, False, True]
+
+
+def _asked(enough_us: float, what: Known = Known.WHOLLY) -> Asked:
     found = candidates_of(traced("tiny-llama"), parse_cluster("cpu:1"), 4, Pins(), BUDGET)
-    return Asked(found[0], enough_us)
+    return Asked(found[0], what, enough_us)
