@@ -178,7 +178,7 @@ class LinearProgram:
         self._solver, self._variables = _built(problem, "GLOP", False)
         self._solver.SetSolverSpecificParametersAsString(_PIPELINES)
 
-    def at_least(self, terms: Iterable[tuple[int, float]], value: float) -> int:
+    def at_least(self, terms: Sequence[tuple[int, float]], value: float) -> int:
         """Add a row, and return its index after those of the problem."""
         row = self._solver.Constraint(value, float("inf"))
         for index, coefficient in _summed(terms).items():
@@ -248,8 +248,11 @@ def _price(solver: Any, variables: list, problem: Problem) -> None:
     objective.SetMinimization()
 
 
-def _summed(terms: Iterable[tuple[int, float]]) -> dict[int, float]:
+def _summed(terms: Sequence[tuple[int, float]]) -> dict[int, float]:
     """The coefficients by their variables, in order."""
+    each = dict(terms)
+    if len(each) == len(terms):
+        return each
     total: dict[int, float] = {}
     for index, coefficient in terms:
         total[index] = total.get(index, 0.0) + coefficient

@@ -314,15 +314,20 @@ class Builder:
         """fits."""
         p = self.pipeline
         last, elsewhere = p.passing_bytes
+        limit = self.limit
+        bytes_of = {
+            s: [(v, k.stored_bytes, k.kept[n], k.handed[n]) for k, n, v in shares]
+            for s, shares in self.shares.items()
+        }
         for rank, moments in enumerate(p.moments):
             stages = self._stages(rank)
             for held, waiting, ends in moments:
                 passing = last if ends else elsewhere
+                counts = [(s, held.get(s, 0), waiting.get(s, 0)) for s in stages]
                 terms = [
-                    (v, -(k.stored_bytes + held.get(s, 0) * k.kept[n]
-                          + waiting.get(s, 0) * k.handed[n]) / self.limit)
-                    for s in stages
-                    for k, n, v in self.shares[s]
-                ]  # fmt: skip
+                    (v, -(stored + kept * in_flight + handed * late) / limit)
+                    for s, in_flight, late in counts
+                    for v, stored, kept, handed in bytes_of[s]
+                ]
                 free = 1.0 - (p.fixed_bytes[rank] + passing) / self.limit
                 self.problem.at_least("fits", terms, -free)

@@ -143,7 +143,9 @@ class _Limits:
         self.extras: dict[tuple[int, int], _Extra] = {}
         self.counts = [1] * len(warmups)  # units of each stage at the last limit
         self.sends_us = [send_us * (s + max(0, s - silent)) for s in range(len(warmups))]
-        self.total, self.behind, self.spared = sum(units.both), units.behind, max(units.slowed)
+        self.through, self.behind = sum(units.both) + self.sends_us[-1], units.behind
+        # One unit of this stage and of each ahead of it: no reduction runs before it.
+        self.ahead = [(s + 1) * max(units.slowed) for s in range(len(warmups))]
         forward, backward, longest, reduce, slowed, both = units.sums
         self.forward, self.backward, self.longest = forward, backward, longest
         self.reduce, self.slowed, self.both = reduce, slowed, both
@@ -155,6 +157,8 @@ class _Limits:
         """Whether stages packed in order, each as far as it may, take all units."""
         index = 0
         for stage, warmup in enumerate(self.warmups):
+            if index == len(self.units.both):
+                return True
             index = self.packed(index, warmup, stage, limit)
         return index == len(self.units.both)
 
@@ -162,7 +166,7 @@ class _Limits:
         """The first unit that a stage starting at `index` cannot take."""
         first, extra = index, self._extra(stage, index)
         while index < len(self.units.both):
-            if self._takes_us(first, index, w, stage, extra.at(index)) > limit:
+            if self._exceeds(limit, first, index, w, stage, extra.at(index)):
                 break
             index += 1
         return index
@@ -176,41 +180,45 @@ class _Limits:
         near = index + self.counts[stage]
         for last in (near - 1, near):
             if low <= last < high:
-                if self._takes_us(first, last, w, stage, 0.0) > limit:
+                if self._exceeds(limit, first, last, w, stage, 0.0):
                     high = last
                 else:
                     low = last + 1
         step = 1
         while low + step < high:  # low units are taken
-            if self._takes_us(first, low + step - 1, w, stage, 0.0) > limit:
+            if self._exceeds(limit, first, low + step - 1, w, stage, 0.0):
                 high = low + step - 1
                 break
             low, step = low + step, 2 * step
         while low < high:
             middle = (low + high) // 2
-            if self._takes_us(first, middle, w, stage, 0.0) > limit:
+            if self._exceeds(limit, first, middle, w, stage, 0.0):
                 high = middle
             else:
                 low = middle + 1
         self.counts[stage] = low - first
         return low
 
-    def _takes_us(self, first: int, last: int, w: int, stage: int, more: float) -> float:
-        """Return the least step with a stage of these units. more: us of them for short memory."""
-        m, stop = self.m, last + 1
-        t = self.both[stop] - self.both[first] + more
-        backward = self.backward[stop] - self.backward[first]
-        steady = (m - w) * t
-        ahead = self.both[first] + self.sends_us[stage]
-        longest = self.longest[stop] - self.longest[first]
-        late = self.total + self.sends_us[-1] + more + steady
-        late += (w - 1) * max(backward, t - longest)
-        last_pass = max(0.0, self.slowed[stop] - (stage + 1) * self.spared)
-        found = max(m * t + ahead, late) + last_pass
+    def _exceeds(
+        self, limit: float, first: int, last: int, w: int, stage: int, more: float
+    ) -> bool:
+        """Return whether the least step with a stage of these units is longer than a limit. more:
+        us of them for short memory."""
+        m, stop, before = self.m, last + 1, self.both[first]
+        t = self.both[stop] - before + more
+        slowed = self.slowed[stop] - self.ahead[stage]
+        last_pass = slowed if slowed > 0.0 else 0.0
+        if m * t + (before + self.sends_us[stage]) + last_pass > limit:
+            return True
+        backward, steady = self.backward[stop] - self.backward[first], (m - w) * t
+        shorter = t - (self.longest[stop] - self.longest[first])
+        late = (w - 1) * (shorter if shorter > backward else backward)
+        if self.through + more + steady + late + last_pass > limit:
+            return True
         if m == 1:
-            return found
+            return False
         started = self.forward[stop] - self.forward[first] + self.reduce[stop] - self.reduce[first]
-        return max(found, self.behind[stop] + steady + (w - 1) * backward + started)
+        return self.behind[stop] + steady + (w - 1) * backward + started > limit
 
     def _extra(self, stage: int, first: int) -> "_Extra":
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""

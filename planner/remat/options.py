@@ -123,15 +123,14 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[Slope]:
     while True:
         us, size = points[at]
         ways = [
-            Slope((points[k][0] - us) / (size - points[k][1]), size - points[k][1], k)
-            for k in range(len(points))
-            if points[k][1] < size
+            ((t - us) / (size - kept), kept - size, k)
+            for k, (t, kept) in enumerate(points)
+            if kept < size
         ]
         if not ways:
             return found
-        step = min(ways, key=lambda s: (s.us_per_byte, -s.bytes))
-        found.append(step)
-        at = step.option
+        us_per_byte, less, at = min(ways)
+        found.append(Slope(us_per_byte, -less, at))
 
 
 @dataclass

@@ -29,13 +29,30 @@ def shared_picks(
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
+    known = _known(costs, c, limit_bytes, stays)
     for rank in range(c.pp):
         mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
-        found = _rank_picks(costs, c, rank, mine, limit_bytes, stays)
-        if found is None:
+        key = rank, *mine.values()
+        if key not in known:
+            known[key] = _rank_picks(costs, c, rank, mine, limit_bytes, stays)
+        if (found := known[key]) is None:
             return None
         picks |= found
     return tuple(picks[index] for index in range(len(picks)))
+
+
+def _known(
+    costs: CandidateCosts, c: Candidate, limit_bytes: float, stays: bool
+) -> dict[tuple, dict[int, int] | None]:
+    """Return the picks of ranks by their stages, of the last candidate alone: cuts that differ by
+    one unit share most ranks."""
+    problem = costs.problem
+    known = costs.memo.table("picks of ranks", problem.read_by_bounds, problem.budget)
+    key = costs.placed(c.compute), c, limit_bytes, stays
+    if key not in known:
+        known.clear()
+    found: dict[tuple, dict[int, int] | None] = known.setdefault(key, {})
+    return found
 
 
 def _rank_picks(

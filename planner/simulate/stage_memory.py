@@ -9,7 +9,7 @@ the rest of the rank holds, so the walk goes over actions alone.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,6 +126,10 @@ class Moment(NamedTuple):
     def total_bytes(self) -> float:
         return self.live_bytes + self.passing_bytes
 
+    def beside(self, others: float) -> "Moment":
+        """Return the moment with bytes of other micro-batches: `_replace` takes thrice as long."""
+        return Moment(others + self.live_bytes, self.passing_bytes, self.kind, self.unit)
+
     @property
     def where(self) -> str:
         """Return the action and the unit in words."""
@@ -148,7 +152,17 @@ class StageMemory:
     handed_bytes: float = 0.0
     away_bytes: float = 0.0
     near: tuple[float, ...] = (0.0,) * IN_TRANSIT  # bytes that the last units offload
-    moments: dict[str, Moment] = field(default_factory=dict)
+    _seen: dict[str, list[Any]] = field(default_factory=dict)  # the fields of moments, by kind
+
+    @property
+    def moments(self) -> dict[str, Moment]:
+        """Return the peak of every kind of action."""
+        return {kind: self.moment(kind) for kind in self._seen}
+
+    def moment(self, kind: str) -> Moment:
+        """Return the peak of a kind of action."""
+        live, passing, unit = self._seen[kind]
+        return Moment(live, passing, kind, unit)
 
     def add(self, unit: Unit) -> None:
         work, leaving = unit.work, sum(self.near)
@@ -171,13 +185,23 @@ class StageMemory:
 
     def _hand(self, size: float) -> None:
         """Add what a later unit's I hands over to the I of earlier units, which run after it."""
-        if before := self.moments.get("I"):
-            self.moments["I"] = before._replace(live_bytes=before.live_bytes + size)
+        if before := self._seen.get("I"):
+            before[0] += size
 
     def _see(self, kind: str, live: float, passing: float, unit: Unit) -> None:
-        best = self.moments.get(kind)
+        best = self._seen.get(kind)
         if best is None or live + passing > best[0] + best[1]:
-            self.moments[kind] = Moment(live, passing, kind, unit.name)
+            self._seen[kind] = [live, passing, unit.name]
+
+    def changes(self, kind: str) -> tuple[float, float, float]:
+        """Return how bytes of other micro-batches change before an action of a kind, its own peak,
+        and how they change after it."""
+        live, passing, _ = self._seen[kind]
+        if kind == "F":
+            return 0.0, live + passing, self.kept_bytes
+        if kind == "W":
+            return -self.handed_bytes, live + passing, 0.0
+        return -self.kept_bytes, live + passing, self.handed_bytes if kind == "I" else 0.0
 
     def peak(self, held: int, waiting: int) -> Moment:
         """Return the peak, `held` micro-batches between F and B or I, and `waiting` for W."""
@@ -188,10 +212,9 @@ class StageMemory:
             "I": kept - self.kept_bytes + handed,
             "W": kept + handed - self.handed_bytes,
         }
-        totals = {k: m.total_bytes + max(0.0, beside[k]) for k, m in self.moments.items()}
+        totals = {k: s[0] + s[1] + max(0.0, beside[k]) for k, s in self._seen.items()}
         kind = max(totals, key=totals.__getitem__)
-        moment = self.moments[kind]
-        return moment._replace(live_bytes=moment.live_bytes + max(0.0, beside[kind]))
+        return self.moment(kind).beside(max(0.0, beside[kind]))
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -215,30 +238,19 @@ def moments(
             continue
         stage, kind = stages[action.stage], action.kind
         others -= {"F": 0.0, "W": stage.handed_bytes}.get(kind, stage.kept_bytes)
-        moment = stage.moments[kind]
-        peak = moment._replace(live_bytes=others + moment.live_bytes)
+        peak = stage.moment(kind).beside(others)
         others += {"F": stage.kept_bytes, "I": stage.handed_bytes}.get(kind, 0.0)
         yield action, peak, others
 
 
 def walk(computing: Computing, stages: dict[int, StageMemory]) -> Moment:
     """Return the peak of a rank's schedule, the first of equals."""
-    changes = np.array([_change(stages[stage], kind) for stage, kind in computing.ways])
+    changes = np.array([stages[stage].changes(kind) for stage, kind in computing.ways])
     before, total, after = changes.T[:, computing.numbers]
     others = np.stack((before, after), axis=1).cumsum()[::2]
     at = int((others + total).argmax())
     stage, kind = computing.ways[computing.numbers[at]]
-    moment = stages[stage].moments[kind]
-    return moment._replace(live_bytes=float(others[at]) + moment.live_bytes)
-
-
-def _change(memory: StageMemory, kind: str) -> tuple[float, float, float]:
-    """Return how bytes of other micro-batches change before an action, the action's own peak, and
-    how they change after it."""
-    kept, handed = memory.kept_bytes, memory.handed_bytes
-    before = {"F": 0.0, "W": -handed}.get(kind, -kept)
-    after = {"F": kept, "I": handed}.get(kind, 0.0)
-    return before, memory.moments[kind].total_bytes, after
+    return stages[stage].moment(kind).beside(float(others[at]))
 
 
 def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
