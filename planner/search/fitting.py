@@ -67,8 +67,10 @@ def fit(
     fit."""
     with costs.memo.clock.layer("cuts and options"):
         if placed is None:
-            placed = found_to_fit(costs, c, limit_bytes)
-        found = [_fitted(costs, c, one, step_of(costs, c, *one), peak) for one, peak in placed]
+            fitting = _found(costs, c, limit_bytes)
+        else:
+            fitting = ((one, step_of(costs, c, *one), peak) for one, peak in placed)
+        found = [_fitted(costs, c, *one) for one in fitting]
     return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
 
 
@@ -161,11 +163,9 @@ def _at(
     costs: CandidateCosts, c: Candidate, starts: tuple[int, ...], limit_bytes: float
 ) -> Fitted | None:
     """Fitted to these cuts."""
-    found = [
-        _fitted(costs, c, *fitting)
-        for cutter in _cutters(costs, c, limit_bytes)
-        for fitting in _fitting(costs, c, limit_bytes, cutter.picked(starts))
-    ]
+    cutters = _cutters(costs, c, limit_bytes)
+    picked = dict.fromkeys(placed for cutter in cutters for placed in cutter.picked(starts))
+    found = [_fitted(costs, c, *one) for one in _fitting(costs, c, limit_bytes, iter(picked))]
     return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
 
 

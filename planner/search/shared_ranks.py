@@ -29,10 +29,10 @@ def shared_picks(
     stages = [range(*ends) for ends in zip(starts, stops, strict=True)]
     homes = stage_ranks(c.schedule, c.pp, c.chunks)
     picks: dict[int, int] = {}
-    known = _known(costs, c, limit_bytes, stays)
+    known = _known(costs, c, limit_bytes)
     for rank in range(c.pp):
         mine = {s: stages[s] for s, home in enumerate(homes) if home == rank}
-        key = rank, *mine.values()
+        key = rank, stays, *mine.values()
         if key not in known:
             known[key] = _rank_picks(costs, c, rank, mine, limit_bytes, stays)
         if (found := known[key]) is None:
@@ -42,13 +42,13 @@ def shared_picks(
 
 
 def _known(
-    costs: CandidateCosts, c: Candidate, limit_bytes: float, stays: bool
+    costs: CandidateCosts, c: Candidate, limit_bytes: float
 ) -> dict[tuple, dict[int, int] | None]:
-    """Return the picks of ranks by their stages, of the last candidate alone: cuts that differ by
-    one unit share most ranks."""
+    """Return the picks of ranks by what they follow from, of the last candidate alone: cuts that
+    differ by one unit share most ranks."""
     problem = costs.problem
     known = costs.memo.table("picks of ranks", problem.read_by_bounds, problem.budget)
-    key = costs.placed(c.compute), c, limit_bytes, stays
+    key = costs.placed(c.compute), c, limit_bytes
     if key not in known:
         known.clear()
     found: dict[tuple, dict[int, int] | None] = known.setdefault(key, {})
