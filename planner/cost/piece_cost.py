@@ -39,7 +39,7 @@ class Phase:
     copies_us: float = 0.0
     call_us: float = 0.0
 
-    @property
+    @cached_property
     def us(self) -> float:
         return max(self.device_us, self.call_us)
 

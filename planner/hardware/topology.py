@@ -11,7 +11,7 @@ ranks add in latency is below.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, reordered
 
@@ -62,8 +62,11 @@ class Links:
 
     def least_transfer_us(self, size_bytes: float, source: int, target: int) -> float:
         """Whichever of pipeline and data is outermost."""
-        both = (Links(self.cluster, reordered(self.mesh, ROLES[outer])) for outer in OUTER)
-        return min(links.transfer_us(size_bytes, source, target) for links in both)
+        return min(links.transfer_us(size_bytes, source, target) for links in self._both)
+
+    @cached_property
+    def _both(self) -> "tuple[Links, ...]":
+        return tuple(Links(self.cluster, reordered(self.mesh, ROLES[outer])) for outer in OUTER)
 
     def world_us(self) -> float:
         """An all_reduce of a few bytes over every rank."""

@@ -101,7 +101,7 @@ class CandidateBounds:
         need twice and writes what I hands to W, so it is no faster than in one, whose units serve.
         """
         units = self.costs.units_of(c.unsplit)
-        busy = c.num_microbatches * sum(units.least_compute_us) / c.pp
+        busy = c.num_microbatches * units.busy_us / c.pp
         return max(busy, self._traffic_us(c, units) / c.pp) + self._tail_us(c, units)
 
     def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
@@ -117,9 +117,8 @@ class CandidateBounds:
 
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the time of the collective streams of all stages in a step."""
-        reduce = sum(options[0].reduce_us for options in units.options)
         passes = c.num_microbatches if c.zero >= 2 else 1
-        return passes * reduce + c.num_microbatches * units.gathers_us
+        return passes * units.reduces_us + c.num_microbatches * units.gathers_us
 
     def _without_pipeline(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None

@@ -33,13 +33,12 @@ from ..sharding.chain import ShardedModel, shard_model
 from ..simulate.stage_memory import Storage
 from ..simulate.step_model import (
     Precision,
-    UnitBuckets,
     UnitTable,
     bucket_bytes,
     frozen_share,
     unit_buckets,
 )
-from .candidate_units import CandidateUnits, Layout, piece_under
+from .candidate_units import CandidateUnits, Layout, UnitKinds, piece_under, unit_kinds
 from .candidates import Candidate
 from .instances import instances_of, params_of
 from .memo import Memo, Placed
@@ -88,8 +87,8 @@ class CandidateCosts:
         return self.memo.table("layouts")
 
     @cached_property
-    def _held(self) -> dict[Hashable, list[UnitBuckets]]:
-        return self.memo.table("buckets of units")
+    def _kinds(self) -> dict[Hashable, UnitKinds]:
+        return self.memo.table("kinds of units")
 
     @cached_property
     def _works(self) -> dict[Hashable, WorkTable]:
@@ -268,7 +267,7 @@ class CandidateCosts:
         return self._units[key]
 
     def _candidate_units(self, c: Candidate) -> CandidateUnits:
-        layout, options = self.layout(c), self.options(c)
+        options = self.options(c)
         works = {
             piece_under(name, k): work
             for name, found in options.items()
@@ -276,26 +275,24 @@ class CandidateCosts:
         }
         links = Links(self.problem.rates, c.mesh)
         table = UnitTable(works, c.zero, links, self.precision(c))
-        shared: dict[tuple, tuple[int, UnitOptions]] = {}
-        found = []
-        for instance, held in zip(layout.instances, self._unit_buckets(c), strict=True):
-            key = (instance.piece, held.key)
-            if key not in shared:
-                counts = range(len(options[instance.piece]))
-                pieces = (piece_under(instance.piece, k) for k in counts)
-                shared[key] = len(shared), tuple(table.unit(piece, held) for piece in pieces)
-            found.append(shared[key])
-        kinds, units = zip(*found, strict=True)
+        kinds, distinct = self._unit_kinds(c)
+        of_kind: list[UnitOptions] = [
+            tuple(table.unit(piece_under(piece, k), held) for k in range(len(options[piece])))
+            for piece, held in distinct
+        ]
+        units = tuple(of_kind[kind] for kind in kinds)
         given = units, kinds, c.zero >= 2
         return CandidateUnits(table, units, kinds, compute_times(*given), overlapped_times(*given))
 
-    def _unit_buckets(self, c: Candidate) -> list[UnitBuckets]:
+    def _unit_kinds(self, c: Candidate) -> UnitKinds:
         key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)
-        if key not in self._held:
+        if key not in self._kinds:
             layout = self.layout(c)
             by_name = {b.name: b for b in layout.buckets}
-            self._held[key] = unit_buckets(layout.instances, by_name, c.zero, set())
-        return self._held[key]
+            held = unit_buckets(layout.instances, by_name, c.zero, set())
+            pieces = (item.piece for item in layout.instances)
+            self._kinds[key] = unit_kinds(zip(pieces, held, strict=True))
+        return self._kinds[key]
 
     def stored_bytes(self, c: Candidate) -> float:
         """Return what some stage stores at least: the mean of parameters and their states."""

@@ -1,9 +1,10 @@
 """The units of a candidate before they are cut into stages, and what its bounds ask of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
@@ -12,7 +13,7 @@ from ..bounds.each import of_each
 from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
-from ..simulate.step_model import UnitTable
+from ..simulate.step_model import UnitBuckets, UnitTable
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,23 @@ class Layout:
     instances: tuple[InstancePlan, ...]
     buckets: tuple[Bucket, ...]
     params: tuple[Param, ...]
+
+
+# A number for each unit, the same for units of equal pieces and buckets; of each number what it is.
+UnitKinds: TypeAlias = tuple[tuple[int, ...], tuple[tuple[str, UnitBuckets], ...]]
+
+
+def unit_kinds(units: Iterable[tuple[str, UnitBuckets]]) -> UnitKinds:
+    """Return the kinds of units. units: the piece and the buckets of each."""
+    numbers: dict[tuple, int] = {}
+    kinds: list[int] = []
+    distinct: list[tuple[str, UnitBuckets]] = []
+    for piece, held in units:
+        number = numbers.setdefault((piece, held.key), len(numbers))
+        if number == len(distinct):
+            distinct.append((piece, held))
+        kinds.append(number)
+    return tuple(kinds), tuple(distinct)
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,16 @@ class CandidateUnits:
     def most_silent(self, num_stages: int) -> int:
         """Return how many of the first stages may get no gradient of their output, at most."""
         return min(self.frozen, num_stages - 1)
+
+    @cached_property
+    def busy_us(self) -> float:
+        """Return the least compute of a micro-batch on all units."""
+        return sum(self.least_compute_us)
+
+    @cached_property
+    def reduces_us(self) -> float:
+        """Return the time of the reductions of all units."""
+        return sum(options[0].reduce_us for options in self.options)
 
     @cached_property
     def gathers_us(self) -> float:

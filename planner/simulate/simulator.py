@@ -20,6 +20,7 @@ norm, the optimizer's memory traffic and, for ZeRO 1 and 2, gathering updated pa
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshwright.ir.errors import PlanError
@@ -86,18 +87,17 @@ class _Stage:
         self.gathers = any(u.gather_us for u in self.units)
         self.offloads = any(u.work.away_us for u in self.units)
         away = [bool(u.work.away_us) for u in self.units]
-        self.fetched = [
-            [
-                before
-                for before in range(index - 1, max(-1, index - IN_TRANSIT - 1), -1)
-                if away[before]
-            ]
-            for index in range(len(away))
-        ]
+        self.fetched = [_fetched(away, index) for index in range(len(away) * self.offloads)]
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
         self.passes = {kind: [u.pass_us(kind) for u in self.units] for kind in kinds}
         self.us = {kind: sum(passes) for kind, passes in self.passes.items()}
+
+
+def _fetched(away: Sequence[bool], index: int) -> list[int]:
+    """Return the units that one fetches for, the nearest first. away: which offload."""
+    before = range(index - 1, max(-1, index - IN_TRANSIT - 1), -1)
+    return [k for k in before if away[k]]
 
 
 @dataclass
@@ -137,15 +137,22 @@ class _Rank:
     def run(self, us: float, price: float) -> None:
         """Compute for `us`, longer beside collectives."""
         start, traffic = self.compute, self.traffic
-        end, shared = start + us, 0.0
+        end = start + us
         while traffic and traffic[0][1] <= start:
             traffic.popleft()
-        for s, e in traffic:
+        if traffic:
+            end += price * self._shared_us(start, end)
+        self.compute = end
+        self.busy += end - start
+
+    def _shared_us(self, start: float, end: float) -> float:
+        """Return how long the collective stream is busy meanwhile; all of it ends after start."""
+        shared = 0.0
+        for s, e in self.traffic:
             if s >= end:
                 break
-            shared += max(0.0, min(e, end) - max(s, start))
-        self.compute = end + price * shared
-        self.busy += self.compute - start
+            shared += (e if e < end else end) - (s if s > start else start)
+        return shared
 
     def wait(self, until: float) -> None:
         if until > self.compute:

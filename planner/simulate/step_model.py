@@ -165,15 +165,18 @@ def step_model(
     cluster: Cluster,
     table: WorkTable | None = None,
     held: "HeldByStage | None" = None,
+    stored: "StoredTable | None" = None,
 ) -> StepModel:
-    """The step of a plan on a cluster. held: what `held_of_plan` says, where it is known."""
+    """The step of a plan on a cluster. held: what `held_of_plan` says, where it is known. stored:
+    what is known of buckets on its links and at its memory's bandwidth."""
     table = table or work_table(plan, cluster)
     split = plan.splits_backward
     works = {
         p.name: table.of(p.graph, p.placements, p.saved, split, p.offloaded) for p in plan.pieces
     }
     links = Links(cluster, plan.mesh)
-    units = UnitTable(works, plan.zero, links, precision_of_plan(plan))
+    stored = {} if stored is None else stored
+    units = UnitTable(works, plan.zero, links, precision_of_plan(plan), stored=stored)
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
     return units.step(*parts, plan.num_microbatches, held)
 
@@ -187,7 +190,7 @@ class UnitTable:
     links: Links
     precision: Precision
     known: dict[tuple, Unit] = field(default_factory=dict)
-    stored: dict[tuple, "_Stored"] = field(default_factory=dict)
+    stored: "StoredTable" = field(default_factory=dict)
     refreshed: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def step(
@@ -334,6 +337,9 @@ class _Stored:
     trained_bytes: float
     shards_us: float
     of_unit: tuple[float, ...]
+
+
+StoredTable: TypeAlias = dict[tuple, _Stored]  # by the key of the buckets
 
 
 @dataclass(frozen=True)

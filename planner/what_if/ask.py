@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.ir.capture.collector import rarely_collected
 from meshwright.ir.errors import InfeasibleError, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
@@ -40,6 +41,7 @@ class Search:
     processes: int = 1
     memo: Memo = field(default_factory=Memo, compare=False)
 
+    @rarely_collected()
     def answer(self, point: Point, progress: Progress = lambda _: None) -> Answer:
         """Return the best plan of a point, or why there is none."""
         part = self.prices.of(point.cluster.device.name)
@@ -73,12 +75,13 @@ def priced(
     """Price a plan as it stands on each point's cluster, which has as many devices. software: a
     stack under which its layout is priced, too."""
     shape = Shape(plan)
-    for point in points:
-        answer = _priced(shape, point, prices.of(point.cluster.device.name))
-        if software is not None and answer.step is not None:
-            theirs = step_us(plan, point.cluster, software)
-            answer = replace(answer, software_us=theirs)
-        yield answer
+    with rarely_collected():
+        for point in points:
+            answer = _priced(shape, point, prices.of(point.cluster.device.name))
+            if software is not None and answer.step is not None:
+                theirs = step_us(plan, point.cluster, software)
+                answer = replace(answer, software_us=theirs)
+            yield answer
 
 
 def _unpriced(plan: Plan, point: Point) -> str:

@@ -16,6 +16,7 @@ from ..simulate.stage_memory import Peak, plan_peaks
 from ..simulate.step_model import (
     HeldByStage,
     StepModel,
+    StoredTable,
     held_of_plan,
     precision_of_plan,
     step_model,
@@ -31,13 +32,15 @@ class Shape:
     _functions: FunctionTable = field(default_factory=FunctionTable)
     _works: dict[Hashable, WorkTable] = field(default_factory=dict)
     _steps: dict[Cluster, tuple[StepModel, Timeline]] = field(default_factory=dict)
+    _stored: dict[Hashable, StoredTable] = field(default_factory=dict)
     _peaks: dict[str, tuple[Peak, ...]] = field(default_factory=dict)
 
     def on(self, cluster: Cluster) -> Prediction:
         """Return the step on a cluster of as many devices."""
         rates = _rates(cluster)
         if rates not in self._steps:
-            model = step_model(self.plan, rates, self._table(rates), self._held)
+            known = self._table(rates), self._held, self._stored_on(rates)
+            model = step_model(self.plan, rates, *known)
             self._steps[rates] = model, simulate(model)
         model, timeline = self._steps[rates]
         kind = rates.device.type
@@ -53,6 +56,11 @@ class Shape:
             costs = Costs(issued, plan.mesh.compute, plan.sizes, wide, self._functions)
             self._works[key] = WorkTable(costs)
         return self._works[key]
+
+    def _stored_on(self, rates: Cluster) -> StoredTable:
+        """Return what is known of buckets, which read links and the memory's bandwidth alone."""
+        links = rates.levels, rates.nodes, rates.devices_per_node
+        return self._stored.setdefault((links, rates.device.hbm_bytes_per_s), {})
 
     @cached_property
     def _held(self) -> HeldByStage:
