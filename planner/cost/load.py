@@ -40,8 +40,8 @@ class Rate(NamedTuple):
 
 class Load(NamedTuple):
     """What an op asks of one rank: flops at a rate, beside them bytes read and written, after them
-    bytes of further passes, whether a kernel is launched for it, and whether it is a matmul of a GPU,
-    whose first tiles come in before and whose last ones go out after its flops."""
+    bytes of further passes, whether a kernel is launched for it, and whether that is a matmul on a
+    GPU, whose first tiles come in before its flops and whose last ones go out after them."""
 
     flops: float
     rate: Rate

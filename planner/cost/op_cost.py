@@ -32,8 +32,8 @@ from .redistribution import HALO_KINDS, Move, MovePath, move_paths
 
 # A slice is a view of what is already there; the small price keeps the solver from idle slicing.
 SLICE_US = 0.01
-# What a matmul of a GPU takes beside its flops at the rate of large ones and a launch: the mean of a
-# layer's 21 in a kernel table of llama-125m, 512 tokens (H200, 2026-11-28).
+# What a matmul on a GPU takes beside its flops at the rate of large ones and a launch: the mean of
+# a layer's 21 in a kernel table of llama-125m, 512 tokens (H200, 2026-11-28).
 FILL_US = 1.1
 # (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23).
 SOFTCAP_SHARE = (0.81, 0.75)
