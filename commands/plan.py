@@ -77,8 +77,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="fix a decision, the search takes the rest: pp, rep, dp, cp, tp, micro_batch, "
         "zero (0-3), recompute (cheap, all, none, or value names), schedule (1f1b, gpipe, "
         "interleaved, zb-h1, zbv), chunks (stages a rank, interleaved), cuts, price, "
-        "shard_weights, precision (master, pure), rounding (stochastic, nearest; of pure "
-        "bf16), reduce_dtype (bf16, f32), optimizer, "
+        "shard_weights, shard_sequence (0, 1), precision (master, pure), rounding (stochastic, "
+        "nearest; of pure bf16), reduce_dtype (bf16, f32), optimizer, "
         "offload (on, off), outer (pp, dp), cp_order (contiguous, mirrored)",
     )
     parser.add_argument(

@@ -170,6 +170,7 @@ class CandidateCosts:
             num_microbatches=of.num_microbatches(mesh),
             price=of.price,
             shard_matmul_weights=of.shard_weights,
+            whole_sequence=of.whole_sequence,
             order=of.order,
             known=self.memo.table("costs of placements", links_within(of.cluster, mesh)),
             posed=self.memo.table("integer programs"),

@@ -75,6 +75,7 @@ def make_plan(
         num_microbatches=num_microbatches,
         price=pins.price,
         shard_matmul_weights=bool(pins.shard_weights),
+        whole_sequence=pins.shard_sequence == 0,
         order=pins.cp_order,
         progress=progress,
     )

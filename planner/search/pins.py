@@ -11,7 +11,7 @@ from ..hardware.topology import OUTER
 from ..pipeline.schedules import FORWARDS_FIRST, GENERATORS
 from ..sharding.sequence_orders import ORDERS
 
-MOST = {"zero": 3, "shard_weights": 1}
+MOST = {"zero": 3, "shard_weights": 1, "shard_sequence": 1}
 # The sizes of mesh axes.
 MESH_PINS = ("pp", "rep", "dp", "cp", "tp")
 # Known before a model is traced.
@@ -37,10 +37,12 @@ class Pins:
     recompute: cheap, all, none, or names of values. chunks: stages of a rank, of the interleaved
     schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
     resident byte in us (None: from the cluster).
-    shard_weights: 1 forces matmul weights to be sharded over tp. precision: pure (all in the
-    plan's dtype) or master (gradients summed, moments and master weights in float32; None: master
-    under bf16). rounding: of updated weights that are bf16 alone, nearest or stochastic.
-    reduce_dtype: in which gradients travel between ranks, bf16 or f32 (None: as they are summed).
+    shard_weights: 1 forces matmul weights to be sharded over tp. shard_sequence: 0 leaves the
+    sequence whole over tp, as tensor parallelism without sequence parallelism has it.
+    precision: pure (all in the plan's dtype) or master (gradients summed, moments and master
+    weights in float32; None: master under bf16). rounding: of updated weights that are bf16
+    alone, nearest or stochastic. reduce_dtype: in which gradients travel between ranks, bf16 or
+    f32 (None: as they are summed).
     optimizer: whose state and traffic are counted, and which a run takes if told of no other.
     offload: whether the search may keep activations in the host's memory (None: where it chooses
     what is kept, on devices with a memory of their own). outer: which of pp and dp has its
@@ -61,6 +63,7 @@ class Pins:
     cuts: str | None = None
     price: float | None = None
     shard_weights: int | None = None
+    shard_sequence: int | None = None
     precision: str | None = None
     rounding: str | None = None
     reduce_dtype: str | None = None
@@ -120,7 +123,7 @@ def _convert(key: str, value: str, kind: str) -> object:
         number = float(value) if kind.startswith("float") else int(value)
     except ValueError:
         raise PlanError(f"pin {key}={value}: expected a number, got {value!r}") from None
-    least = 0 if key in ("zero", "price", "shard_weights") else 1
+    least = 0 if key in ("zero", "price", "shard_weights", "shard_sequence") else 1
     most = MOST.get(key, math.inf)
     if not (least <= number <= most and math.isfinite(number)):
         limit = f"at least {least}" if math.isinf(most) else f"{least} to {most}"

@@ -23,7 +23,7 @@ from .precision import resolve_precision, resolve_reduce_dtype
 @dataclass(frozen=True)
 class Placing:
     """Inputs of placements. price: of a resident byte, None for the default. order: of the sequence
-    over context axes, None for the cheapest."""
+    over context axes, None for the cheapest. whole_sequence: tensor axes do not cut it."""
 
     cluster: Cluster
     seq: int
@@ -32,6 +32,7 @@ class Placing:
     price: float | None
     shard_weights: bool
     order: str | None = None
+    whole_sequence: bool = False
 
     def num_microbatches(self, mesh: Mesh) -> int:
         """Return the micro-batches of a step on a compute mesh; all other devices cut the batch."""
@@ -60,7 +61,8 @@ class Problem:
         """Return what its placements are solved for."""
         pins = self.pins
         sizes = self.seq, self.global_batch, pins.micro_batch or 1
-        own = Placing(self.cluster, *sizes, pins.price, bool(pins.shard_weights), pins.cp_order)
+        cuts = bool(pins.shard_weights), pins.cp_order, pins.shard_sequence == 0
+        own = Placing(self.cluster, *sizes, pins.price, *cuts)
         return self.placing or own
 
     @cached_property

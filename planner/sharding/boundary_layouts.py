@@ -58,13 +58,18 @@ def uncut(value: Value, mesh: Mesh, sizes: dict[str, int], mirrored: bool = Fals
     return _placed(value, None, mesh, _sequence(value.shape, mesh, sizes, mirrored), mirrored)
 
 
-def layouts_of(graph: Graph, costs: Costs, mirrored: bool = False) -> tuple[Layout, ...]:
+def layouts_of(
+    graph: Graph, costs: Costs, mirrored: bool = False, whole_sequence: bool = False
+) -> tuple[Layout, ...]:
     """Return the layouts worth trying of the cut before a joint graph, the whole one first.
+
+    whole_sequence: tensor axes do not cut the sequence.
 
     Where several values cross, the first one's layouts are combined with those of the others; past
     MAX_LAYOUTS the others all lie whole, or all by the same one of their factors.
     """
-    each = [_options(i.value, graph, costs, mirrored) for i in graph.inputs_of("activation")]
+    given = graph, costs, mirrored, whole_sequence
+    each = [_options(i.value, *given) for i in graph.inputs_of("activation")]
     combined = list(product(*each))
     if len(combined) <= MAX_LAYOUTS:
         return tuple(combined)
@@ -76,7 +81,9 @@ def layouts_of(graph: Graph, costs: Costs, mirrored: bool = False) -> tuple[Layo
     return tuple(dict.fromkeys(alike[:MAX_LAYOUTS]))
 
 
-def _options(value: Value, graph: Graph, costs: Costs, mirrored: bool) -> list[Placement]:
+def _options(
+    value: Value, graph: Graph, costs: Costs, mirrored: bool, whole_sequence: bool
+) -> list[Placement]:
     """How one value may cross the cut before a graph."""
     mesh, sizes = costs.mesh, costs.sizes
     plain = uncut(value, mesh, sizes, mirrored)
@@ -84,6 +91,7 @@ def _options(value: Value, graph: Graph, costs: Costs, mirrored: bool) -> list[P
         return [plain]
     ops = forward_ops(graph)
     cuts = [c for c in _cuts(value, ops, graph) if _divides(c, mesh, sizes)]
+    cuts = [c for c in cuts if not (whole_sequence and is_sequence(c.size))]
     kept = [c for c in cuts if _stays_cut(c, value.name, ops, graph, costs)]
     sequence = _sequence(value.shape, mesh, sizes, mirrored)
     return [plain, *(_placed(value, c, mesh, sequence, mirrored) for c in kept or cuts)]

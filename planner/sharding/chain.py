@@ -133,6 +133,7 @@ def shard_model(
     num_microbatches: int,
     price: float | None,
     shard_matmul_weights: bool = False,
+    whole_sequence: bool = False,
     order: str | None = None,
     progress: Progress | None = None,
     known: dict[Hashable, Any] | None = None,
@@ -142,7 +143,8 @@ def shard_model(
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
     price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
-    holds or gathers a whole matmul weight that can be sharded. order: of the sequence over context
+    holds or gathers a whole matmul weight that can be sharded. whole_sequence: tensor axes do not
+    cut the sequence. order: of the sequence over context
     axes, the cheapest of sequence_orders.py if not given. known: what earlier calls for this model,
     with a cluster whose links and rates on this mesh are the same, have left for later ones.
     posed: what those with any cluster have left.
@@ -154,10 +156,10 @@ def shard_model(
     known = {} if known is None else known
     posed = {} if posed is None else posed
     costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))
-    given = price, num_microbatches, shard_matmul_weights, progress
+    given = price, num_microbatches, shard_matmul_weights, whole_sequence, progress
     chains = []
     for found in orders_of(joints.values(), mesh, seq, order):
-        key = mesh, micro_batch, seq, found
+        key = mesh, micro_batch, seq, found, whole_sequence
         left = known.setdefault(key, _Left(posed.setdefault(key, Posed())))
         chains.append(_Chain(segmented, joints, costs, *given, found == MIRRORED, left))
     if mesh.num_devices == 1:
@@ -183,6 +185,7 @@ class _Chain:
     price: float
     num_microbatches: int
     shard_matmul_weights: bool
+    whole_sequence: bool
     progress: Progress | None
     mirrored: bool
     left: "_Left"
@@ -260,7 +263,8 @@ class _Chain:
         found: dict[tuple[Placement, Placement], None] = {}
         for index, name in homes:
             demands = Demands(num_microbatches=self.num_microbatches, mirrored=self.mirrored)
-            nodes, _ = nodes_of(self.joints[self._segment(index)], self.costs, demands)
+            segment = self._segment(index)
+            nodes, _ = nodes_of(self.joints[segment], self.costs, demands, self._ops(segment))
             (node,) = (n for n in nodes if n.name == f"param %{name}")
             for choice in node.choices:
                 (placed,) = choice.strategy.outputs
@@ -319,7 +323,9 @@ class _Chain:
         name = self._segment(index)
         offered = self.left.offered
         if name not in offered:
-            offered[name] = layouts_of(self.joints[name], self.costs, self.mirrored)
+            offered[name] = layouts_of(
+                self.joints[name], self.costs, self.mirrored, self.whole_sequence
+            )
         return offered[name]
 
     def _bound(self, key: tuple) -> float | None:
@@ -369,7 +375,8 @@ class _Chain:
         """Return the nodes of a segment's ops, which all of its boundaries share."""
         ops, offers, graph = self.left.ops, self.left.posed.offers, self.joints[name]
         if name not in offers:
-            offers[name] = offers_of(graph, self.costs.mesh, self.costs.sizes, self.mirrored)
+            given = self.costs.mesh, self.costs.sizes, self.mirrored, self.whole_sequence
+            offers[name] = offers_of(graph, *given)
         if name not in ops:
             ops[name] = ops_of(graph, self.costs, self.mirrored, offers[name])
         return ops[name]

@@ -110,9 +110,15 @@ def ops_of(graph: Graph, costs: Costs, mirrored: bool, offers: Offers | None = N
     return Ops(tuple(nodes), offers.coverage)
 
 
-def offers_of(graph: Graph, mesh: Mesh, sizes: dict[str, int], mirrored: bool) -> Offers:
+def offers_of(
+    graph: Graph,
+    mesh: Mesh,
+    sizes: dict[str, int],
+    mirrored: bool,
+    whole_sequence: bool = False,
+) -> Offers:
     """Return the strategies of a graph's ops, whatever they cost."""
-    axes = axes_of(mesh, sizes, mirrored)
+    axes = axes_of(mesh, sizes, mirrored, whole_sequence)
     strides = {axis.name: strides_of(graph, axis) for axis in axes}
     alone = alone_of(graph, axes)
     strategies, coverage = [], []

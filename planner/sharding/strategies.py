@@ -45,13 +45,14 @@ class Strategy:
 class Axis:
     """A mesh axis that is being placed: its name, its size, and B and S to divide.
 
-    mirrored: its shards of the sequence are.
+    mirrored: its shards of the sequence are. whole_sequence: it never cuts the sequence.
     """
 
     name: str
     size: int
     sizes: dict[str, int]
     mirrored: bool = False
+    whole_sequence: bool = False
 
     @property
     def is_context(self) -> bool:
@@ -65,10 +66,15 @@ class Axis:
         return number(size, self.sizes) % (self.size * blocks * chunks) == 0
 
 
-def axes_of(mesh: Mesh, sizes: dict[str, int], mirrored: bool = False) -> tuple[Axis, ...]:
-    """The axes of a compute mesh. mirrored: context axes cut the sequence so."""
+def axes_of(
+    mesh: Mesh, sizes: dict[str, int], mirrored: bool = False, whole_sequence: bool = False
+) -> tuple[Axis, ...]:
+    """The axes of a compute mesh. mirrored: context axes cut the sequence so. whole_sequence:
+    tensor axes never do."""
     return tuple(
-        Axis(name, size, sizes, mirrored and ROLES[name] == CONTEXT) for name, size in mesh.axes
+        Axis(name, size, sizes, mirrored and context, whole_sequence and not context)
+        for name, size in mesh.axes
+        for context in [ROLES[name] == CONTEXT]
     )
 
 
@@ -139,6 +145,8 @@ def _reaches(rule: Rule, axis: Axis, factor: str, halo: int) -> bool:
 def _offered(rule: Rule, axis: Axis, strides: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """(factor, blocks) that an axis may cut."""
     free = [f for f in rule.sizes if f not in rule.fixed]
+    if axis.whole_sequence:
+        free = [f for f in free if not _holds_sequence(rule, f)]
     if not axis.is_context:
         return [(f, 1) for f in free] + [(f, b) for f, b in sorted(strides) if f in free]
     along = [f for f in (*free, *sorted(rule.ordered)) if _holds_sequence(rule, f)]
