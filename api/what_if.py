@@ -56,7 +56,7 @@ def what_if(
     """
     from meshwright.planner.budget import EFFORTS
     from meshwright.planner.search.pins import parse_pins
-    from meshwright.planner.simulate.software import read_software
+    from meshwright.planner.software.profile import read_software
     from meshwright.planner.what_if.ask import Search
     from meshwright.planner.what_if.prices import read_prices
 
@@ -162,7 +162,7 @@ def priced(
 
     software: a profile under which its layout is priced, too: a built-in name, or a file.
     """
-    from meshwright.planner.simulate.software import read_software
+    from meshwright.planner.software.profile import read_software
     from meshwright.planner.what_if.ask import priced as price
     from meshwright.planner.what_if.prices import read_prices
 

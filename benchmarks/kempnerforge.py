@@ -27,8 +27,8 @@ from meshwright.ir.plan import Piece, Plan
 from meshwright.planner.cost.op_cost import Costs, shard_on
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
-from meshwright.planner.simulate.software import Software
-from meshwright.planner.simulate.software import step_us as software_step_us
+from meshwright.planner.software.profile import Software
+from meshwright.planner.software.step import step_us as software_step_us
 
 # (all_gathers, reduce_scatters) of forward and of backward with its recomputation.
 COLLECTIVES = {"attention": ((1, 1), (2, 4)), "ffn": ((1, 1), (2, 2)), "head": ((1, 0), (0, 1))}

@@ -28,7 +28,8 @@ from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
 from meshwright.planner.simulate.predict import Prediction, predict
-from meshwright.planner.simulate.software import read_software, step_us
+from meshwright.planner.software.profile import read_software
+from meshwright.planner.software.step import step_us
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
-from meshwright.planner.simulate.software import read_software, step_us
+from meshwright.planner.software.profile import read_software
+from meshwright.planner.software.step import step_us
 
 ROWS = Path(__file__).parent / "data" / "published_fsdp_rows.csv"
 ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}

@@ -29,7 +29,8 @@ import meshwright
 from meshwright.ir.traced import Traced
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
-from meshwright.planner.simulate.software import read_software, step_us
+from meshwright.planner.software.profile import read_software
+from meshwright.planner.software.step import step_us
 
 ROWS = Path(__file__).parent / "data" / "published_megatron_rows.csv"
 # By how a title begins: preset and other sizes. Nemotron: arXiv 2402.16819 and 2406.11704.

@@ -186,6 +186,7 @@ class Table:
             "compared_step_time_s": other and other.step and other.step.step_us / 1e6,
             "compared_why_not": (other and other.why) or None,
             "software_step_time_s": answer.software_us and answer.software_us / 1e6,
+            "software_peak_bytes": answer.software_bytes,
         }
 
     def _head(self) -> list[str]:
@@ -195,11 +196,19 @@ class Table:
         head += ["$/hour"] * self._by_hardware
         return head + ["days", "dollars", "MWh"] * (self.tokens is not None) + ["limited by"]
 
+    @property
+    def _after_software(self) -> int:
+        """Return the columns between the other stack's and the last one."""
+        return self._by_hardware + 3 * (self.tokens is not None)
+
     def _cells(self, answer: "Answer", other: "Answer | None", count: int) -> list[str]:
         step, point = answer.step, answer.point
         sizes = [point.cluster.name, f"{point.seq:,}", f"{point.global_batch:,}"]
         if step is None:
-            return _without_plan(answer, sizes, count)
+            cells = _without_plan(answer, sizes, count)
+            if self.software:
+                cells[-2 - self._after_software] = _by_software(answer)
+            return cells
         memory = f"{_short(step.peak_bytes / _GIB)} / {_short(step.usable_bytes / _GIB)}"
         cells = [*sizes, f"{step.step_us / 1e3:,.1f}", f"{step.tokens_per_s:,.0f}"]
         cells += ["-" if step.mfu is None else f"{step.mfu:.1%}", memory]
@@ -240,11 +249,13 @@ def _slower(answer: "Answer", other: "Answer | None") -> str:
 
 
 def _by_software(answer: "Answer") -> str:
-    """Return the step under the other stack, and how much slower that is."""
-    if answer.step is None or answer.software_us is None:
+    """Return the step under the other stack, how much slower that is, and its peak."""
+    if answer.software_us is None or answer.software_bytes is None:
         return "-"
-    slower = answer.software_us / answer.step.step_us - 1
-    return f"{answer.software_us / 1e3:,.1f} ms, {slower:+.1%}"
+    said = [f"{answer.software_us / 1e3:,.1f} ms"]
+    if answer.step is not None:
+        said.append(f"{answer.software_us / answer.step.step_us - 1:+.1%}")
+    return ", ".join([*said, f"{_short(answer.software_bytes / _GIB)} GiB"])
 
 
 def _budget(answer: "Answer", tokens: float) -> list[str]:

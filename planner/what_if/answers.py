@@ -49,15 +49,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class Answer:
-    """A point and its best plan; where there is none, why. devices: of the cluster. software_us:
-    the step of the same layout under another stack, None where that was not asked. need_bytes: of a
-    device, where no plan fits into its memory, by the leanest one; else 0."""
+    """A point and its best plan; where there is none, why. devices: of the cluster. software_us,
+    software_bytes: the step and the peak of the same layout under another stack, None where that
+    was not asked; where no plan fits, of the layout that the pins and defaults give. need_bytes: of
+    a device, where no plan fits into its memory, by the leanest one; else 0."""
 
     point: Point
     step: Step | None
     why: str = ""
     part: Part = Part()
     software_us: float | None = None
+    software_bytes: float | None = None
     need_bytes: float = 0.0
 
     @property

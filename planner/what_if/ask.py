@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from meshwright.ir.capture.collector import rarely_collected
 from meshwright.ir.errors import InfeasibleError, PlanError
@@ -9,15 +10,18 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
 from ..budget import SearchBudget
+from ..hardware.cluster import Cluster
 from ..search.candidate_costs import CandidateCosts
 from ..search.demands import check_pins
-from ..search.make_plan import flops_per_token
+from ..search.make_plan import flops_per_token, make_plan
 from ..search.memo import Memo
 from ..search.pins import Pins, pins_for
 from ..search.problem import Problem
 from ..search.search import plan_of, search
-from ..simulate.software import Software, step_us
 from ..simulate.stage_memory import usable_bytes
+from ..software.memory import peak_bytes
+from ..software.profile import Software
+from ..software.step import step_us
 from ..units import gib
 from .answers import Answer, Step, step_of
 from .edits import Point
@@ -25,6 +29,13 @@ from .prices import Part, Prices
 from .shape import Shape
 
 Progress = Callable[[str], None]
+
+
+class Theirs(TypedDict, total=False):
+    """Fields of an answer that tell of another stack."""
+
+    software_us: float
+    software_bytes: float
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,22 @@ class Search:
         part = self.prices.of(point.cluster.device.name)
         try:
             step, theirs = self._best(point, part, progress)
-            return Answer(point, step, part=part, software_us=theirs)
+            return Answer(point, step, part=part, **theirs)
         except PlanError as error:
             need = error.need_bytes if isinstance(error, InfeasibleError) else 0.0
-            return Answer(point, None, str(error), part, need_bytes=need)
+            beside = self._pinned(point) if need else Theirs()
+            return Answer(point, None, str(error), part, need_bytes=need, **beside)
 
-    def _best(self, point: Point, part: Part, progress: Progress) -> tuple[Step, float | None]:
+    def _pinned(self, point: Point) -> Theirs:
+        """Price the layout of the pins under the other stack, which may hold less than ours."""
+        asked, rows = (self.traced, point.cluster), point.global_batch
+        try:
+            plan = make_plan(*asked, seq=point.seq, global_batch=rows, pins=self.pins)
+        except PlanError:
+            return {}
+        return under(plan, point.cluster, self.software)
+
+    def _best(self, point: Point, part: Part, progress: Progress) -> tuple[Step, Theirs]:
         """Return the best step, and what its layout takes under the other stack."""
         traced, cluster = self.traced, point.cluster
         pins = pins_for(traced, self.pins)
@@ -65,8 +86,16 @@ class Search:
         made = best.model, best.timeline, c.mesh, best.peak_bytes
         step = step_of(said, point, *made, flops_per_token(traced, point.seq), part, found.gap)
         if self.software is None:
-            return step, None
-        return step, step_us(plan_of(found, problem), cluster, self.software)
+            return step, {}
+        return step, under(plan_of(found, problem), cluster, self.software)
+
+
+def under(plan: Plan, cluster: Cluster, software: Software | None) -> Theirs:
+    """Return what an answer says of a layout under another stack."""
+    if software is None:
+        return {}
+    asked = plan, cluster, software
+    return {"software_us": step_us(*asked), "software_bytes": peak_bytes(*asked)}
 
 
 def priced(
@@ -78,9 +107,8 @@ def priced(
     with rarely_collected():
         for point in points:
             answer = _priced(shape, point, prices.of(point.cluster.device.name))
-            if software is not None and answer.step is not None:
-                theirs = step_us(plan, point.cluster, software)
-                answer = replace(answer, software_us=theirs)
+            if answer.step is not None or answer.need_bytes:
+                answer = replace(answer, **under(plan, point.cluster, software))
             yield answer
 
 

@@ -63,7 +63,8 @@ def _breaches(path: Path) -> list[str]:
 FOLDERS = {
     "ir": ("ops", "text", "capture"),
     "planner": tuple(
-        "hardware cost sharding pipeline simulate remat bounds search report what_if page".split()
+        "hardware cost sharding pipeline simulate remat software bounds search report what_if "
+        "page".split()
     ),
     "runtime": tuple(
         "metrics engine optimizers checkpoint data control training dry probe launch slurm".split()

@@ -13,7 +13,8 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
-from meshwright.planner.simulate.software import BUILT_IN, Software, read_software, step_us
+from meshwright.planner.software.profile import BUILT_IN, Software, read_software
+from meshwright.planner.software.step import model_under, step_us
 
 CLUSTER = parse_cluster("h200:1")
 # Without time of the host, and with a memory so slow that passes over it are most of the step.
@@ -86,6 +87,64 @@ def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> Non
     assert apart - own == pytest.approx(3 * added / 1e9 * 1e6)
 
 
+def test_matmuls_at_half_the_rate_take_twice_as_long(plan: Plan) -> None:
+    model, own = predict(plan, SLOW).model, predict(plan, SLOW).step_us
+    works = [unit.work for unit in model.stages[0]]
+    us = sum(work.forward.matmul_us + work.backward.matmul_us for work in works)
+    half = step_us(plan, SLOW, Software("half", matmul_share=0.5))
+    assert us > 0 and half - own == pytest.approx(plan.num_microbatches * us)
+
+
+def test_a_block_that_keeps_nothing_runs_its_forward_again_to_the_end() -> None:
+    """Ours stops at what backward asks for: the last matmul and its collective are not made."""
+    words = "tp=2", "micro_batch=2", "shard_weights=1", "recompute=all"
+    plan = planned("tiny-llama", "h200:2", *words, seq=64)
+    cluster = replace(parse_cluster("h200:2"), device=SLOW.device)
+    work = {u.name: u.work for u in predict(plan, cluster).model.stages[0]}
+    software = Software("whole", recomputes_whole=True)
+    theirs = {u.name: u.work for u in model_under(plan, cluster, software).stages[0]}
+    kept = planned("tiny-llama", "h200:2", *words[:3], "recompute=none", seq=64)
+    apart = {u.name: u.work for u in predict(kept, cluster).model.stages[0]}
+    (name,) = (name for name in work if name.endswith("0.ffn"))
+    for lane in ("matmul_us", "collective_us"):
+        forward, backward = getattr(work[name].forward, lane), getattr(apart[name].backward, lane)
+        assert getattr(theirs[name].backward, lane) == pytest.approx(forward + backward), lane
+    assert theirs[name].backward.matmul_us > work[name].backward.matmul_us
+    (head,) = (name for name in work if "head" in name)
+    assert theirs[head] == work[head]
+
+
+def test_a_host_that_waits_adds_its_time_to_every_kernel(plan: Plan) -> None:
+    own = step_us(plan, SLOW, Software("same"))
+    times = [step_us(plan, SLOW, Software("w", waits=True, kernel_us=us)) for us in (0.0, 1.0, 2.0)]
+    assert (
+        times[0] == own and times[2] - own == pytest.approx(2 * (times[1] - own)) and times[1] > own
+    )
+
+
+def test_reductions_after_the_last_backward_are_waited_for() -> None:
+    plan = planned("tiny-llama", "h200:2", "dp=2", "micro_batch=2", "zero=1", seq=64)
+    cluster = parse_cluster("h200:2")
+    last = Software("last", reduces_last=True)
+    us = sum(unit.reduce_us for unit in predict(plan, cluster).model.stages[0])
+    model = model_under(plan, cluster, last)
+    assert us > 0 and model.refresh_us[0] == predict(plan, cluster).model.refresh_us[0] + us
+    assert step_us(plan, cluster, last) > step_us(plan, cluster, Software("same"))
+
+
+def test_what_all_ranks_hold_is_sent_in_shares_and_gathered() -> None:
+    words = "tp=8", "pp=2", "micro_batch=2", "shard_weights=1", "shard_sequence=0"
+    plan = planned("tiny-llama", "h200:8x2", *words, seq=64)
+    cluster = parse_cluster("h200:8x2")
+    own = predict(plan, cluster).model.send_us[0]
+    shared = model_under(plan, cluster, Software("shares", scatters_sends=True)).send_us[0]
+    slow = replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[1], bytes_per_s=1e5)))
+    size = predict(plan, cluster).model.stages[0][-1].work.exit_bytes
+    after = model_under(plan, slow, Software("shares", scatters_sends=True)).send_us[0]
+    assert size > 0 and shared != own
+    assert after - shared == pytest.approx(size / 8 * (1 / 1e5 - 1 / 40e9) * 1e6)
+
+
 def test_eager_ops_read_and_write_by_themselves_and_kernels_are_issued_one_by_one(
     plan: Plan,
 ) -> None:
@@ -118,6 +177,21 @@ def test_a_search_prices_the_plan_that_it_finds_under_the_other_stack() -> None:
     own = meshwright.plan("tiny-llama", cluster="h200:2", job=job).decisions
     theirs = step_us(own, parse_cluster("h200:2"), read_software("pytorch-eager"))
     assert answer.step is not None and answer.step.step_us != theirs == answer.software_us
+    assert answer.software_bytes is not None and answer.software_bytes > answer.step.peak_bytes
+
+
+def test_a_layout_that_only_the_other_stack_holds_is_priced_all_the_same(tmp_path: Path) -> None:
+    """Its gradients take half of the bytes of ours."""
+    file = tmp_path / "narrow.toml"
+    file.write_text("# meshwright software v1\n[narrow]\ngrad_bytes = 1\n")
+    pins = {"pp": 1, "dp": 1, "tp": 1, "micro_batch": 2, "recompute": "none", "offload": "off"}
+    job = meshwright.Job(seq=64, global_batch=4, pins=pins, effort="fast")
+    (answer,) = meshwright.what_if(
+        "tiny-llama", clusters=["h200:1"], sweeps=["device.memory_gb=0.0025"], job=job,
+        software=str(file),
+    )  # fmt: skip
+    assert answer.step is None and answer.software_us is not None
+    assert answer.software_bytes is not None and answer.software_bytes < answer.need_bytes
 
 
 WRONG = {
@@ -126,6 +200,8 @@ WRONG = {
     "# meshwright software v1\n[a]\nloss_passes = [2]\n": "two numbers of passes",
     "# meshwright software v1\n[a]\nkernel_us = -1\n": "give us of 0 or more",
     "# meshwright software v1\n[a]\nattention_share = 0\n": "give a share above 0",
+    "# meshwright software v1\n[a]\ngrad_bytes = 1.5\n": "give whole bytes of 0 or more",
+    "# meshwright software v1\n[a]\nfragments = 1\n": "give a share from 0 to below 1",
     "# meshwright software v1\n[a]\nspeed = 3\n": "[a] speed: unknown; give fused, kernel_us",
     "# meshwright software v1\na = 3\n": "write [a] and its entries",
     "# meshwright software v1\n[a]\n[b]\n": "give one [NAME] in it, 2 are there",
@@ -143,7 +219,7 @@ def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
-    names = "pytorch-eager, pytorch-compiled, megatron-2022, megatron-2025"
+    names = "pytorch-eager, pytorch-compiled, megatron-2022, megatron-deepspeed-2022, megatron-2025"
     with pytest.raises(MeshwrightError, match=f"unknown; give {names}, or"):
         read_software("jax")
     assert "sources" in BUILT_IN.read_text()

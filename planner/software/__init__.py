@@ -1,0 +1,1 @@
+"""Layouts as another stack runs them: profiles, and what they change of a step."""

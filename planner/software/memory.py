@@ -1,0 +1,108 @@
+"""The peak memory of a layout as another stack holds it.
+
+Beside what our programs hold otherwise: a layer that is computed again whole keeps the value that
+enters it and nothing else, and holds all its values at once in backward; attention that keeps its
+scores holds them, too; a loss on whole logits holds those, a copy in float32 and its gradient;
+gradients may take other bytes; and what is outside of a plan counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from meshwright.ir.plan import Plan
+
+from ..cost.op_cost import Costs
+from ..cost.piece_cost import Phase, PieceWork, WorkTable
+from ..hardware.cluster import Cluster
+from ..remat.rules import saved_values
+from ..simulate.stage_memory import context_bytes, model_peaks
+from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
+from .profile import Software
+from .work import Theirs
+
+# Of scores in their dtype: what softmax and dropout give, and a mask of bytes (Korthikanti et al.
+# 2022, section 4.1). Of logits: themselves, and in float32 a copy and a gradient.
+SCORES_HELD = 2.5
+LOGITS_HELD = 5
+
+
+def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
+    """Return the most memory that a device holds under a profile."""
+    model, layers = step_model(plan, cluster), Layers(plan, cluster, software)
+    stages = tuple(tuple(layers.units(stage)) for stage in model.stages)
+    context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
+    given = plan.mesh, _precision(plan, software), context
+    inside = max(peak.total_bytes for peak in model_peaks(replace(model, stages=stages), *given))
+    return inside / (1 - software.fragments) + software.outside_gib * 2**30
+
+
+def _precision(plan: Plan, software: Software) -> Precision:
+    own, size = precision_of_plan(plan), software.grad_bytes
+    return replace(own, grad=size, carried=size) if size else own
+
+
+@dataclass
+class Layers:
+    """Units of a plan with the memory that another stack's have."""
+
+    plan: Plan
+    cluster: Cluster
+    software: Software
+
+    def __post_init__(self) -> None:
+        costs = Costs(self.cluster, self.plan.mesh.compute, self.plan.sizes)
+        pieces = {p.name: Theirs(p, costs, self.software) for p in self.plan.pieces}
+        self.theirs = {i.name: pieces[i.piece] for i in self.plan.instances}
+        self.table: WorkTable = work_table(self.plan, self.cluster)
+
+    def units(self, stage: tuple[Unit, ...]) -> Iterator[Unit]:
+        """Give the units of a stage in order."""
+        for _, found in groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name):
+            layer = list(found)
+            if all(self.theirs[unit.name].runs_whole for unit in layer):
+                yield from self._whole(layer)
+            else:
+                yield from map(self._unit, layer)
+
+    def _whole(self, layer: list[Unit]) -> Iterator[Unit]:
+        """Units of a layer that is computed again whole: backward begins with all its values."""
+        entry = layer[0].work.entry_bytes
+        works = [self._keeping(unit) for unit in layer]
+        values = sum(work.kept_bytes for work in works) - entry
+        working = max(work.backward.peak_bytes for work in works)
+        for unit, work in zip(layer, works, strict=True):
+            last, first = unit is layer[-1], unit is layer[0]
+            backward = replace(work.backward, peak_bytes=last * (values + working))
+            kept = entry * first
+            yield replace(unit, work=replace(work, kept_bytes=kept, backward=backward))
+
+    def _keeping(self, unit: Unit) -> PieceWork:
+        """The work of a unit that keeps all that backward reads."""
+        piece = self.theirs[unit.name].piece
+        every = saved_values(piece.graph, "none")
+        work = self.table.of(piece.graph, piece.placements, every)
+        return self._more(work, unit.name, keeps=True)
+
+    def _unit(self, unit: Unit) -> Unit:
+        piece = self.theirs[unit.name].piece
+        keeps = piece.saved == saved_values(piece.graph, "none")
+        return replace(unit, work=self._more(unit.work, unit.name, keeps))
+
+    def _more(self, work: PieceWork, name: str, keeps: bool) -> PieceWork:
+        """Add scores and logits that are held whole. keeps: whether scores wait for backward."""
+        theirs, (forward,) = self.theirs[name], self.theirs[name].parts[0]
+        scores = sum(size for _, size in theirs.scores(forward)) * SCORES_HELD
+        scores *= bool(self.software.attention_passes)
+        logits = sum(map(theirs.logits_bytes, theirs.losses)) * LOGITS_HELD
+        passing = scores + logits * bool(self.software.loss_passes)
+        return replace(
+            work,
+            kept_bytes=work.kept_bytes + scores * keeps,
+            forward=_passing(work.forward, passing),
+            backward=_passing(work.backward, passing - scores * keeps),
+        )
+
+
+def _passing(phase: Phase, size: float) -> Phase:
+    return replace(phase, peak_bytes=phase.peak_bytes + size)

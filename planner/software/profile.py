@@ -1,0 +1,137 @@
+"""Software profiles: where another stack differs from the programs that we emit.
+
+profiles.toml beside this file has some, and a user's file the same form. Each difference is priced
+by the planner's own cost of the work named; nothing is fitted.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..hardware.cluster import ClusterError
+
+HEADER = "# meshwright software v1"
+BUILT_IN = Path(__file__).with_name("profiles.toml")
+
+
+@dataclass(frozen=True)
+class Software:
+    """Ways of a stack to run a layout.
+
+    fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
+    itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled. waits:
+    whether the host issues no kernel before the last one has ended, as under CUDA_LAUNCH_BLOCKING.
+    matmul_share, attention_share: of the rate of our matmuls and of our attention that the stack's
+    own reach. attention_passes:
+    reads and writes of all scores in forward and in backward, of an attention that keeps them in
+    memory; empty where it does not. loss_passes: the same of all logits, of a loss that is not
+    computed in chunks. adds_apart: whether gradients of micro-batches are added by kernels of
+    their own. recomputes_whole: whether a block that keeps nothing is computed again to its end,
+    its collectives included, and not as far as backward asks for. reduces_once: whether gradients
+    travel once a step under ZeRO 3. reduces_last: whether they travel after the last backward, and
+    not beside it. overlaps_tensor: whether collectives of a split layer run beside the matmuls they
+    feed, in a piece a rank, the first of which is waited for. scatters_sends: whether each tp rank
+    sends its share of what all of them hold to the next stage, which gathers it.
+
+    Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
+    in our programs. outside_gib: GiB of a device for the driver, communicators and buffers of the
+    stack. fragments: share of the rest that the allocator holds and cannot use.
+    """
+
+    name: str
+    fused: bool = True
+    kernel_us: float = 0.0
+    waits: bool = False
+    matmul_share: float = 1.0
+    attention_share: float = 1.0
+    attention_passes: tuple[int, ...] = ()
+    loss_passes: tuple[int, ...] = ()
+    adds_apart: bool = False
+    recomputes_whole: bool = False
+    reduces_once: bool = False
+    reduces_last: bool = False
+    overlaps_tensor: bool = False
+    scatters_sends: bool = False
+    grad_bytes: int = 0
+    outside_gib: float = 0.0
+    fragments: float = 0.0
+
+
+def read_software(spec: str) -> Software:
+    """Return a built-in profile by its name, or that of a file. Raises ClusterError."""
+    known = _read(BUILT_IN)
+    if spec in known:
+        return known[spec]
+    path = Path(spec)
+    if path.suffix != ".toml":
+        raise ClusterError(
+            f"--software {spec}: unknown; give {', '.join(known)}, or a .toml file of that form"
+        )
+    found = list(_read(path).values())
+    if len(found) != 1:
+        raise ClusterError(f"--software {path}: give one [NAME] in it, {len(found)} are there")
+    return found[0]
+
+
+def _read(path: Path) -> dict[str, Software]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"--software {path} cannot be read: {reason}") from None
+    first = text.partition("\n")[0].strip()
+    if first != HEADER:
+        raise ClusterError(
+            f"--software {path}: the first line must be {HEADER!r}, found {first[:40]!r}"
+        )
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"--software {path}: not TOML: {error}") from None
+    return {name: _software(path, name, table) for name, table in tables.items()}
+
+
+def _software(path: Path, name: str, table: object) -> Software:
+    if not isinstance(table, Mapping):
+        raise ClusterError(f"--software {path}: {name} = {table!r}; write [{name}] and its entries")
+    forms = {item.name: item for item in fields(Software) if item.name != "name"}
+    found = {key: value for key, value in table.items() if key != "sources"}
+    for key, value in found.items():
+        where = f"--software {path}: [{name}] {key}"
+        if key not in forms:
+            raise ClusterError(f"{where}: unknown; give {', '.join(forms)}, or sources")
+        if not _fits(key, value):
+            raise ClusterError(f"{where} is {value!r}; {_WANTED.get(key, 'give true or false')}")
+    found |= {key: tuple(found[key]) for key in _PASSES if key in found}
+    return Software(name, **found)
+
+
+_NUMBERS: dict[str, Callable[[float], bool]] = {
+    "kernel_us": lambda us: us >= 0,
+    "matmul_share": lambda share: share > 0,
+    "attention_share": lambda share: share > 0,
+    "grad_bytes": lambda size: isinstance(size, int) and size >= 0,
+    "outside_gib": lambda size: size >= 0,
+    "fragments": lambda share: 0 <= share < 1,
+}
+_PASSES = ("attention_passes", "loss_passes")
+_WANTED = {
+    "kernel_us": "give us of 0 or more",
+    "matmul_share": "give a share above 0",
+    "attention_share": "give a share above 0",
+    "grad_bytes": "give whole bytes of 0 or more",
+    "outside_gib": "give GiB of 0 or more",
+    "fragments": "give a share from 0 to below 1",
+} | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
+
+
+def _fits(key: str, value: object) -> bool:
+    if key in _NUMBERS:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return _NUMBERS[key](value)
+    if key in _PASSES:
+        counts = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+        return counts and isinstance(value, list) and len(value) == 2
+    return isinstance(value, bool)

@@ -1,0 +1,90 @@
+"""A plan's step as another stack runs its layout."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.ir.mesh import TENSOR
+from meshwright.ir.plan import Piece, Plan
+
+from ..cost.op_cost import Costs
+from ..cost.piece_cost import PieceWork, WorkTable
+from ..hardware.cluster import Cluster
+from ..hardware.topology import Links
+from ..simulate.simulator import simulate
+from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
+from .profile import Software
+from .work import Theirs
+
+More = Callable[[PieceWork, Piece, Costs], PieceWork]
+
+
+def unchanged(work: PieceWork, piece: Piece, costs: Costs) -> PieceWork:
+    """Return the work of a piece as it is."""
+    return work
+
+
+def step_us(
+    plan: Plan,
+    cluster: Cluster,
+    software: Software,
+    more: More = unchanged,
+) -> float:
+    """Return the step of a plan's layout under a profile, in us. more: what else differs in the
+    work of a piece."""
+    return simulate(model_under(plan, cluster, software, more)).step_us
+
+
+def model_under(
+    plan: Plan, cluster: Cluster, software: Software, more: More = unchanged
+) -> StepModel:
+    """Return the step of a plan's layout as another stack runs it."""
+    given = cluster, plan.mesh.compute, plan.sizes
+    costs, wide = Costs(*given), precision_of_plan(plan).wide_grads
+    issued = WorkTable(Costs(*given, wide_grads=wide))  # no micro-batch is recorded
+    model = step_model(plan, cluster, issued)
+    pieces = {piece.name: piece for piece in plan.pieces}
+    works = {i.name: pieces[i.piece] for i in plan.instances}
+    known: dict[str, PieceWork] = {}
+    # Of what was made in the first micro-batch nothing is added: read both, write the sum.
+    later = 1 - 1 / plan.num_microbatches
+    adding = 3 * later / cluster.device.hbm_bytes_per_s * 1e6 * software.adds_apart
+
+    def changed(unit: Unit) -> Unit:
+        piece = works[unit.name]
+        if piece.name not in known:
+            work = Theirs(piece, costs, software).work(unit.work)
+            known[piece.name] = more(work, piece, costs)
+        accumulate = unit.accumulate_us + adding * unit.work.added_bytes
+        return replace(unit, work=known[piece.name], accumulate_us=accumulate)
+
+    stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
+    reduces = model.reduces_every_microbatch and not software.reduces_once
+    model = replace(model, stages=stages, reduces_every_microbatch=reduces)
+    if software.scatters_sends:
+        model = _scattered(model, plan, cluster)
+    return _reduced_last(model) if software.reduces_last else model
+
+
+def _scattered(model: StepModel, plan: Plan, cluster: Cluster) -> StepModel:
+    """Sends of a share of each boundary value that all tp ranks hold, gathered where it arrives."""
+    ranks, links = plan.mesh.count(TENSOR), Links(cluster, plan.mesh)
+    ways = zip(model.stages, model.stage_ranks, model.stage_ranks[1:], strict=False)
+    sends = (
+        links.transfer_us(size / ranks, *ends) + links.group_us("all_gather", size, TENSOR)
+        for units, *ends in ways
+        for size in [units[-1].work.exit_bytes]
+    )
+    return replace(model, send_us=(*sends, 0.0))
+
+
+def _reduced_last(model: StepModel) -> StepModel:
+    """Reductions of gradients after the last backward, before the optimizer."""
+    waiting = [0.0] * len(model.schedule)
+    for units, rank in zip(model.stages, model.stage_ranks, strict=True):
+        waiting[rank] += sum(unit.reduce_us + unit.replicas_us for unit in units)
+    refresh = (a + b for a, b in zip(model.refresh_us, waiting, strict=True))
+    stages = tuple(
+        tuple(replace(unit, reduce_us=0.0, replicas_us=0.0) for unit in stage)
+        for stage in model.stages
+    )
+    return replace(model, stages=stages, refresh_us=tuple(refresh))

@@ -1,0 +1,162 @@
+"""The work of a piece as another stack does it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshwright.ir.dtypes import ITEM_BYTES
+from meshwright.ir.graph import Op
+from meshwright.ir.mesh import TENSOR
+from meshwright.ir.ops.registry import definition
+from meshwright.ir.plan import Piece
+from meshwright.ir.sizes import num_elements
+
+from ..cost.graph_work import OpWork
+from ..cost.op_cost import Costs
+from ..cost.phase_work import PhaseWork, functions_of
+from ..cost.piece_cost import Phase, PieceWork, Priced, op_us
+from ..remat.rules import saved_values
+from .profile import Software
+
+Parts = tuple[PhaseWork, ...]
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A piece, its costs, and the stack that runs it."""
+
+    piece: Piece
+    costs: Costs
+    software: Software
+
+    def work(self, work: PieceWork) -> PieceWork:
+        """Return our work of the piece with all that the stack does otherwise."""
+        backward = self._again(work.backward) if self.runs_whole else work.backward
+        forward = self._changed(work.forward, self.parts[0])
+        backward = self._changed(backward, self.parts[1])
+        if self.software.loss_passes and (losses := self.losses):
+            forward, backward = self._whole_loss(forward, backward, losses[0])
+        return replace(work, forward=self._matmuls(forward), backward=self._matmuls(backward))
+
+    def _matmuls(self, phase: Phase) -> Phase:
+        return replace(phase, matmul_us=phase.matmul_us / self.software.matmul_share)
+
+    @cached_property
+    def runs_whole(self) -> bool:
+        """Whether backward runs all of forward again. A loss is outside of recomputed blocks."""
+        if not self.software.recomputes_whole:
+            return False
+        every, none = (saved_values(self.piece.graph, rule) for rule in ("none", "all"))
+        return every != none == self.piece.saved and not self.losses
+
+    @cached_property
+    def parts(self) -> tuple[Parts, Parts]:
+        """The functions that forward runs, and those that backward does."""
+        if not self.runs_whole:
+            return self.parts_of(self.piece.saved)
+        forward, backward = self.parts_of(saved_values(self.piece.graph, "none"))
+        return forward, (*forward, *backward)
+
+    def parts_of(self, saved: tuple[str, ...]) -> tuple[Parts, Parts]:
+        """Return the functions under a set of kept values."""
+        found = functions_of(self.piece.graph, saved)
+        return (found.forward,), (found.backward,)
+
+    @cached_property
+    def losses(self) -> list[Op]:
+        return _losses(self.parts_of(self.piece.saved)[0])
+
+    def _again(self, backward: Phase) -> Phase:
+        """A backward with every op of forward in front of it."""
+        priced = Priced(self.piece.graph, self.piece.placements, self.costs)
+        lanes = [priced.lanes_us(part) for part in self.parts[1]]
+        return replace(backward, **{f"{k}_us": sum(us[k] for us in lanes) for k in lanes[0]})
+
+    def _changed(self, phase: Phase, parts: Parts) -> Phase:
+        """A function with what the profile says of its kernels and collectives."""
+        of = self.software
+        pointwise, call = phase.pointwise_us, phase.call_us
+        if not of.fused:
+            pointwise = sum(eager_us(part, self.piece, self.costs) for part in parts)
+        if not of.fused or of.waits:
+            call = of.kernel_us * sum(_issued(part, of.fused) for part in parts)
+        attention = phase.attention_us / of.attention_share
+        if of.attention_passes:
+            attention += sum(self._score_us(part) for part in parts)
+        pieces = self.costs.mesh.count(TENSOR) if of.overlaps_tensor else 1
+        return replace(
+            phase,
+            attention_us=attention,
+            pointwise_us=pointwise + (call if of.waits else 0.0),
+            collective_us=phase.collective_us / pieces,
+            call_us=0.0 if of.waits else call,
+        )
+
+    def _score_us(self, work: PhaseWork) -> float:
+        """Return the time of the passes over all scores of a function's attentions. A function may
+        compute those of forward again."""
+        passes = self.software.attention_passes
+        moved = (passes[definition(op).backward] * size for op, size in self.scores(work))
+        return sum(moved) / self.costs.cluster.device.hbm_bytes_per_s * 1e6
+
+    def scores(self, work: PhaseWork) -> Iterator[tuple[Op, float]]:
+        """Give a function's attentions, each with the bytes of its scores [B, H, S, K] in the dtype
+        of the queries."""
+        for op in work.graph.ops:
+            if (at := definition(op).queries) is None:
+                continue
+            queries, keys = (self.piece.graph.values[name] for name in op.inputs[at : at + 2])
+            placement = self.piece.placements[queries.name]
+            each = self.costs.local_bytes(queries, placement) / queries.shape[-1]
+            yield op, each * self.costs.number(keys.shape[-2])
+
+    def _whole_loss(self, forward: Phase, backward: Phase, loss: Op) -> tuple[Phase, Phase]:
+        """One matmul for the logits, two backward, and the loss's passes over all of them."""
+        pass_us = self.logits_bytes(loss) / self.costs.cluster.device.hbm_bytes_per_s * 1e6
+        ours = [
+            sum(op_us(op, part, self.piece.placements, self.costs) for op in _losses((part,)))
+            for (part,) in self.parts
+        ]
+        matmul_us = ours[0] - pass_us  # the statistics read the logits once
+        given = (forward, backward), ours, (matmul_us, 2 * matmul_us), self.software.loss_passes
+        ahead, back = (
+            replace(
+                phase,
+                matmul_us=phase.matmul_us - own + other,
+                pointwise_us=phase.pointwise_us + count * pass_us,
+            )
+            for phase, own, other, count in zip(*given, strict=True)
+        )
+        return ahead, back
+
+    def logits_bytes(self, loss: Op) -> float:
+        """Return the bytes of a rank's logits [B, S, V], in the dtype of what they are made of."""
+        x, weight = (self.piece.graph.values[name] for name in loss.inputs[:2])
+        shape = (*x.shape[:-1], weight.shape[0])
+        whole = self.costs.number(num_elements(shape)) * ITEM_BYTES[x.dtype]
+        return whole / self.costs.mesh.num_devices
+
+
+def eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:
+    """Return the time of pointwise ops and reductions of a function, each a kernel of its own."""
+    total = 0.0
+    for op in work.graph.ops:
+        if not definition(op).fused:
+            continue
+        values = tuple(piece.graph.values[name] for name in op.inputs if name)
+        ins, outs = (tuple(piece.placements[v.name] for v in vs) for vs in (values, op.outputs))
+        total += costs.op_us(op, ins, outs, OpWork(0, op.output.dtype, values, op.outputs))
+    return total
+
+
+def _issued(work: PhaseWork, fused: bool) -> int:
+    """Return the kernels that a host issues for a function."""
+    kernels = work.kernels if fused else [(op,) for op in work.graph.ops]
+    return sum(
+        any(not (definition(op).free or definition(op).source) for op in kernel)
+        for kernel in kernels
+    )
+
+
+def _losses(parts: Parts) -> list[Op]:
+    return [op for part in parts for op in part.graph.ops if definition(op).kind == "loss"]

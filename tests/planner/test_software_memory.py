@@ -1,0 +1,77 @@
+"""The peak of a layout under another stack: each difference holds what it says."""
+
+from dataclasses import replace
+
+import pytest
+from families import planned
+
+from meshwright.ir.plan import Plan
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.simulate.predict import predict
+from meshwright.planner.software.memory import LOGITS_HELD, SCORES_HELD, Layers, peak_bytes
+from meshwright.planner.software.profile import Software, read_software
+
+CLUSTER = parse_cluster("h200:1")
+HEADS = 8  # of tiny-llama
+
+
+@pytest.fixture(scope="module")
+def kept() -> Plan:
+    return planned("tiny-llama", "h200:1", "micro_batch=2", "recompute=none", seq=64)
+
+
+@pytest.fixture(scope="module")
+def again() -> Plan:
+    return planned("tiny-llama", "h200:1", "micro_batch=2", "recompute=all", seq=256)
+
+
+def held(plan: Plan, **fields: object) -> float:
+    return peak_bytes(plan, CLUSTER, replace(Software("one"), **fields))  # type: ignore[arg-type]
+
+
+def test_a_profile_without_differences_holds_what_ours_does(kept: Plan, again: Plan) -> None:
+    for plan in (kept, again):
+        assert held(plan) == predict(plan, CLUSTER).peak_bytes
+
+
+def test_gradients_take_the_bytes_that_the_profile_says(kept: Plan) -> None:
+    params = sum(bucket.numel for bucket in kept.buckets)
+    assert held(kept, grad_bytes=6) - held(kept, grad_bytes=4) == pytest.approx(2 * params)
+
+
+def test_what_lies_outside_and_in_fragments_is_added(kept: Plan) -> None:
+    own = held(kept)
+    assert held(kept, outside_gib=2.0) == own + 2 * 2**30
+    assert held(kept, fragments=0.2) == pytest.approx(own / 0.8)
+
+
+def test_scores_of_kept_attentions_wait_for_backward(kept: Plan) -> None:
+    """[B, H, S, S] of every layer, in float32 here."""
+    layers = sum(".attention" in unit.name for unit in kept.instances)
+    scores = kept.micro_batch * HEADS * kept.seq**2 * 4
+    more = held(kept, attention_passes=(1, 1)) - held(kept)
+    assert layers > 1 and more % scores == 0
+    assert (layers - 1) * SCORES_HELD * scores <= more <= (layers + 1) * SCORES_HELD * scores
+
+
+def test_a_loss_on_whole_logits_holds_them(kept: Plan) -> None:
+    logits = kept.micro_batch * kept.seq * kept.vocab_size * 4
+    more = held(kept, loss_passes=(1, 1)) - held(kept)
+    assert 0 < more <= LOGITS_HELD * logits
+
+
+def test_a_layer_that_runs_again_whole_keeps_what_enters_it_alone(again: Plan) -> None:
+    """Ours keeps what enters each half of a layer; backward has all values of both."""
+    units = predict(again, CLUSTER).model.stages[0]
+    layer = tuple(unit for unit in units if ".0." in unit.name)
+    first, second = Layers(again, CLUSTER, Software("w", recomputes_whole=True)).units(layer)
+    apart = [unit.work for unit in layer]
+    entry = apart[0].entry_bytes
+    assert entry > 0 and [work.kept_bytes for work in apart] == [entry, entry]
+    assert (first.work.kept_bytes, second.work.kept_bytes) == (entry, 0.0)
+    assert second.work.backward.peak_bytes > max(work.backward.peak_bytes for work in apart)
+
+
+def test_a_built_in_profile_holds_more_than_ours(again: Plan) -> None:
+    software = replace(read_software("megatron-2022"), outside_gib=0.0)
+    assert peak_bytes(again, CLUSTER, software) > held(again)
