@@ -9,6 +9,9 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
                (remat/options.py)
     pipeline   no contiguous cuts that fit the memory beat pipeline_bound of these times
     traffic    the collective stream of some stage carries at least the mean over stages
+    late       gradients of a stage are reduced for the last time once its last backward has begun:
+               where a rank has one stage, some rank computes until then and reduces for no less
+               than the mean of both
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 
 It follows from the problem, the candidate and what is enough alone: from there on it is coarse.
@@ -87,7 +90,7 @@ class CandidateBounds:
     def _bound_us(self, c: Candidate, limit_bytes: float | None, enough_us: float) -> float:
         units = self.costs.units_of(c)
         tail = self._tail_us(c, units)
-        least = self._traffic_us(c, units) / c.pp
+        least = self._collectives_us(c, units)
         if c.pp == 1:
             run = self._without_pipeline(c, units, limit_bytes)
         else:
@@ -102,7 +105,7 @@ class CandidateBounds:
         """
         units = self.costs.units_of(c.unsplit)
         busy = c.num_microbatches * units.busy_us / c.pp
-        return max(busy, self._traffic_us(c, units) / c.pp) + self._tail_us(c, units)
+        return max(busy, self._collectives_us(c, units)) + self._tail_us(c, units)
 
     def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the least time after the last backward on the rank that has most to do then."""
@@ -115,10 +118,18 @@ class CandidateBounds:
             self.costs.ends[key] = tail + table.links.world_us()
         return self.costs.ends[key]
 
+    def _collectives_us(self, c: Candidate, units: CandidateUnits) -> float:
+        """Return the least time until some rank has done its collectives."""
+        traffic, late = self._traffic_us(c, units), units.last_reduced_us
+        if late and c.chunks == 1:
+            traffic = max(traffic, units.least_until_last_us(c.num_microbatches) + late)
+        return traffic / c.pp
+
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
-        """Return the time of the collective streams of all stages in a step."""
-        passes = c.num_microbatches if c.zero >= 2 else 1
-        return passes * units.reduces_us + c.num_microbatches * units.gathers_us
+        """Return the time of the collective streams of all ranks in a step."""
+        earlier = c.num_microbatches - 1 if c.zero >= 2 else 0
+        reduces = earlier * units.reduces_us
+        return reduces + units.last_reduced_us + c.num_microbatches * units.gathers_us
 
     def _without_pipeline(
         self, c: Candidate, units: CandidateUnits, limit_bytes: float | None

@@ -88,6 +88,16 @@ class CandidateUnits:
         return of_each(_least_us, self.compute)
 
     @cached_property
+    def last_reduced_us(self) -> float:
+        """Return the time of all reductions after a stage's last backward has begun."""
+        return sum(options[0].reduce_us + options[0].replicas_us for options in self.options)
+
+    def least_until_last_us(self, num_microbatches: int) -> float:
+        """Return the least compute of all units before their last backward."""
+        m = num_microbatches
+        return sum(min(m * f + (m - 1) * b for f, b in times) for times in self.compute)
+
+    @cached_property
     def least_overlapped_us(self) -> list[float]:
         """Least forward and backward of each unit beside its collectives, whatever its option."""
         return of_each(_least_us, self.overlapped)

@@ -198,13 +198,14 @@ class _Kinds:
         unit = options[0]
         passes = c.num_microbatches if self.reduces else 1
         gathers = (1 + unit.work.runs_backward) * c.num_microbatches
+        reduces_us = passes * unit.reduce_us + unit.replicas_us
         split = [u.work.split for u in options]
         return Kind(
             count=count,
             alone=self._alone(options),
             beside=self._beside(index),
             reduce_us=0.0 if self.reduces else unit.reduce_us,
-            traffic_us=passes * unit.reduce_us + gathers * unit.gather_us,
+            traffic_us=reduces_us + gathers * unit.gather_us,
             tail_us=self.tails[index],
             stored_bytes=self.per_byte * unit.owned_bytes,
             kept=tuple(u.work.kept_bytes for u in options),

@@ -1,0 +1,73 @@
+"""Reductions over slow links between nodes are in the bounds, so that the search avoids them."""
+
+from dataclasses import replace
+
+import pytest
+
+import meshwright
+from meshwright.ir.traced import Traced
+from meshwright.planner.budget import EFFORTS
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.candidate_bounds import CandidateBounds
+from meshwright.planner.search.candidate_costs import CandidateCosts
+from meshwright.planner.search.candidates import Candidate, candidates_of
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.problem import Problem
+from meshwright.planner.search.search import search
+
+SEQ, ROWS = 64, 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Traced:
+    return meshwright.trace("tiny-llama", dtype="bf16")
+
+
+def slow(nodes: int, bytes_per_s: float) -> Cluster:
+    found = parse_cluster(f"h100:8x{nodes}")
+    inner, outer = found.levels
+    device = replace(found.device, call_us=0.0)
+    return replace(found, device=device, levels=(inner, replace(outer, bytes_per_s=bytes_per_s)))
+
+
+def costs_of(model: Traced, pins: Pins) -> CandidateCosts:
+    return CandidateCosts(Problem(model, slow(4, 1e7), SEQ, ROWS, pins, EFFORTS["fast"]))
+
+
+def among(costs: CandidateCosts, **sizes: object) -> list[Candidate]:
+    problem = costs.problem
+    found = candidates_of(problem.traced, problem.cluster, ROWS, problem.pins, problem.budget)
+    return [c for c in found if all(getattr(c, k) == v for k, v in sizes.items())]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_sums_over_replicas_are_in_the_bound(model: Traced, zero: int) -> None:
+    costs = costs_of(model, Pins())
+    candidates = among(costs, rep=4, dp=8, tp=1, pp=1, zero=zero)
+    assert candidates
+    for c in candidates:
+        units = costs.units_of(c)
+        replicas = sum(options[0].replicas_us + options[0].reduce_us for options in units.options)
+        bounds = CandidateBounds(costs)
+        assert replicas > 1e3
+        assert bounds.floor_us(c) >= replicas
+        assert bounds.bound_us(c) >= replicas
+
+
+def test_reductions_follow_the_compute_before_the_last_backward(model: Traced) -> None:
+    costs = costs_of(model, Pins())
+    found = [c for c in among(costs, pp=4, rep=1, dp=8, zero=1, schedule="1f1b") if c.tp == 1]
+    assert found
+    for c in found:
+        units = costs.units_of(c)
+        reduce = sum(options[0].reduce_us for options in units.options)
+        before = units.least_until_last_us(c.num_microbatches)
+        assert CandidateBounds(costs).floor_us(c) >= (before + reduce) / c.pp
+
+
+def test_a_free_search_is_no_slower_than_a_pinned_one(model: Traced) -> None:
+    free = search(costs_of(model, Pins())).best.timeline.step_us
+    for pins in (Pins(tp=8), Pins(pp=4), Pins(pp=4, tp=8), Pins(rep=1)):
+        pinned = search(costs_of(model, pins)).best.timeline.step_us
+        assert free <= pinned * 1.05, pins
