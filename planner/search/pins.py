@@ -38,7 +38,8 @@ class Pins:
     schedule. cuts: first instance of every stage but the first, e.g. "5,9". price: value of a
     resident byte in us (None: from the cluster).
     shard_weights: 1 forces matmul weights to be sharded over tp. shard_sequence: 0 leaves the
-    sequence whole over tp, as tensor parallelism without sequence parallelism has it.
+    sequence whole over tp, as tensor parallelism without sequence parallelism has it; a byte then
+    has no price unless one is pinned.
     precision: pure (all in the plan's dtype) or master (gradients summed, moments and master
     weights in float32; None: master under bf16). rounding: of updated weights that are bf16
     alone, nearest or stochastic. reduce_dtype: in which gradients travel between ranks, bf16 or

@@ -142,17 +142,18 @@ def shard_model(
     """Placements of every segment instance on a compute mesh.
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
-    price: us per resident byte, 0 for none; None: `default_price`. shard_matmul_weights: no rank
-    holds or gathers a whole matmul weight that can be sharded. whole_sequence: tensor axes do not
-    cut the sequence. order: of the sequence over context
-    axes, the cheapest of sequence_orders.py if not given. known: what earlier calls for this model,
-    with a cluster whose links and rates on this mesh are the same, have left for later ones.
-    posed: what those with any cluster have left.
+    price: us per resident byte, 0 for none; None: `default_price`, 0 with whole_sequence.
+    shard_matmul_weights: no rank holds or gathers a whole matmul weight that can be sharded.
+    whole_sequence: tensor axes do not cut the sequence. order: of the sequence over context axes,
+    the cheapest of sequence_orders.py if not given. known: what earlier calls for this model, with
+    a cluster whose links and rates on this mesh are the same, have left for later ones. posed: what
+    those with any cluster have left.
     Raises InfeasibleError when tied parameters find no common placement.
     """
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
-        price = default_price(joints, segmented, cluster, sizes)
+        # Whole values are to stay whole: where bytes have a price, features are cut in their stead.
+        price = 0.0 if whole_sequence else default_price(joints, segmented, cluster, sizes)
     known = {} if known is None else known
     posed = {} if posed is None else posed
     costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))
