@@ -16,7 +16,7 @@ from ..cost.op_cost import Costs
 from ..cost.piece_cost import Phase, PieceWork, WorkTable
 from ..hardware.cluster import Cluster
 from ..remat.rules import saved_values
-from ..simulate.stage_memory import context_bytes, model_peaks
+from ..simulate.stage_memory import context_bytes, model_peaks, workspace_bytes
 from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
 from .profile import Software
 from .work import Theirs
@@ -32,7 +32,8 @@ def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     model, layers = step_model(plan, cluster), Layers(plan, cluster, software)
     stages = tuple(tuple(layers.units(stage)) for stage in model.stages)
     context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
-    given = plan.mesh, _precision(plan, software), context
+    workspaces = workspace_bytes(plan.device_type, recorded=False)
+    given = plan.mesh, _precision(plan, software), context, workspaces
     inside = max(peak.total_bytes for peak in model_peaks(replace(model, stages=stages), *given))
     return inside / (1 - software.fragments) + software.outside_gib * 2**30
 
