@@ -68,6 +68,7 @@ def read_behind_a_write(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     return d + m
 
 
+@pytest.mark.long
 def test_a_share_of_a_matmul_is_added() -> None:
     """As emitted text says it: torch drops `alpha` where it makes an addmm of a matmul and add_."""
 
