@@ -4,12 +4,12 @@ profiles.toml beside this file has some, and a user's file the same form. Each d
 by the planner's own cost of the work named; nothing is fitted.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..hardware.cluster import ClusterError
+from ..headed_toml import read_tables
 
 HEADER = "# meshwright software v1"
 BUILT_IN = Path(__file__).with_name("profiles.toml")
@@ -23,16 +23,16 @@ class Software:
     itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled. waits:
     whether the host issues no kernel before the last one has ended, as under CUDA_LAUNCH_BLOCKING.
     matmul_share, attention_share: of the rate of our matmuls and of our attention that the stack's
-    own reach. attention_passes:
-    reads and writes of all scores in forward and in backward, of an attention that keeps them in
-    memory; empty where it does not. loss_passes: the same of all logits, of a loss that is not
-    computed in chunks. adds_apart: whether gradients of micro-batches are added by kernels of
-    their own. recomputes_whole: whether a block that keeps nothing is computed again to its end,
-    its collectives included, and not as far as backward asks for. reduces_once: whether gradients
-    travel once a step under ZeRO 3. reduces_last: whether they travel after the last backward, and
-    not beside it. overlaps_tensor: whether collectives of a split layer run beside the matmuls they
-    feed, in a piece a rank, the first of which is waited for. scatters_sends: whether each tp rank
-    sends its share of what all of them hold to the next stage, which gathers it.
+    own reach. attention_passes: reads and writes of all scores in forward and in backward, of an
+    attention that keeps them in memory; empty where it does not. loss_passes: the same of all
+    logits, of a loss that is not computed in chunks. adds_apart: whether gradients of micro-batches
+    are added by kernels of their own. recomputes_whole: whether a block that keeps nothing is
+    computed again to its end, its collectives included, and not as far as backward asks for.
+    reduces_once: whether gradients travel once a step under ZeRO 3. reduces_last: whether they
+    travel after the last backward, and not beside it. overlaps_tensor: whether collectives of a
+    split layer run beside the matmuls they feed, in a piece a rank, the first of which is waited
+    for. scatters_sends: whether each tp rank sends its share of what all of them hold to the next
+    stage, which gathers it.
 
     Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
     in our programs. outside_gib: GiB of a device for the driver, communicators and buffers of the
@@ -75,20 +75,7 @@ def read_software(spec: str) -> Software:
 
 
 def _read(path: Path) -> dict[str, Software]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ClusterError(f"--software {path} cannot be read: {reason}") from None
-    first = text.partition("\n")[0].strip()
-    if first != HEADER:
-        raise ClusterError(
-            f"--software {path}: the first line must be {HEADER!r}, found {first[:40]!r}"
-        )
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ClusterError(f"--software {path}: not TOML: {error}") from None
+    tables = read_tables(path, HEADER, "--software")
     return {name: _software(path, name, table) for name, table in tables.items()}
 
 

@@ -1,11 +1,11 @@
 """What devices cost and draw: parts.toml beside this file, and a file of the user's own."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..hardware.cluster import ClusterError
+from ..headed_toml import read_tables
 
 HEADER = "# meshwright parts v1"
 BUILT_IN = Path(__file__).with_name("parts.toml")
@@ -45,20 +45,7 @@ def read_prices(own: Path | None = None) -> Prices:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ClusterError(f"--prices {path} cannot be read: {reason}") from None
-    first = text.partition("\n")[0].strip()
-    if first != HEADER:
-        raise ClusterError(
-            f"--prices {path}: the first line must be {HEADER!r}, found {first[:40]!r}"
-        )
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ClusterError(f"--prices {path}: not TOML: {error}") from None
+    tables = read_tables(path, HEADER, "--prices")
     return {name: _part(path, name, table) for name, table in tables.items()}
 
 
