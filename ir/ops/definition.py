@@ -102,6 +102,7 @@ class OpDef:
     reads_table: an operand is the embedding table or the head.
     counts_choices: makes of indices of experts what a router's bias gets for a gradient.
     gathers: position of a table of which the op reads as many bytes as it gives.
+    scatters: adds rows to a table, and is not priced for the whole of it.
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
     passes: bytes that it reads and writes beside its matmuls, one after the other.
@@ -133,6 +134,7 @@ class OpDef:
     reads_table: bool = False
     counts_choices: bool = False
     gathers: int | None = None
+    scatters: bool = False
     queries: int | None = None
     workspace: Workspace | None = None
     passes: Passes | None = None

@@ -1,5 +1,6 @@
 """Ops that take rows of a table, or put parts into place."""
 
+from ..dtypes import ITEM_BYTES
 from ..graph import Op, Value
 from ..sizes import Size
 from .definition import OpDef, Rule
@@ -43,6 +44,19 @@ def _embedding_weight_grad(op: Op, inputs: list[Value]) -> Rule:
     return rule_by_names([[*lead, "d"], lead], [["v", "d"]], inputs, op.outputs, reduce)
 
 
+def _summed_bytes(inputs: list[Value], elements: list[float], device: str) -> float:
+    """The rows in at least float32; in half precision their sums as well, which are rounded once.
+    Beside a gradient in float32 no sums are made."""
+    item = ITEM_BYTES[inputs[0].dtype]
+    return elements[0] * (item if item > 2 else 2 * 4 + item)
+
+
+def _scattered_bytes(op: Op, inputs: list[Value], elements: list[float]) -> float:
+    """The bytes that take as long as adding rows to others, each element by itself: 0.64 ms for
+    16,384 of 4,096 in bfloat16 on an H200 (2026-11-28)."""
+    return elements[0] * 20 * ITEM_BYTES[inputs[0].dtype]
+
+
 DEFINITIONS = (
     OpDef("cat", "movement", _cat, call="torch.cat"),
     OpDef("slice_backward", "movement", _slice_backward, backward=True),
@@ -62,5 +76,9 @@ DEFINITIONS = (
         call="kernels.embedding_weight_grad",
         backward=True,
         deferred=True,
+        adds=0,
+        scatters=True,
+        workspace=_summed_bytes,
+        passes=_scattered_bytes,
     ),
 )

@@ -234,7 +234,7 @@ class Costs:
         asked = definition(op)
         if asked.free or asked.source:
             return None
-        made = self._bytes(work.results, outs)
+        made = 0.0 if asked.scatters else self._bytes(work.results, outs)
         moved = made + self._bytes(self._read(work, ins), ins, without=asked.gathers)
         if asked.gathers is not None:
             moved += made

@@ -58,7 +58,7 @@ def test_the_best_neighbour_is_that_of_the_shortest_longest_path(name: str) -> N
         starts, us = fresh.shortest(cuts)
         assert us == pytest.approx(min(each), rel=1e-12)
         assert length.shortest(np.array([starts]))[1] == pytest.approx(us, rel=1e-12)
-        assert len(fresh.passed) < 0.5 * len(cuts)  # paths followed for it
+        assert len(fresh.passed) <= 0.5 * len(cuts)  # paths followed for it
 
 
 def test_neighbours_are_cuts_without_empty_stages() -> None:

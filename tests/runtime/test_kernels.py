@@ -306,6 +306,25 @@ def test_embedding_shards_sum_to_the_whole(shards: int) -> None:
     torch.testing.assert_close(torch.cat(grads), dw, **EXACT)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sums", [torch.float32, None], ids=["wide", "as made"])
+def test_an_embedding_of_few_ids_learns_as_under_torch(
+    dtype: torch.dtype, sums: torch.dtype | None
+) -> None:
+    """Thousands of rows of one id: where each is rounded as it is added, most of them are lost."""
+    w, ids = _randn(8, 3, dtype=dtype), torch.randint(2, (1, 8192))
+    dy = torch.rand(1, 8192, 3).to(dtype)
+    exact = w.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.nn.functional.embedding(ids, exact), exact, dy.double())
+    grad = torch.ones(8, 3, dtype=sums or dtype)
+    kernels.add_embedding_weight_grad(grad, dy, ids, 0, 8)
+    made = kernels.embedding_weight_grad(dy, ids, 0, 8)
+    assert made.dtype == dtype
+    for found, sum_of in ((grad, 1 + wanted), (made, wanted)):
+        share = max(torch.finfo(found.dtype).eps, 1e-5)
+        torch.testing.assert_close(found.double(), sum_of, rtol=share, atol=1e-4)
+
+
 # Linear + cross-entropy
 
 

@@ -12,7 +12,7 @@ from .cross_entropy import (
     linear_cross_entropy_keeping,
 )
 from .dropout import dropout
-from .embedding import embedding, embedding_weight_grad
+from .embedding import add_embedding_weight_grad, embedding, embedding_weight_grad
 from .experts import (
     expert_linear,
     expert_linear_input_grad,
@@ -24,6 +24,7 @@ from .router_bias import biased_choice, biased_choice_backward
 from .router_load import router_load, router_load_backward
 
 __all__ = [
+    "add_embedding_weight_grad",
     "add_linear_cross_entropy_backward",
     "add_linear_weight_grad",
     "attention",

@@ -227,8 +227,16 @@ def add_linear_cross_entropy_backward(
 def _linear_grads(dw: Tensor, dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
     """Return linear_input_grad(dy, w); adds linear_weight_grad(dy, x) to dw, whose rows are the
     first of w's."""
-    add_linear_weight_grad(dw, dy[:, : dw.shape[0]], x)
+    for rows in _even_rows(dw.shape[0], ROWS.get(dw.device.type, 1)):
+        add_linear_weight_grad(dw[rows], dy[:, rows], x)
     return linear_input_grad(dy, w)
+
+
+def _even_rows(count: int, of: int) -> list[slice]:
+    """Return the rows of a gradient up to a multiple of `of`, and those that are left. A matmul of
+    GPT-2's 50,257 rows takes 0.89 ms, of 50,256 0.56 (5,341 tokens, an H200, 2026-11-28)."""
+    even = count - count % of
+    return [slice(*ends) for ends in ((0, even), (even, count)) if ends[0] < ends[1]]
 
 
 # One op for both, as torch.compile would put off the matmuls of dx and hold every chunk's dlogits.

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .opaque import opaque
+
 
 def embedding(ids: Tensor, w: Tensor, start: int, num_embeddings: int) -> Tensor:
     """ids [...], w [V / n, D] -> [..., D]; rows of ids held elsewhere are 0."""
@@ -17,9 +19,38 @@ def embedding_weight_grad(
     dy: Tensor, ids: Tensor, start: int, rows: int, padding_idx: int = -1
 ) -> Tensor:
     """dy [..., D], ids [...] -> [rows, D] of the ids from `start` on; 0 for id padding_idx."""
+    dw = dy.new_zeros((rows, dy.shape[-1]))
+    add_embedding_weight_grad(dw, dy, ids, start, rows, padding_idx)
+    return dw
+
+
+def add_embedding_weight_grad(
+    grad: Tensor, dy: Tensor, ids: Tensor, start: int, rows: int, padding_idx: int = -1
+) -> None:
+    """Add embedding_weight_grad(dy, ids) to grad [rows, D]. The rows of an id are summed in at
+    least float32, as torch sums them: in bfloat16 a sum of 256 gains nothing from a row of 0.5."""
     dy_ND, ids_N = dy.reshape(-1, dy.shape[-1]), ids.reshape(-1)
     here = (ids_N >= start) & (ids_N < start + rows) & (ids_N != padding_idx)
-    # One row past the end collects what other ranks hold.
-    index = torch.where(here, ids_N - start, rows)
-    dw = dy.new_zeros((rows + 1, dy.shape[-1]))
-    return dw.index_add_(0, index, dy_ND)[:rows]
+    dtype = torch.promote_types(dy.dtype, torch.float32)
+    # What this rank does not hold adds zeros to rows far apart, as adding to one takes turns.
+    index = torch.where(here, ids_N - start, ids_N % rows)
+    _add(grad, index, torch.where(here.unsqueeze(-1), dy_ND, 0).to(dtype))
+
+
+def _add_rows(grad: Tensor, index: Tensor, rows: Tensor) -> None:
+    if torch.promote_types(grad.dtype, rows.dtype) == grad.dtype:
+        grad.index_add_(0, index, rows.to(grad.dtype))
+    else:
+        grad.index_add_(0, index, _summed(grad.shape[0], index, rows).to(grad.dtype))
+
+
+def _summed(count: int, index: Tensor, rows: Tensor) -> Tensor:
+    """The sum of the rows of each index in place of one of them, and zeros in place of the others.
+    count: of indices that there may be."""
+    places = torch.arange(index.shape[0], device=index.device)
+    of_index = index.new_zeros(count).index_put_((index,), places)
+    return torch.zeros_like(rows).index_add_(0, of_index[index], rows)
+
+
+# An op of its own, as torch.compile would add the rows to a copy of grad.
+_add = opaque(_add_rows, lambda grad, index, rows: None, mutates=("grad",))

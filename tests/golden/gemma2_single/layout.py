@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 95dd6e7526f72409."""
+"""What every rank of golden-gemma2 shares; plan e5dc7b4d539df21b."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

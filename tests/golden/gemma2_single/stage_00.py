@@ -85,8 +85,7 @@ def embed_backward(params, saved, dy, grads):
     (grad_embed_w,) = grads
     # models/decoder.py:64
     d_embed_embedding = dy * 4.0
-    d_embed_w = kernels.embedding_weight_grad(d_embed_embedding, tokens, start=0, rows=64)
-    grad_embed_w.add_(d_embed_w)
+    kernels.add_embedding_weight_grad(grad_embed_w, d_embed_embedding, tokens, start=0, rows=64)
     return None
 
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 74e71b0ce5fba6b9."""
+"""What every rank of golden-llama shares; plan b1da9cd3bc6626e9."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 8cb9ce2199ca65c8."""
+"""What every rank of golden-llama shares; plan 1700b44164ca3455."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan a3e9c8d97d24b50c."""
+"""What every rank of golden-llama shares; plan 8428a097d0e16556."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 1260d69d749b3b07."""
+"""What every rank of golden-llama shares; plan b9ddb174405c31db."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

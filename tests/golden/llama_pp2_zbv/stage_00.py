@@ -49,8 +49,7 @@ def embed_weight_grad(handed, grads):
     (dy, tokens,) = handed
     (grad_embed_w,) = grads
     # models/decoder.py:64
-    d_embed_w = kernels.embedding_weight_grad(dy, tokens, start=0, rows=64)
-    grad_embed_w.add_(d_embed_w)
+    kernels.add_embedding_weight_grad(grad_embed_w, dy, tokens, start=0, rows=64)
 
 
 PIECES = {

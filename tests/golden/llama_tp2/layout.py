@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 2f736d6aba2786a0."""
+"""What every rank of golden-llama shares; plan fdb6817fcaf6505c."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

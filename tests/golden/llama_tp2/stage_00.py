@@ -102,8 +102,7 @@ def embed_backward(params, saved, dy, grads):
     (tokens,) = saved
     (grad_embed_w,) = grads
     # models/decoder.py:64
-    d_embed_w = kernels.embedding_weight_grad(dy, tokens, start=0, rows=64)
-    grad_embed_w.add_(d_embed_w)
+    kernels.add_embedding_weight_grad(grad_embed_w, dy, tokens, start=0, rows=64)
     return None
 
 
