@@ -20,6 +20,7 @@ from ..inputs import Role, role_of
 from ..lengths import Lengths
 from ..traced import Ways
 from . import semantic
+from .alike import traced_once
 from .asserts import drop_true_asserts
 from .bound_sizes import binding_call
 from .causal_hints import no_causal_detection
@@ -257,7 +258,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
             no_failing_suggestions(),
             torch.backends.opt_einsum.flags(enabled=False),  # it would order factors by size
             complex_as_pairs(),
-            lazy_modules(),
+            _modules(module.module),
             lines_of_model(),
             quiet(),
             recorder.recording() if has_code_of_user(module.module) else nullcontext(),
@@ -315,6 +316,12 @@ def _decides(name: str, place: str, of_sizes: list[str]) -> CaptureError:
         f"model {name}: {where} decides by values of a tensor, as if, assert and int do; a graph "
         "has one way for all values, so choose by torch.where, or leave it out"
     )
+
+
+@contextmanager
+def _modules(module: nn.Module) -> Iterator[None]:
+    with lazy_modules(), traced_once(module):
+        yield
 
 
 @contextmanager

@@ -50,13 +50,15 @@ class FxReader:
 
     promote: every float becomes float64 (see capture). joint: the graph is forward and backward.
     random: names of values that their ops draw, otherwise than dropout does. step: of how many
-    tokens a row has a multiple; symbols has symbol_of it for it.
+    tokens a row has a multiple; symbols has symbol_of it for it. sizes: ours, by torch's
+    expressions.
     """
 
     promote: bool = False
     joint: bool = False
     step: int = 1
     symbols: dict = field(default_factory=dict)
+    sizes: dict = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     values: dict[Node, Any] = field(default_factory=dict)
@@ -87,7 +89,10 @@ class FxReader:
 
     def _size(self, size: object) -> Size:
         if isinstance(size, torch.SymInt | torch.SymFloat):
-            return over_tokens(size_of(size.node.expr.subs(self.symbols)), self.step)
+            expr = size.node.expr
+            if expr not in self.sizes:
+                self.sizes[expr] = over_tokens(size_of(expr.subs(self.symbols)), self.step)
+            return self.sizes[expr]
         return size if isinstance(size, float) else int(size)  # type: ignore[call-overload]
 
     def _number(self, node: Node, value: object) -> Size:

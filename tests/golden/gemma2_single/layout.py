@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan e5dc7b4d539df21b."""
+"""What every rank of golden-gemma2 shares; plan 2b031ea58ff33d60."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -56,7 +56,7 @@ def rope(x, cos, sin):
 
 
 def loss_with_valid(lse, picked, labels, denominator):
-    # models/decoder.py:68
+    # models/decoder.py:71
     nll = lse - picked
     valid = labels != -100
     masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
@@ -71,7 +71,7 @@ def loss_with_valid(lse, picked, labels, denominator):
 def embed_forward(params, tokens):
     """mul [B, S, 16], saved."""
     (embed_w,) = params
-    # models/decoder.py:64
+    # models/decoder.py:67
     embed_embedding = kernels.embedding(tokens, embed_w, start=0, num_embeddings=64)
     mul = embed_embedding * 4.0
     saved = (tokens,)
@@ -83,7 +83,7 @@ def embed_backward(params, saved, dy, grads):
     (embed_w,) = params
     (tokens,) = saved
     (grad_embed_w,) = grads
-    # models/decoder.py:64
+    # models/decoder.py:67
     d_embed_embedding = dy * 4.0
     kernels.add_embedding_weight_grad(grad_embed_w, d_embed_embedding, tokens, start=0, rows=64)
     return None
@@ -123,7 +123,7 @@ def attention_forward(params, x, rope_cos, rope_sin):
         attention_post_norm_mul_2, attention_post_norm_add, attention_post_norm_rsqrt,
         attention_post_norm_mul,
     ) = norm_with_parts(attention_o_linear, attention_post_norm_w)
-    # models/decoder.py:35
+    # models/decoder.py:38
     add = x + attention_post_norm_mul_2
     # saved for backward, a micro-batch: 16.9 KiB in 14 values
     saved = (
@@ -270,7 +270,7 @@ def ffn_forward(params, x):
     (
         ffn_post_norm_mul_2, ffn_post_norm_add, ffn_post_norm_rsqrt, ffn_post_norm_mul,
     ) = norm_with_parts(ffn_down_linear, ffn_post_norm_w)
-    # models/decoder.py:36
+    # models/decoder.py:39
     add_2 = x + ffn_post_norm_mul_2
     # saved for backward, a micro-batch: 24.4 KiB in 12 values
     saved = (
@@ -352,7 +352,7 @@ def head_forward(params, x, labels, denominator):
     (norm_w, embed_w,) = params
     # models/norms.py:49
     norm_mul_2, norm_add, norm_rsqrt, norm_mul = norm_with_parts(x, norm_w)
-    # models/decoder.py:68
+    # models/decoder.py:71
     loss_lse, loss_picked, loss_logits = kernels.linear_cross_entropy_keeping(
         norm_mul_2, embed_w, labels, softcap=30.0, start=0,
     )
@@ -373,7 +373,7 @@ def head_backward(params, saved, dy, grads):
         loss_valid, loss_2,
     ) = saved
     (grad_norm_w, grad_embed_w,) = grads
-    # models/decoder.py:68
+    # models/decoder.py:71
     d_loss_2 = torch.ones_like(loss_2)
     d_loss_sum = d_loss_2 / denominator
     d_loss_masked_2 = d_loss_sum.expand(B, S)

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan b1da9cd3bc6626e9."""
+"""What every rank of golden-llama shares; plan 51ce7202a9b0be38."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

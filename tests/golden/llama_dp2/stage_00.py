@@ -65,7 +65,7 @@ def norm_with_rsqrt_mul(x, w):
 
 
 def loss(lse, picked, labels, denominator):
-    # models/decoder.py:68
+    # models/decoder.py:71
     nll = lse - picked
     valid = labels != -100
     masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
@@ -75,7 +75,7 @@ def loss(lse, picked, labels, denominator):
 
 
 def loss_with_valid(lse, picked, labels, denominator):
-    # models/decoder.py:68
+    # models/decoder.py:71
     nll = lse - picked
     valid = labels != -100
     masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
@@ -90,7 +90,7 @@ def loss_with_valid(lse, picked, labels, denominator):
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
     (embed_w,) = params
-    # models/decoder.py:64
+    # models/decoder.py:67
     embed_embedding = kernels.embedding(tokens, embed_w, start=0, num_embeddings=64)
     saved = (tokens,)
     return embed_embedding, saved
@@ -101,7 +101,7 @@ def embed_backward(params, saved, dy, grads):
     (embed_w,) = params
     (tokens,) = saved
     (grad_embed_w,) = grads
-    # models/decoder.py:64
+    # models/decoder.py:67
     kernels.add_embedding_weight_grad(grad_embed_w, dy, tokens, start=0, rows=64)
     return None
 
@@ -130,7 +130,7 @@ def attention_forward(params, x, rope_cos, rope_sin):
     )
     attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
-    # models/decoder.py:35
+    # models/decoder.py:38
     add = x + attention_o_linear
     # saved for backward, a micro-batch: 1.6 KiB in 5 values
     saved = (
@@ -262,7 +262,7 @@ def ffn_forward(params, x):
     ffn_up_linear = kernels.linear(ffn_norm_mul_2, ffn_up_w)
     ffn_mul = ffn_silu * ffn_up_linear
     ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
-    # models/decoder.py:36
+    # models/decoder.py:39
     add_2 = x + ffn_down_linear
     # saved for backward, a micro-batch: 2.0 KiB in 2 values
     saved = (x, ffn_gate_linear, ffn_up_linear,)
@@ -320,7 +320,7 @@ def head_forward(params, x, labels, denominator):
     (norm_w, lm_head_w,) = params
     # models/norms.py:35
     norm_mul_2 = norm(x, norm_w)
-    # models/decoder.py:68
+    # models/decoder.py:71
     loss_lse, loss_picked = kernels.linear_cross_entropy(
         norm_mul_2, lm_head_w, labels, softcap=0.0, start=0,
     )
@@ -335,9 +335,9 @@ def head_backward(params, saved, dy, grads):
     (norm_w, lm_head_w,) = params
     (x, labels, denominator, loss_lse, loss_picked,) = saved
     (grad_norm_w, grad_lm_head_w,) = grads
-    # recompute: models/decoder.py:68
+    # recompute: models/decoder.py:71
     loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
-    # models/decoder.py:68
+    # models/decoder.py:71
     d_loss_2 = torch.ones_like(loss_2)
     d_loss_sum = d_loss_2 / denominator
     d_loss_masked_2 = d_loss_sum.expand(B, S)
@@ -346,7 +346,7 @@ def head_backward(params, saved, dy, grads):
     d_loss_picked = -d_loss_nll
     # recompute: models/norms.py:35
     norm_mul_2, norm_rsqrt, norm_mul = norm_with_rsqrt_mul(x, norm_w)
-    # models/decoder.py:68
+    # models/decoder.py:71
     d_norm_mul_2 = kernels.add_linear_cross_entropy_backward(
         grad_lm_head_w, d_loss_nll, d_loss_picked, norm_mul_2, lm_head_w, labels, loss_lse,
         softcap=0.0, start=0,

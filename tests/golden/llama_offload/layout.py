@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 1700b44164ca3455."""
+"""What every rank of golden-llama shares; plan 29f3d122a8a6826e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -69,7 +69,7 @@ def norm_with_rsqrt_mul(x, w):
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
     (embed_w,) = params
-    # models/decoder.py:64
+    # models/decoder.py:67
     embed_embedding = kernels.embedding(tokens, embed_w, start=0, num_embeddings=64)
     saved = (tokens,)
     return embed_embedding, saved
@@ -80,7 +80,7 @@ def embed_backward(params, saved, dy, grads):
     (embed_w,) = params
     (tokens,) = saved
     (grad_embed_w,) = grads
-    # models/decoder.py:64
+    # models/decoder.py:67
     kernels.add_embedding_weight_grad(grad_embed_w, dy, tokens, start=0, rows=64)
     return None
 
@@ -109,7 +109,7 @@ def attention_forward(params, x, rope_cos, rope_sin):
     )
     attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
-    # models/decoder.py:35
+    # models/decoder.py:38
     add = x + attention_o_linear
     # saved for backward, a micro-batch: 1.6 KiB in 5 values
     # in the host's memory meanwhile: 1.6 KiB in x, attention_k_linear, attention_v_linear,
@@ -243,7 +243,7 @@ def ffn_forward(params, x):
     ffn_up_linear = kernels.linear(ffn_norm_mul_2, ffn_up_w)
     ffn_mul = ffn_silu * ffn_up_linear
     ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
-    # models/decoder.py:36
+    # models/decoder.py:39
     add_2 = x + ffn_down_linear
     # saved for backward, a micro-batch: 2.0 KiB in 2 values
     # in the host's memory meanwhile: 1.5 KiB in x, ffn_up_linear

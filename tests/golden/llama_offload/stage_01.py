@@ -35,7 +35,7 @@ def norm(x, w):
 
 
 def loss(lse, picked, labels, denominator):
-    # models/decoder.py:68
+    # models/decoder.py:71
     nll = lse - picked
     valid = labels != -100
     masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
@@ -45,7 +45,7 @@ def loss(lse, picked, labels, denominator):
 
 
 def loss_with_valid(lse, picked, labels, denominator):
-    # models/decoder.py:68
+    # models/decoder.py:71
     nll = lse - picked
     valid = labels != -100
     masked = torch.full((), 0.0, dtype=torch.float32, device=DEVICE)
@@ -73,7 +73,7 @@ def head_forward(params, x, labels, denominator):
     (norm_w, lm_head_w,) = params
     # models/norms.py:35
     norm_mul_2 = norm(x, norm_w)
-    # models/decoder.py:68
+    # models/decoder.py:71
     loss_lse, loss_picked = kernels.linear_cross_entropy(
         norm_mul_2, lm_head_w, labels, softcap=0.0, start=0,
     )
@@ -89,9 +89,9 @@ def head_backward(params, saved, dy, grads):
     (norm_w, lm_head_w,) = params
     (x, labels, denominator, loss_lse, loss_picked,) = saved
     (grad_norm_w, grad_lm_head_w,) = grads
-    # recompute: models/decoder.py:68
+    # recompute: models/decoder.py:71
     loss_2, loss_valid = loss_with_valid(loss_lse, loss_picked, labels, denominator)
-    # models/decoder.py:68
+    # models/decoder.py:71
     d_loss_2 = torch.ones_like(loss_2)
     d_loss_sum = d_loss_2 / denominator
     d_loss_masked_2 = d_loss_sum.expand(B, S)
@@ -100,7 +100,7 @@ def head_backward(params, saved, dy, grads):
     d_loss_picked = -d_loss_nll
     # recompute: models/norms.py:35
     norm_mul_2, norm_rsqrt, norm_mul = norm_with_rsqrt_mul(x, norm_w)
-    # models/decoder.py:68
+    # models/decoder.py:71
     d_norm_mul_2 = kernels.add_linear_cross_entropy_backward(
         grad_lm_head_w, d_loss_nll, d_loss_picked, norm_mul_2, lm_head_w, labels, loss_lse,
         softcap=0.0, start=0,

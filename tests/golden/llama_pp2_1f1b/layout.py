@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 8428a097d0e16556."""
+"""What every rank of golden-llama shares; plan 23233737fafd4e40."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan b9ddb174405c31db."""
+"""What every rank of golden-llama shares; plan bc5f126b6dbdec76."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

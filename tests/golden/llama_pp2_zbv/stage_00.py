@@ -29,7 +29,7 @@ def context(constants):
 def embed_forward(params, tokens):
     """embed_embedding [B, S, 16], saved."""
     (embed_w,) = params
-    # models/decoder.py:64
+    # models/decoder.py:67
     embed_embedding = kernels.embedding(tokens, embed_w, start=0, num_embeddings=64)
     saved = (tokens,)
     return embed_embedding, saved
@@ -48,7 +48,7 @@ def embed_weight_grad(handed, grads):
     """Adds to grads."""
     (dy, tokens,) = handed
     (grad_embed_w,) = grads
-    # models/decoder.py:64
+    # models/decoder.py:67
     kernels.add_embedding_weight_grad(grad_embed_w, dy, tokens, start=0, rows=64)
 
 

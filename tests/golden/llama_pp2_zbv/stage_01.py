@@ -88,7 +88,7 @@ def attention_forward(params, x, rope_cos, rope_sin):
     )
     attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
     attention_o_linear = kernels.linear(attention_flatten, attention_o_w)
-    # models/decoder.py:35
+    # models/decoder.py:38
     add = x + attention_o_linear
     # saved for backward, a micro-batch: 1.6 KiB in 5 values
     saved = (

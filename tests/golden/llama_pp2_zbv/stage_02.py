@@ -58,7 +58,7 @@ def ffn_forward(params, x):
     ffn_up_linear = kernels.linear(ffn_norm_mul_2, ffn_up_w)
     ffn_mul = ffn_silu * ffn_up_linear
     ffn_down_linear = kernels.linear(ffn_mul, ffn_down_w)
-    # models/decoder.py:36
+    # models/decoder.py:39
     add_2 = x + ffn_down_linear
     # saved for backward, a micro-batch: 2.0 KiB in 2 values
     saved = (x, ffn_gate_linear, ffn_up_linear,)

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan fdb6817fcaf6505c."""
+"""What every rank of golden-llama shares; plan 55f9973e3b555c4d."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

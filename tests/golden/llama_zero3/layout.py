@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 5be98b9e18043564."""
+"""What every rank of golden-llama shares; plan 92c3554b7147d52e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
