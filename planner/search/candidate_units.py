@@ -95,7 +95,11 @@ class CandidateUnits:
     def least_until_last_us(self, num_microbatches: int) -> float:
         """Return the least compute of all units before their last backward."""
         m = num_microbatches
-        return sum(min(m * f + (m - 1) * b for f, b in times) for times in self.compute)
+
+        def least_us(times: UnitTimes) -> float:
+            return min(m * f + (m - 1) * b for f, b in times)
+
+        return sum(of_each(least_us, self.compute))
 
     @cached_property
     def least_overlapped_us(self) -> list[float]:
