@@ -123,7 +123,11 @@ class _Searches:
         def another(number: int, tell: Say) -> "Answer":
             return self._answer(number + 1, tell, alone=True)
 
-        for answer in in_order(another, len(self.asked) - 1, processes, self.say):
+        def rates(number: int) -> tuple:
+            point = self.asked[number + 1]
+            return point.cluster.rates, point.seq, point.global_batch
+
+        for answer in in_order(another, len(self.asked) - 1, processes, self.say, rates):
             found.append(answer)
             told(answer)
         return found

@@ -190,6 +190,12 @@ class Cluster:
     def num_devices(self) -> int:
         return self.devices_per_node * self.nodes
 
+    @property
+    def rates(self) -> "Cluster":
+        """Return what times follow from: the cluster without names and sizes of memory."""
+        device = replace(self.device, name="", memory_bytes=0)
+        return replace(self, name="", device=device, host_memory_bytes=0)
+
     def issued(self, recorded: bool) -> "Cluster":
         """Return the cluster as functions see it: of recorded ones none takes the host's time."""
         return replace(self, device=replace(self.device, call_us=0.0)) if recorded else self

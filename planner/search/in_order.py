@@ -1,9 +1,10 @@
 """Results made by several processes at once, and given in order."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
@@ -14,12 +15,20 @@ from .forked import Forked, can_fork, several
 Made = TypeVar("Made")
 Say = Callable[[str], None]
 Make = Callable[[int, Say], Made]
+_RUNS = 2  # of numbers, that a process gets at least
 
 
-def in_order(make: Make[Made], count: int, processes: int, say: Say) -> Iterator[Made]:
-    """Yield make(0, say), make(1, say) and so on. processes: that make them at once.
+def in_order(
+    make: Make[Made],
+    count: int,
+    processes: int,
+    say: Say,
+    sharing: Callable[[int], Hashable] = lambda number: number,
+) -> Iterator[Made]:
+    """Yield make(0, say), make(1, say) and so on. processes: that make them at once. sharing:
+    equal for numbers whose results share most of their work.
 
-    Each process begins with all that this one has kept, and takes the next number when it is free.
+    Each process begins with all that this one has kept, and takes the next numbers when it is free.
     What a process could not make is made here, where the error is raised.
     """
     others = min(processes, count) if can_fork() else 1
@@ -27,7 +36,8 @@ def in_order(make: Make[Made], count: int, processes: int, say: Say) -> Iterator
         yield from (make(number, say) for number in range(count))
         return
     taken: Any = multiprocessing.get_context("fork").Value("i", 0)
-    with several(partial(_serve, make, count, taken), others) as forked:
+    runs = _runs(count, sharing, others)
+    with several(partial(_serve, make, runs, taken), others) as forked:
         arriving = _Arriving[Made](forked, say)
         for number in range(count):
             yield arriving.of(number) if arriving.has(number) else make(number, say)
@@ -63,10 +73,24 @@ class _Arriving(Generic[Made]):
             self._made[number] = made
 
 
-def _serve(make: Make[Made], count: int, taken: Any, pipe: Connection) -> None:
-    while (number := _next(taken)) < count:
-        with suppress(MeshwrightError):
-            pipe.send((number, make(number, pipe.send)))
+def _runs(count: int, sharing: Callable[[int], Hashable], processes: int) -> list[tuple[int, ...]]:
+    """Return numbers below `count` in order, those that share work in one run.
+
+    A run is so short that each process gets several.
+    """
+    most = max(1, count // (_RUNS * processes))
+    found = []
+    for _, same in groupby(range(count), sharing):
+        run = tuple(same)
+        found += [run[start : start + most] for start in range(0, len(run), most)]
+    return found
+
+
+def _serve(make: Make[Made], runs: list[tuple[int, ...]], taken: Any, pipe: Connection) -> None:
+    while (turn := _next(taken)) < len(runs):
+        for number in runs[turn]:
+            with suppress(MeshwrightError):
+                pipe.send((number, make(number, pipe.send)))
 
 
 def _next(taken: Any) -> int:

@@ -109,13 +109,13 @@ class Problem:
     @cached_property
     def rates(self) -> Cluster:
         """The cluster as costs read it: without a name and sizes of memory."""
-        return _rates_of(self.cluster)
+        return self.cluster.rates
 
     @cached_property
     def read_by_proposals(self) -> Hashable:
         """Return what proposed saved sets follow from, beside placements."""
         of = self.placed_for
-        return _rates_of(of.cluster), of.seq, of.micro_batch
+        return of.cluster.rates, of.seq, of.micro_batch
 
     @cached_property
     def read_by_options(self) -> Hashable:
@@ -158,12 +158,7 @@ class Problem:
 def links_within(cluster: Cluster, mesh: Mesh) -> Cluster:
     """Return the cluster as placements on a compute mesh read it: of a mesh within a node, which
     lies innermost, the innermost links alone."""
-    rates, inner = _rates_of(cluster), cluster.levels[0]
+    rates, inner = cluster.rates, cluster.levels[0]
     if mesh.num_devices > min(cluster.devices_per_node, inner.span):
         return rates
     return replace(rates, nodes=1, levels=(inner,))
-
-
-def _rates_of(cluster: Cluster) -> Cluster:
-    device = replace(cluster.device, name="", memory_bytes=0)
-    return replace(cluster, name="", device=device, host_memory_bytes=0)

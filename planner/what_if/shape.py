@@ -1,7 +1,7 @@
 """A plan as it stands, priced on many clusters: what two clusters share is made once."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshwright.ir.plan import Plan
@@ -37,7 +37,7 @@ class Shape:
 
     def on(self, cluster: Cluster) -> Prediction:
         """Return the step on a cluster of as many devices."""
-        rates = _rates(cluster)
+        rates = cluster.rates
         if rates not in self._steps:
             known = self._table(rates), self._held, self._stored_on(rates)
             model = step_model(self.plan, rates, *known)
@@ -69,9 +69,3 @@ class Shape:
     @cached_property
     def _cuts_values(self) -> bool:
         return self.plan.mesh.compute.num_devices > 1
-
-
-def _rates(cluster: Cluster) -> Cluster:
-    """Return a cluster without what no time follows from: names, and sizes of memory."""
-    device = replace(cluster.device, name="", memory_bytes=0)
-    return replace(cluster, name="", device=device, host_memory_bytes=0)

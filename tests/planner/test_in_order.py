@@ -57,6 +57,25 @@ def test_an_error_is_raised_in_its_turn() -> None:
     assert [next(results) for _ in range(3)] == [0, 1, 2]
 
 
+def test_numbers_that_share_work_are_made_by_one_process() -> None:
+    def make(number: int, _: Say) -> int:
+        time.sleep(0.02)
+        return os.getpid()
+
+    makers = list(in_order(make, 16, 2, lambda _: None, lambda number: number // 4))
+    runs = [set(makers[start : start + 4]) for start in range(0, 16, 4)]
+    assert [len(run) for run in runs] == [1, 1, 1, 1]
+    assert len(set(makers)) == 2
+
+
+def test_every_process_makes_some_of_what_shares_work() -> None:
+    def make(number: int, _: Say) -> int:
+        time.sleep(0.05)
+        return os.getpid()
+
+    assert len(set(in_order(make, 6, 2, lambda _: None, lambda number: 0))) == 2
+
+
 def test_points_are_answered_alike_by_one_process_and_by_several() -> None:
     job = mw.Job(seq=128, global_batch=32, dtype="bf16", effort="fast")
     one, several = (
