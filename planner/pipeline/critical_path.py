@@ -45,13 +45,7 @@ class Waits:
 
     def longest(self, node_us: dict[Node, float], send_us: Sequence[float]) -> tuple[float, Path]:
         """The longest path and how long it is."""
-        distinct, rows = self._rows
-        us = [node_us[node] for node in distinct]
-        sends = [*send_us, 0.0]  # the last, at -1, of actions that receive nothing
-        ends = [0.0] * (len(rows) + 1)  # the last, at -1, where no action is before
-        for index, (node, before, source, send) in enumerate(rows):
-            start, arrival = ends[before], ends[source] + sends[send]
-            ends[index] = (arrival if arrival > start else start) + us[node]
+        ends, sends = self._ends(node_us, send_us)
 
         def waited(index: int) -> int:
             before, source = self.before[index], self.source[index]
@@ -60,6 +54,24 @@ class Waits:
 
         last = max((actions[-1] for actions in self.ranks), key=ends.__getitem__)
         return ends[last], self._path(last, waited)
+
+    def longest_us(self, node_us: dict[Node, float], send_us: Sequence[float]) -> float:
+        """Return how long the longest path is."""
+        ends, _ = self._ends(node_us, send_us)
+        return max(ends[actions[-1]] for actions in self.ranks)
+
+    def _ends(
+        self, node_us: dict[Node, float], send_us: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        """Return when each action ends, 0 at -1, and what each transfer takes, 0 at -1."""
+        distinct, rows = self._rows
+        us = [node_us[node] for node in distinct]
+        sends = [*send_us, 0.0]  # the last, at -1, of actions that receive nothing
+        ends = [0.0] * (len(rows) + 1)  # the last, at -1, where no action is before
+        for index, (node, before, source, send) in enumerate(rows):
+            start, arrival = ends[before], ends[source] + sends[send]
+            ends[index] = (arrival if arrival > start else start) + us[node]
+        return ends, sends
 
     @cached_property
     def _rows(self) -> tuple[list[Node], list[tuple[int, int, int, int]]]:

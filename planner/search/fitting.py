@@ -14,8 +14,9 @@ What comes near the best is then cut anew by a descent on the longest path (desc
 best of all is polished.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
@@ -26,6 +27,7 @@ from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, picks_by_price
 from ..remat.rules import SavedSet
 from ..remat.selection import Picks, is_exact, select_options
+from ..simulate.least_step import least_step_us
 from ..simulate.simulator import Timeline, simulate
 from ..simulate.stage_memory import Peak, StageMemory, host_bytes, model_peaks, usable_host_bytes
 from ..simulate.step_model import StepModel
@@ -45,15 +47,37 @@ INF = float("inf")
 @dataclass(frozen=True)
 class Fitted:
     """A candidate in stages that fit: the first unit of each, the option of each unit, what that
-    keeps, its step, and its peak."""
+    keeps, its step, and its peak. It is simulated where its timeline is asked for."""
 
+    costs: CandidateCosts = field(repr=False, compare=False)
     candidate: Candidate
     starts: tuple[int, ...]
     picks: Picks
     saved: tuple[SavedSet, ...]
     model: StepModel
-    timeline: Timeline
     peak_bytes: float
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Return the timeline of the step, without its events."""
+        with self.costs.memo.clock.layer("simulation"):
+            return simulate(self.model, events=False)
+
+    @cached_property
+    def least_us(self) -> float:
+        """Return a bound on the step."""
+        with self.costs.memo.clock.layer("bounds"):
+            c, units = self.candidate, self.costs.units_of(self.candidate)
+            silent = units.most_silent(c.num_stages)
+            return least_step_us(self.model, self.costs.memo.schedules.waits(c.listing, silent))
+
+    def beats(self, step_us: float) -> bool:
+        """Return whether the step is shorter than another; simulate it where its bound is."""
+        return self.least_us < step_us and self.timeline.step_us < step_us
+
+    def exceeds(self, step_us: float) -> bool:
+        """Return whether the step is longer than another; simulate it where its bound is not."""
+        return self.least_us > step_us or self.timeline.step_us > step_us
 
 
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, option of every unit
@@ -65,13 +89,31 @@ def fit(
 ) -> Fitted | None:
     """Cut and simulate; None where nothing is found that fits the memory. placed: what is known to
     fit."""
+    return fastest_of(ways_to_fit(costs, c, limit_bytes, placed))
+
+
+def ways_to_fit(
+    costs: CandidateCosts, c: Candidate, limit_bytes: float, placed: Found | None = None
+) -> tuple[Fitted, ...]:
+    """Return a candidate under cuts and options that fit, one of each way to cut; as for `fit`."""
     with costs.memo.clock.layer("cuts and options"):
         if placed is None:
             fitting = _found(costs, c, limit_bytes)
         else:
             fitting = ((one, step_of(costs, c, *one), peak) for one, peak in placed)
-        found = [_fitted(costs, c, *one) for one in fitting]
-    return min(found, key=lambda f: (f.timeline.step_us, f.starts, f.picks), default=None)
+        return tuple(_fitted(costs, c, *one) for one in fitting)
+
+
+def fastest_of(ways: Iterable[Fitted]) -> Fitted | None:
+    """Return the fastest of several, the first by cuts and options among equals; None of none. One
+    whose bound is above a step is not simulated."""
+    found: Fitted | None = None
+    for way in sorted(ways, key=lambda f: f.least_us):
+        if found is None:
+            found = way
+        elif not way.exceeds(found.timeline.step_us):
+            found = min(found, way, key=lambda f: (f.timeline.step_us, f.starts, f.picks))
+    return found
 
 
 def _fitted(
@@ -80,13 +122,7 @@ def _fitted(
     options = costs.options(c)
     pieces = [i.piece for i in costs.layout(c).instances]
     saved = tuple(options[piece][k][0] for piece, k in zip(pieces, placed[1], strict=True))
-    return Fitted(c, *placed, saved, model, simulated(costs, model), peak_bytes)
-
-
-def simulated(costs: CandidateCosts, model: StepModel) -> Timeline:
-    """The timeline of a step, without its events."""
-    with costs.memo.clock.layer("simulation"):
-        return simulate(model, events=False)
+    return Fitted(costs, c, *placed, saved, model, peak_bytes)
 
 
 def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
@@ -108,7 +144,7 @@ def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fit
         if other is None:
             break
         picks = other.picks
-        fitted = min(fitted, other, key=lambda f: f.timeline.step_us)
+        fitted = other if other.beats(fitted.timeline.step_us) else fitted
     return fitted
 
 
@@ -118,7 +154,7 @@ def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:
     if other is None:
         return None
     model = step_of(costs, other, fitted.starts, fitted.picks)
-    return replace(fitted, candidate=other, model=model, timeline=simulated(costs, model))
+    return replace(fitted, candidate=other, model=model)
 
 
 def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
@@ -139,7 +175,7 @@ def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitt
                 continue
             tried.add(starts)
             other = _at(costs, fitted.candidate, starts, limit_bytes)
-            if other is not None and other.timeline.step_us < fitted.timeline.step_us:
+            if other is not None and other.beats(fitted.timeline.step_us):
                 fitted, moving = other, True
                 break
     return fitted
@@ -165,8 +201,8 @@ def _at(
     """Fitted to these cuts."""
     cutters = _cutters(costs, c, limit_bytes)
     picked = dict.fromkeys(placed for cutter in cutters for placed in cutter.picked(starts))
-    found = [_fitted(costs, c, *one) for one in _fitting(costs, c, limit_bytes, iter(picked))]
-    return min(found, key=lambda f: (f.timeline.step_us, f.picks), default=None)
+    fitting = _fitting(costs, c, limit_bytes, iter(picked))
+    return fastest_of(_fitted(costs, c, *one) for one in fitting)
 
 
 def fits(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> bool:

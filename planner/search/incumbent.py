@@ -8,13 +8,25 @@ last, the candidates that limit the gap are bounded with more effort.
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from meshwright.ir.mesh import Mesh
 
 from ..bounds.lp import LpBound
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
-from .fitting import Fitted, Found, descended, fit, never_fits, polished, reordered
+from .fitting import (
+    Fitted,
+    Found,
+    descended,
+    fastest_of,
+    fit,
+    never_fits,
+    polished,
+    reordered,
+    ways_to_fit,
+)
 from .forked import beside
 from .lp_bound import tightened, tighter, weighted_us
 
@@ -24,15 +36,21 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loser:
-    """A candidate that was not chosen: its bound, and its step where it was simulated.
+    """A candidate that was not chosen: its bound, and the cuts and options that were found of it.
 
     fits: False where no cuts fit the memory, None where that was never asked.
     """
 
     candidate: Candidate
     bound_us: float
-    step_us: float | None = None
+    ways: tuple[Fitted, ...] = field(default=(), repr=False)
     fits: bool | None = None
+
+    @cached_property
+    def step_us(self) -> float | None:
+        """Return the step of the fastest; None where none was found."""
+        fastest = fastest_of(self.ways)
+        return None if fastest is None else fastest.timeline.step_us
 
     def reason(self, best: Fitted) -> str:
         """Return in one line why the candidate lost, or what it could gain at most where it was
@@ -82,6 +100,11 @@ class Incumbent:
         """The bound from which a candidate is not worth simulating."""
         return self.best_us / (1 + self.costs.problem.budget.worth)
 
+    @property
+    def near_us(self) -> float:
+        """The step up to which a plan is near the best."""
+        return (1 + self.costs.problem.budget.near) * self.best_us
+
     def may_gain(self, bound: float) -> bool:
         """Return whether a bound leaves so much to gain that its candidate is simulated at once."""
         return (1 + self.costs.problem.budget.at_once) * bound < self.best_us
@@ -109,16 +132,24 @@ class Incumbent:
         self.losers.append(Loser(c, bound, fits=False))
 
     def fit(self, c: Candidate, bound: float, placed: Found | None = None) -> None:
-        """Cut a candidate and simulate it. placed: what is known to fit."""
-        fitted = fit(self.costs, c, self.limit, placed)
-        if fitted is not None or not never_fits(self.costs, c):
+        """Cut a candidate, and simulate it unless its ways are all too slow to be cut anew. placed:
+        what is known to fit."""
+        ways = ways_to_fit(self.costs, c, self.limit, placed)
+        if ways or not never_fits(self.costs, c):
             self.bounds[c] = bound
-        if fitted is None:
+        if not ways:
             self._unfit(c, bound)
             return
         self.simulated += 1
+        self.losers.append(Loser(c, bound, ways, True))
+        if min(way.least_us for way in ways) <= self.near_us:
+            self._fit_near(ways)
+
+    def _fit_near(self, ways: tuple[Fitted, ...]) -> None:
+        """Take the fastest way of a candidate."""
+        fitted = fastest_of(ways)
+        assert fitted is not None
         self.fitted.append(fitted)
-        self.losers.append(Loser(c, bound, fitted.timeline.step_us, True))
         if self._offer(fitted):
             self._cut_anew(fitted)  # a lower best leaves less to consider
 
@@ -130,7 +161,7 @@ class Incumbent:
 
     def _offer(self, fitted: Fitted, priced_by: CandidateCosts | None = None) -> bool:
         """Whether it is the best now. priced_by: where not by what the best is priced by."""
-        better = fitted.timeline.step_us < self.best_us
+        better = fitted.beats(self.best_us)
         if better:
             self.best, self.priced_by = fitted, priced_by or self.priced_by
             self.doing(self.at)
@@ -138,22 +169,21 @@ class Incumbent:
 
     def _near(self) -> list[Fitted]:
         """Return the simulated plans that are not much slower than the best, the fastest first."""
-        found = sorted(self.fitted, key=lambda f: (f.timeline.step_us, f.candidate))
-        most_us = (1 + self.costs.problem.budget.near) * self.best_us
-        return [f for f in found if f.timeline.step_us <= most_us]
+        near = [f for f in self.fitted if not f.exceeds(self.near_us)]
+        return sorted(near, key=lambda f: (f.timeline.step_us, f.candidate))
 
     def _cut_anew(self, fitted: Fitted) -> None:
         c = fitted.candidate
         if c not in self.cut_anew:
             self.cut_anew.add(c)
             other = descended(self.costs, fitted, self.limit)
-            self._note(c, step_us=other.timeline.step_us)
+            self._note(c, ways=(other,))
             self._offer(other)
 
-    def _note(self, c: Candidate, **found: float) -> None:
+    def _note(self, c: Candidate, **found: Any) -> None:
         """Change what is known of a candidate that was considered."""
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
-        self.losers[place] = replace(self.losers[place], **found)  # type: ignore[arg-type]
+        self.losers[place] = replace(self.losers[place], **found)
 
     def finish(self, alone: bool = True) -> None:
         """Cut anew, try the best with placements at other prices, polish its cuts, and bound what
@@ -191,7 +221,7 @@ class Incumbent:
         slower = 1 + self.costs.problem.budget.near_reordered
         for fitted in [f for f in (self.best, *self._near()) if f is not None]:
             other = reordered(self.costs, fitted)
-            if other is None or other.timeline.step_us > slower * self.best_us:
+            if other is None or other.exceeds(slower * self.best_us):
                 continue
             c, ways = other.candidate, [other]
             self.doing(f"the other axis outermost: {c}")

@@ -303,7 +303,7 @@ def _merged(losers: Iterable[Loser]) -> list[Loser]:
     found: dict[Candidate, Loser] = {}
     for loser in losers:
         known = found.setdefault(loser.candidate, loser)
-        if _order(loser) < _order(known):
+        if loser is not known and _order(loser) < _order(known):
             found[loser.candidate] = loser
     return list(found.values())
 
