@@ -90,6 +90,13 @@ class PieceWork:
     added_bytes: float = 0.0
     runs_backward: bool = True
 
+    @cached_property
+    def sizes(self) -> tuple[float, float, float, float, float]:
+        """Return the bytes that a unit has in forward: of its entry, alive; that it keeps, and
+        offloads; and alive in backward."""
+        ahead, behind = self.forward.peak_bytes, self.backward.peak_bytes
+        return self.entry_bytes, ahead, self.kept_bytes, self.away_bytes, behind
+
 
 @dataclass(frozen=True)
 class Priced:

@@ -25,7 +25,7 @@ def _of_rank(
     actions: tuple[Action, ...], num_stages: int, most_at_last: bool
 ) -> tuple[Moment, ...]:
     found: list[_Key] = []
-    for moment in _moments(actions, num_stages, most_at_last):
+    for moment in dict.fromkeys(_moments(actions, num_stages, most_at_last)):
         if not any(_within(moment, other) for other in found):
             found = [other for other in found if not _within(other, moment)]
             found.append(moment)

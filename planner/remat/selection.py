@@ -83,11 +83,11 @@ EMPTY: Held = (0.0, (0.0,) * IN_TRANSIT, 0.0)
 def _after(unit: Unit, kept: float, near: tuple[float, ...], moment: float) -> Held:
     """(K so far, what the last units offload, peak of the micro-batch itself) with one
     more unit."""
-    work, before = unit.work, sum(near)
-    forward = kept + before + work.entry_bytes + work.forward.peak_bytes
-    kept += work.kept_bytes
-    backward = kept + before + work.away_bytes + work.backward.peak_bytes
-    return kept, (*near[1:], work.away_bytes), max(moment, forward, backward)
+    before, (entry, ahead, keeps, away, behind) = sum(near), unit.work.sizes
+    forward = kept + before + entry + ahead
+    kept += keeps
+    backward = kept + before + away + behind
+    return kept, (*near[1:], away), max(moment, forward, backward)
 
 
 @dataclass(frozen=True, order=True)

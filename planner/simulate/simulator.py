@@ -71,8 +71,9 @@ class _Stage:
     """The units of a stage, and how long each kind of action is when nothing runs beside it.
 
     first: the unit that backward ends with; those before it are frozen, and all that is below.
-    passes: us of each unit by the kind of action; us: of all of them. fetched: by unit, those that
-    it fetches in backward for the units after it, the nearest first.
+    passes: us of each unit by the kind of action; us: of all of them. completes: by the kind of
+    action, whether each unit adds its gradients in it. away_us: of each unit's copy. fetched: by
+    unit, those that it fetches in backward, itself and then the nearest first.
     """
 
     units: tuple[Unit, ...]
@@ -85,19 +86,22 @@ class _Stage:
     def __post_init__(self) -> None:
         self.first = sum(not u.work.runs_backward for u in self.units)
         self.gathers = any(u.gather_us for u in self.units)
-        self.offloads = any(u.work.away_us for u in self.units)
-        away = [bool(u.work.away_us) for u in self.units]
-        self.fetched = [_fetched(away, index) for index in range(len(away) * self.offloads)]
+        self.away_us = [u.work.away_us for u in self.units]
+        self.offloads = any(self.away_us)
+        count = len(self.units) * self.offloads
+        self.fetched = [_fetched(self.away_us, index) for index in range(count)]
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
         self.passes = {kind: [u.pass_us(kind) for u in self.units] for kind in kinds}
         self.us = {kind: sum(passes) for kind, passes in self.passes.items()}
+        self.completes = {kind: [u.completes_in(kind) for u in self.units] for kind in kinds}
 
 
-def _fetched(away: Sequence[bool], index: int) -> list[int]:
-    """Return the units that one fetches for, the nearest first. away: which offload."""
-    before = range(index - 1, max(-1, index - IN_TRANSIT - 1), -1)
-    return [k for k in before if away[k]]
+def _fetched(away_us: Sequence[float], index: int) -> list[int]:
+    """Return the units that one fetches, itself and then the nearest first. away_us: of the copy of
+    each, 0 where it offloads nothing."""
+    before = range(index, max(-1, index - IN_TRANSIT - 1), -1)
+    return [k for k in before if away_us[k]]
 
 
 @dataclass
@@ -172,28 +176,29 @@ class _Rank:
             nearest = index - IN_TRANSIT if index < len(stage.units) - 1 else index
             for before in [k for k in self.leaving if k <= nearest]:
                 self.wait(self.leaving.pop(before))
-        unit = stage.units[index]
-        if unit.work.away_us:
+        if us := stage.away_us[index]:
             start = max(self.copied_out, self.compute)
-            self.copied_out = self.leaving[index] = start + unit.work.away_us
+            self.copied_out = self.leaving[index] = start + us
             stage.away[index, microbatch] = self.copied_out
-            self.note(f"offload {unit.name}", start, self.copied_out, "copy out")
+            if self.log is not None:
+                name = stage.units[index].name
+                self.note(f"offload {name}", start, self.copied_out, "copy out")
 
     def fetch(self, stage: _Stage, index: int, microbatch: int) -> None:
         left = stage.away.pop((index, microbatch), None)
         if left is not None:
-            unit = stage.units[index]
             start = max(self.copied_back, self.compute, left)
-            self.copied_back = stage.back[index, microbatch] = start + unit.work.away_us
-            self.note(f"fetch {unit.name}", start, self.copied_back, "copy back")
+            self.copied_back = stage.back[index, microbatch] = start + stage.away_us[index]
+            if self.log is not None:
+                name = stage.units[index].name
+                self.note(f"fetch {name}", start, self.copied_back, "copy back")
 
     def bring(self, stage: _Stage, index: int, microbatch: int) -> None:
         """Wait for what a unit offloaded; start to fetch what the next units in backward did."""
-        if stage.units[index].work.away_us:
-            self.fetch(stage, index, microbatch)
-            self.wait(stage.back.pop((index, microbatch), 0.0))
-        for before in stage.fetched[index]:
-            self.fetch(stage, before, microbatch)
+        for one in stage.fetched[index]:
+            self.fetch(stage, one, microbatch)
+            if one == index:
+                self.wait(stage.back.pop((index, microbatch), 0.0))
 
 
 def simulate(
@@ -279,18 +284,19 @@ class _Run:
         return kind != "F" and (self.model.reduces_every_microbatch or not stage.left[kind])
 
     def _unit(self, rank: _Rank, stage: _Stage, index: int, action: Action, reduces: bool) -> None:
-        unit, kind = stage.units[index], action.kind
+        kind = action.kind
         if kind != "W" and stage.gathers:  # gradients of weights read no weights
             rank.gather(stage, index)
             if kind == "F" or index > stage.first:
                 rank.gather(stage, index + (1 if kind == "F" else -1))
             rank.wait(stage.ready.pop(index, 0.0))  # its parameters are there, and freed after it
-        if kind in ("B", "I") and stage.offloads:
+        if stage.offloads and kind in ("B", "I"):
             rank.bring(stage, index, action.microbatch)
         rank.run(stage.passes[kind][index], self.price)
         if kind == "F" and (stage.offloads or rank.leaving):
             rank.offload(stage, index, action.microbatch)
-        if reduces and unit.completes_in(kind):
+        if reduces and stage.completes[kind][index]:
+            unit = stage.units[index]
             rank.run(unit.blocking_us, self.price)
             rank.collective(unit.reduce_us, "reduce {}", unit.name)
             if unit.replicas_us and not stage.left[kind]:

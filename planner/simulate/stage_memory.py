@@ -247,7 +247,9 @@ def walk(computing: Computing, stages: dict[int, StageMemory]) -> Moment:
     """Return the peak of a rank's schedule, the first of equals."""
     changes = np.array([stages[stage].changes(kind) for stage, kind in computing.ways])
     before, total, after = changes.T[:, computing.numbers]
-    others = np.stack((before, after), axis=1).cumsum()[::2]
+    both = np.empty(2 * len(before))
+    both[::2], both[1::2] = before, after
+    others = both.cumsum()[::2]
     at = int((others + total).argmax())
     stage, kind = computing.ways[computing.numbers[at]]
     return stages[stage].moment(kind).beside(float(others[at]))
