@@ -81,23 +81,33 @@ class Waits:
         return list(numbers), list(zip(which, self.before, self.source, self.send, strict=True))
 
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
-        nodes: Counter[Node] = Counter()
-        sends: Counter[int] = Counter()
         end = self.nodes[index]
+        passed: list[int] = []
+        sent: list[int] = []
         while index >= 0:
-            nodes[self.nodes[index]] += 1
+            passed.append(index)
             before = earlier(index)
             if before >= 0 and before == self.source[index]:
-                sends[self.send[index]] += 1
+                sent.append(self.send[index])
             index = before
-        return Path(dict(nodes), dict(sends), end)
+        return Path(dict(Counter(map(self.nodes.__getitem__, passed))), dict(Counter(sent)), end)
 
-    def plain(self, begins: str) -> Iterator[Path]:
-        """Paths that go through the stages to a rank, along its actions, and end there: with the
-        last backward of a stage, or the rank's last action of all.
+    def plain(self, begins: str) -> tuple[Path, ...]:
+        """Return paths that go through the stages to a rank, along its actions, and end there: with
+        the last backward of a stage, or the rank's last action of all.
 
         begins: the kind of action that starts a backward, B or I.
         """
+        if begins not in self._known:
+            self._known[begins] = tuple(self._plain(begins))
+        return self._known[begins]
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Path, ...]]:
+        """Return `plain` by what it was asked: many pipelines have one schedule."""
+        return {}
+
+    def _plain(self, begins: str) -> Iterator[Path]:
         for actions in self.ranks:
             start = next(i for i in actions if self.nodes[i][1] == "F")
             backward = (begins, LAST)
