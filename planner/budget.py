@@ -77,7 +77,7 @@ class SearchBudget:
     thorough: LpEffort = LpEffort(20, 3e-4)
     lp_step: float = 0.3
     max_thorough: int = 12
-    enough_gap: float = 0.04
+    enough_gap: float = 0.03
     memory_shares: tuple[float, ...] = (1.0, 0.995, 0.98, 0.95, 0.9)
     descents: int = 2
     descent_steps: int = 40

@@ -9,11 +9,13 @@ Variables, all >= 0
     d[s,a]     how long an action a (F, B, I, W, last: the last backward) of stage s takes
     o[s], g[s] reductions beside the last action of a rank, a backward of s, and after it
     end, tail  when all actions and collectives are done; what comes after
+    x[s]       what the units of all stages ahead of s weigh in a mix (mixes.py), above its least
 Objective
     end + tail
 Constraints
     all[k]     sum over s, j of n[s,k,j] = how many units there are of k
     some[s]    sum over k, j of n[s,k,j] >= 1
+    mix[s]     x[s] + sum of n weight(k) = x[s+1] <= most - least
     long[s,a]  d[s,a] >= sum of n us(k,j,a), alone; and beside collectives, less what the ends of a
                stage are spared
     path[i]    end >= sum of d and sends along a path of waits (pipeline/critical_path.py), with
@@ -44,6 +46,7 @@ from ..budget import BUDGET, LpEffort
 from ..pipeline.critical_path import LAST, Node, Path, Waits
 from ..pipeline.peak_moments import Moment
 from ..solver import Problem
+from .mixes import Mix
 
 INF = float("inf")
 # What the solver may be off by, relative.
@@ -86,7 +89,7 @@ class Pipeline:
 
     limit_bytes: of a rank, None for no limit; fixed_bytes: what each rank holds whatever it runs;
     passing_bytes: what functions have alive in backward at least, on the last stage and elsewhere.
-    moments: by rank, at which it may hold most (`peak_moments`).
+    moments: by rank, at which it may hold most (`peak_moments`). mixes: that cuts keep.
     """
 
     kinds: tuple[Kind, ...]
@@ -100,6 +103,7 @@ class Pipeline:
     fixed_bytes: tuple[float, ...]
     passing_bytes: tuple[float, float]
     moments: tuple[tuple[Moment, ...], ...]
+    mixes: tuple[Mix, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -154,6 +158,7 @@ class Builder:
     step: float
     problem: Problem = field(default_factory=Problem)
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
+    kind_of: dict[int, int] = field(default_factory=dict)  # the number of its kind, by n
     durations: dict[Node, int] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)  # g, by stage
     rows: dict[int, Path] = field(default_factory=dict)
@@ -169,6 +174,7 @@ class Builder:
 
     def solve(self) -> LpBound:
         self._units()
+        self._mixed()
         self._actions()
         self._late()
         self._ranks(self._new("tail", 1.0))
@@ -238,9 +244,21 @@ class Builder:
                 for option in range(len(kind.kept)):
                     mine.append(self._new(f"n[{s},{k},{option}]"))
                     self.shares[s].append((kind, option, mine[-1]))
+                    self.kind_of[mine[-1]] = k
             self.problem.equal(f"all[{k}]", [(v, 1.0) for v in mine], float(kind.count))
         for s in range(1, stages - 1):
             self.problem.at_least(f"some[{s}]", [(v, 1.0) for _, _, v in self.shares[s]], 1.0)
+
+    def _mixed(self) -> None:
+        """x and mix."""
+        for mix in self.pipeline.mixes:
+            ahead: Terms = []
+            least = mix.least
+            for s in range(self.pipeline.num_stages - 1):
+                x = self.problem.variable(f"x[{s + 1}]", 0.0, upper=mix.most - mix.least)
+                mine = [(v, mix.weights[self.kind_of[v]]) for _, _, v in self.shares[s]]
+                self.problem.equal(f"mix[{s}]", [*mine, *ahead, (x, -1.0)], least)
+                ahead, least = [(x, 1.0)], 0.0
 
     def _actions(self) -> None:
         """d and long."""

@@ -4,10 +4,12 @@ It is asked only of candidates that the bounds of candidate_bounds.py leave, as 
 a second and more.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline
+from ..bounds.mixes import mixes_of
 from ..bounds.weighted_paths import WeightedPaths, paths_of_equal_stages, weighted_bound
 from ..budget import LpEffort
 from ..cost.piece_cost import Phase
@@ -126,7 +128,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     """
     units = costs.units_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    kinds, spared = _Kinds(costs, c, units).found()
+    kinds, spared, order = _Kinds(costs, c, units).found()
     passing = _passing(units.options[-1:], c), _passing(units.distinct, c)
     schedules = costs.memo.schedules
     return Pipeline(
@@ -141,6 +143,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
         fixed_bytes=_fixed_bytes(costs, c, units, ranks),
         passing_bytes=passing,
         moments=schedules.peaks(c.listing, passing[0] >= passing[1]),
+        mixes=mixes_of(order, c.num_stages),
     )
 
 
@@ -180,18 +183,22 @@ class _Kinds:
         self.slowed, self.unslowed = _slowed(units, reduce)
         self.overlaps = units.overlapped != units.compute
 
-    def found(self) -> tuple[tuple[Kind, ...], dict[str, float]]:
-        """Kinds, the first and last unit's first; and what an action is spared."""
-        counts: dict[tuple, tuple[int, int]] = {}
+    def found(self) -> tuple[tuple[Kind, ...], dict[str, float], list[int]]:
+        """Kinds, the first and last unit's first; what an action is spared; the kind of each
+        unit."""
         last = len(self.units.options) - 1
+        keys = [self._key(index) for index in range(last + 1)]
+        numbers: dict[tuple, int] = {}
         for index in (0, last, *range(1, last)):
-            ends = {0: "first", last: LAST}.get(index, "")
-            key = (ends, self.units.kinds[index], self.slowed[index], self.tails[index],
-                   tuple(self.units.overlapped[index]))  # fmt: skip
-            found, count = counts.get(key, (index, 0))
-            counts[key] = found, count + 1
-        kinds = tuple(self._kind(index, count) for index, count in counts.values())
-        return kinds, self._spared()
+            numbers.setdefault(keys[index], index)
+        counts, places = Counter(keys), {key: number for number, key in enumerate(numbers)}
+        kinds = tuple(self._kind(index, counts[key]) for key, index in numbers.items())
+        return kinds, self._spared(), [places[key] for key in keys]
+
+    def _key(self, index: int) -> tuple:
+        ends = {0: "first", len(self.tails) - 1: LAST}.get(index, "")
+        times = self.slowed[index], self.tails[index], tuple(self.units.overlapped[index])
+        return ends, self.units.kinds[index], *times
 
     def _kind(self, index: int, count: int) -> Kind:
         c, options = self.c, self.units.options[index]

@@ -1,12 +1,14 @@
 """The linear relaxation of a pipeline against simulated plans, and the paths that it is made of."""
 
 import random
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
 from meshwright.planner.bounds.lp import INF, Kind, Pipeline, bound_pipeline
+from meshwright.planner.bounds.mixes import mixes_of
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, waits_of
 from meshwright.planner.pipeline.peak_moments import peak_moments
@@ -127,3 +129,55 @@ def _end(schedule, us, send_us) -> float:
                     ends[a.stage, way, a.microbatch] = clock[rank]
                 at[rank] += 1
     return max(clock)
+
+
+def _two_kinds(name: str, p: int, m: int, units: list[int]) -> Pipeline:
+    """Of units of 3 us forward and 4 back between a first and a last one, and of 1 us and 6."""
+    split = name.startswith("zb")
+    ends = _kind(1, 1.0, split)
+    kinds = [_kind(units.count(kind), 1.0, split) for kind in (2, 3)]
+    times = {2: (3.0, 1.0, 3.0), 3: (1.0, 5.0, 1.0)}
+
+    def alone(forward: float, first: float, second: float) -> dict[str, tuple[float, ...]]:
+        if split:
+            return {"F": (forward,), "I": (first,), "W": (second,)}
+        return {"F": (forward,), "B": (first + second,), LAST: (first + second,)}
+
+    kinds = [replace(k, alone=alone(*times[n])) for n, k in enumerate(kinds, start=2)]
+    return replace(_pipeline(name, p, m), kinds=(ends, ends, *kinds))
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_stages_keep_the_mix_of_their_model(name: str) -> None:
+    """Against all cuts of units of two kinds in turn, and without what it says of them."""
+    p, m, chunks = 2, 4, chunks_of(name, None)
+    units = [0, *[2, 3] * 6, 1]
+    pipeline = _two_kinds(name, p, m, units)
+    mixed = replace(pipeline, mixes=mixes_of(units, p * chunks))
+    assert mixed.mixes
+    found = bound_pipeline(mixed, INF, BUDGET.thorough).step_us
+    free = bound_pipeline(pipeline, INF, BUDGET.thorough).step_us
+
+    def end(starts: tuple[int, ...]) -> float:
+        ends = zip((0, *starts), (*starts, len(units)), strict=True)
+        us = {
+            (s, a): sum(pipeline.kinds[k].alone[a][0] for k in units[start:stop])
+            for s, (start, stop) in enumerate(ends)
+            for a in pipeline.kinds[0].alone
+        }
+        return pipeline.waits.longest(us, [0.0] * (p * chunks))[0]
+
+    best = min(map(end, combinations(range(1, len(units)), p * chunks - 1)))
+    assert free * (1 - 1e-3) <= found <= best * (1 + 1e-9)
+    assert not name.startswith("zb") or found > free * 1.001
+
+
+def test_first_units_keep_the_mix_of_all() -> None:
+    rng = random.Random("mixes")
+    for _ in range(50):
+        kinds = [0, *rng.choices((2, 3, 4), (5, 5, 1), k=rng.randint(20, 60)), 1]
+        kinds = [sorted(set(kinds)).index(k) for k in kinds]
+        for mix in mixes_of(kinds, 4):
+            sums = [sum(mix.weights[k] for k in kinds[:stop]) for stop in range(len(kinds) + 1)]
+            assert (mix.least, mix.most) == (min(sums), max(sums))
+            assert sums[-1] == pytest.approx(0.0, abs=1e-9)
