@@ -32,7 +32,9 @@ class SearchBudget:
         first_candidates: plans without a pipeline that are simulated before all others, by bound.
         first_pipelines: plans of 1F1B that are simulated next, by their bound within memory;
             bounded_pipelines: by floor, that are bounded for it.
-        worth: share by which a candidate must be able to beat the best plan, to be simulated; the
+        slow_links: how many times slower links between nodes are than those within, from where on
+        plans with either outer axis are candidates of their own.
+    worth: share by which a candidate must be able to beat the best plan, to be simulated; the
             others leave their bounds to the gap.
         at_once: share by which the best plan must exceed the LP bound of a candidate for that to be
             simulated before others of lower bounds, which the new best may rule out.
@@ -70,6 +72,7 @@ class SearchBudget:
     first_candidates: int = 4
     first_pipelines: int = 2
     bounded_pipelines: int = 24
+    slow_links: float = 40.0
     worth: float = 0.0
     at_once: float = 0.05
     max_actions: int = 40000
@@ -102,7 +105,7 @@ BUDGET = SearchBudget()
 EFFORTS = {
     "fast": SearchBudget(
         effort="fast",
-        max_simulated=24,
+        max_simulated=64,
         worth=0.05,
         max_thorough=3,
         memory_shares=(1.0, 0.95),

@@ -61,8 +61,9 @@ class Kind:
 
     alone, beside: without collectives and with them; beside lacks kinds of action that have none,
     "last" is a backward in one of the last micro-batch. reduce_us: its reductions, when they run
-    only then; traffic_us: all its collectives of a step; tail_us: its update. kept, handed: by
-    option, bytes of a micro-batch up to B or I, and from I to W.
+    only then; closing_us: those of the last micro-batch; traffic_us: all its collectives of a step;
+    tail_us: its update. kept, handed: by option, bytes of a micro-batch up to B or I, and from I to
+    W.
     """
 
     count: int
@@ -74,6 +75,7 @@ class Kind:
     stored_bytes: float
     kept: tuple[float, ...]
     handed: tuple[float, ...]
+    closing_us: float = 0.0
 
     @cached_property
     def fastest_us(self) -> float:
@@ -169,6 +171,7 @@ class Builder:
         whole = sum(k.count * k.fastest_us for k in self.pipeline.kinds)
         self.unit_us = whole / self.pipeline.num_stages or 1.0
         self.reduces = any(k.reduce_us for k in self.pipeline.kinds)
+        self.closes = any(k.closing_us for k in self.pipeline.kinds)
         self.limit = (1 + TOLERANCE) * (self.pipeline.limit_bytes or 1.0)
         self.end = self._new("end", 1.0)
 
@@ -309,10 +312,10 @@ class Builder:
         stage, kind = path.end
         left = [(self.left[stage], -1.0)] if kind == LAST and stage in self.left else []
         yield self._path_row(path, left)
-        if self.reduces and kind in (LAST, "W", self.pipeline.backward):
+        if self.closes and kind in (LAST, "W", self.pipeline.backward):
             until = replace(path, nodes={**path.nodes, path.end: path.nodes[path.end] - 1})
             reduce = [
-                (v, -k.reduce_us / self.unit_us)
+                (v, -k.closing_us / self.unit_us)
                 for k, n, v in self.shares[stage]
                 if kind != "W" or k.alone["W"][n]
             ]

@@ -83,7 +83,7 @@ def weighted_bound(pipeline: Pipeline, mean: WeightedPaths) -> float:
     """Return a bound on the step of a pipeline under any cuts and options, in us."""
     sends_us = sum(share * pipeline.send_us[stage] for stage, share in mean.sends.items())
     found = _Mean(pipeline, mean)
-    reduces = any(kind.reduce_us for kind in pipeline.kinds)
+    reduces = any(kind.closing_us for kind in pipeline.kinds)
     beside = [a for a in pipeline.kinds[0].alone if a in pipeline.kinds[0].beside]
     ways = product((False, True) if reduces else (False,), *((False, True) for _ in beside))
     us = max(
@@ -120,6 +120,6 @@ class _Mean:
             us = np.array([(kind.beside if a in beside else kind.alone)[a] for a in self.actions])
             least = (weights @ us).min(axis=1) + kind.tail_us / len(self.pipeline.schedule)
             if after:
-                least = least + kind.reduce_us * self.reduced
+                least = least + kind.closing_us * self.reduced
             total += kind.count * (least[-index] if index < 2 else least.min())  # the ends' stages
         return float(total)

@@ -8,10 +8,12 @@ The bound of a candidate, in us, holds for all cuts and all options of its units
     memory     units take longer by at least the cost of freeing the bytes that are too many
                (remat/options.py)
     pipeline   no contiguous cuts that fit the memory beat pipeline_bound of these times
-    traffic    the collective stream of some stage carries at least the mean over stages
+    traffic    the collective stream of some rank carries at least the mean over ranks
+    beside     and each collective runs beside compute, which it slows for as long, or while the
+               rank waits: of us beside compute that takes a unit of time alone, 1 + price at most
     late       gradients of a stage are reduced for the last time once its last backward has begun:
-               where a rank has one stage, some rank computes until then and reduces for no less
-               than the mean of both
+               some rank computes until then and reduces for no less than the mean of both; where a
+               rank has several stages, it computes all its forwards, which are earlier
     tail       norm, update and refreshed parameters of some stage: at least the mean over stages
 
 It follows from the problem, the candidate and what is enough alone: from there on it is coarse.
@@ -120,10 +122,13 @@ class CandidateBounds:
 
     def _collectives_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the least time until some rank has done its collectives."""
-        traffic, late = self._traffic_us(c, units), units.last_reduced_us
+        traffic, late, m = self._traffic_us(c, units), units.last_reduced_us, c.num_microbatches
+        beside = m * units.busy_us + OVERLAP_PRICE / (1 + OVERLAP_PRICE) * traffic
         if late and c.chunks == 1:
-            traffic = max(traffic, units.least_until_last_us(c.num_microbatches) + late)
-        return traffic / c.pp
+            late += units.least_until_last_us(m)
+        elif late:
+            late += m * units.forwards_us
+        return max(traffic, beside, late) / c.pp
 
     def _traffic_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the time of the collective streams of all ranks in a step."""

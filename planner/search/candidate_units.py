@@ -141,6 +141,11 @@ class CandidateUnits:
         return sum(self.least_compute_us)
 
     @cached_property
+    def forwards_us(self) -> float:
+        """Return the least forward of a micro-batch through all units."""
+        return sum(min(f for f, _ in times) for times in self.compute)
+
+    @cached_property
     def reduces_us(self) -> float:
         """Return the time of the reductions of all units."""
         return sum(options[0].reduce_us for options in self.options)

@@ -125,6 +125,7 @@ def candidates(
 
     inner_of: by the number of tp ranks, how many of them form the tensor axis's inner part.
     """
+    orders = outer_axes(cluster, pins, budget)
     for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
         rows = global_batch // (rep * dp)
         for micro_batch in _micro_batches(rows, pins, budget):
@@ -132,7 +133,18 @@ def candidates(
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
                 for schedule, chunks in _schedules(pp, m, pins, num_instances, budget):
                     given = pp, dp, tp, micro_batch, m, zero, rule, schedule, chunks
-                    yield Candidate(*given, pins.outer or OUTER[0], rep, cp, inner_of(tp))
+                    for outer in orders if pp > 1 and rep * dp > 1 else orders[:1]:
+                        yield Candidate(*given, outer, rep, cp, inner_of(tp))
+
+
+def outer_axes(cluster: Cluster, pins: Pins, budget: SearchBudget = BUDGET) -> tuple[str, ...]:
+    """Return the axes that are outermost in candidates: both where links between nodes are so slow
+    that plans of one order say little of the other."""
+    if pins.outer is not None:
+        return (pins.outer,)
+    inner, *others = (level.bytes_per_s for level in cluster.levels)
+    slow = cluster.nodes > 1 and inner > budget.slow_links * min(others, default=inner)
+    return OUTER if slow else OUTER[:1]
 
 
 def meshes(

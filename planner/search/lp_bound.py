@@ -217,6 +217,7 @@ class _Kinds:
             stored_bytes=self.per_byte * unit.owned_bytes,
             kept=tuple(u.work.kept_bytes for u in options),
             handed=tuple(s.handed_bytes if self.split and s else 0.0 for s in split),
+            closing_us=unit.reduce_us + unit.replicas_us,
         )
 
     def _alone(self, options: UnitOptions) -> Times:

@@ -14,7 +14,7 @@ from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
 from ..simulate.stage_memory import context_bytes, workspace_bytes
 from ..simulate.step_model import Precision, precision_of
-from .candidates import Candidate, may_offload
+from .candidates import Candidate, may_offload, outer_axes
 from .make_plan import resolve_optimizer
 from .pins import Pins
 from .precision import resolve_precision, resolve_reduce_dtype
@@ -102,9 +102,10 @@ class Problem:
 
     @property
     def any_order(self) -> bool:
-        """Return whether either outer axis may be taken: bounds with pp outermost hold for both
-        then."""
-        return self.pins.outer is None and self.cluster.nodes > 1
+        """Return whether either outer axis may be taken, and candidates have one: bounds with pp
+        outermost hold for both then."""
+        both = len(outer_axes(self.cluster, self.pins, self.budget)) > 1
+        return self.pins.outer is None and self.cluster.nodes > 1 and not both
 
     @cached_property
     def rates(self) -> Cluster:
