@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from meshwright.ir.plan import silent_stages
 
-from ..budget import SearchBudget
+from ..budget import LpEffort, SearchBudget
 from ..pipeline.partition import MemoryCost, balanced, stages_of
 from ..pipeline.schedules import PLAIN, SPLIT, stage_ranks
 from ..remat.options import fastest, picks_by_price
@@ -146,6 +146,19 @@ def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fit
         picks = other.picks
         fitted = other if other.beats(fitted.timeline.step_us) else fitted
     return fitted
+
+
+def refitted(
+    costs: CandidateCosts, c: Candidate, limit_bytes: float, effort: LpEffort
+) -> Fitted | None:
+    """Return a candidate in the stages of its LP bound made with an effort, cut again."""
+    bound = tightened(costs, c, limit_bytes, effort=effort)
+    if costs.problem.pins.cuts is not None or not bound.stage_us:
+        return None
+    starts = rounded(costs.units_of(c).least_compute_us, bound.stage_us)
+    with costs.memo.clock.layer("cuts and options"):
+        found = _at(costs, c, starts, limit_bytes)
+    return found and descended(costs, found, limit_bytes)
 
 
 def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:

@@ -2,8 +2,9 @@
 
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
-outermost; the best one's placements are solved again at other prices of a byte, its cuts polished;
-last, the candidates that limit the gap are bounded with more effort.
+outermost; the best one's placements are solved again at other prices of a byte; its cuts and those
+of its linear relaxation are polished; last, the candidates that limit the gap are bounded with more
+effort.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 from meshwright.ir.mesh import Mesh
 
 from ..bounds.lp import LpBound
+from ..pipeline.schedules import PLAIN
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import (
@@ -24,6 +26,7 @@ from .fitting import (
     fit,
     never_fits,
     polished,
+    refitted,
     reordered,
     ways_to_fit,
 )
@@ -212,7 +215,22 @@ class Incumbent:
             if (found := fit(other, c, self.limit)) is not None:
                 self._offer(descended(other, found, self.limit), other)
         self.doing("moving the cuts of the best one by one")
-        self._offer(polished(self.priced_by, self.best, self.limit))
+        relaxed = self._relaxed()
+        for found in (self.best, relaxed):
+            if found is not None and self._move_cuts(found):
+                self._move_cuts(self.best)
+
+    def _relaxed(self) -> Fitted | None:
+        """Return the best in cuts nearest to those of its LP bound made with more effort."""
+        assert self.best is not None
+        c, budget = self.best.candidate, self.costs.problem.budget
+        if budget.max_polished == 0 or c.schedule in PLAIN:
+            return None
+        return refitted(self.priced_by, c, self.limit, budget.thorough)
+
+    def _move_cuts(self, fitted: Fitted) -> bool:
+        """Polish cuts, and return whether that makes them the best."""
+        return self._offer(polished(self.priced_by, fitted, self.limit))
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
