@@ -22,7 +22,8 @@ Constraints
                what follows it: the reductions of s instead of d[s], where it ends with the last
                backward or the last W of s; g[s], where that is the last action of its rank
     late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
-               d[s,last] >= sum of n us(k,j,last) + price o[s]
+               d[s,last] >= sum of n us(k,j,last) + price / (1 + price) o[s], as the part of d by
+               which o makes it longer is made no longer itself
     busy[r]    end >= all collectives of rank r
     ends[r]    tail >= update and refreshed parameters of rank r
     fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
@@ -290,7 +291,7 @@ class Builder:
             o, g = self._new(f"o[{stage}]"), self._new(f"g[{stage}]")
             reduce = [(v, -k.reduce_us / self.unit_us) for k, _, v in self.shares[stage]]
             alone = [(v, -k.alone[LAST][n] / self.unit_us) for k, n, v in self.shares[stage]]
-            price = self.pipeline.overlap_price
+            price = self.pipeline.overlap_price / (1 + self.pipeline.overlap_price)
             self.problem.at_least("late", [(o, 1.0), (g, 1.0), *reduce], 0.0)
             self.problem.at_least("late", [(d, 1.0), (o, -1.0)], 0.0)
             self.problem.at_least("late", [(d, 1.0), (o, -price), *alone], 0.0)
