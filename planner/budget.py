@@ -53,6 +53,8 @@ class SearchBudget:
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
+        enough_moved: gap from which down no runs of cuts are moved together; longest_run: of cuts;
+            max_runs: that are tried.
     Placements
         price_shares: of the default price of a byte, that the best plan is placed at again.
     Rematerialisation options
@@ -90,6 +92,9 @@ class SearchBudget:
     near_reordered: float = 0.02
     max_polished: int = 100
     max_polished_passes: float = float("inf")
+    enough_moved: float = 0.04
+    longest_run: int = 6
+    max_runs: int = 300
     price_shares: tuple[float, ...] = (0.0, 0.25)
     offload_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
     exact_units: int = 8

@@ -8,6 +8,7 @@ polished.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from meshwright.ir.plan import silent_stages
 
@@ -159,20 +160,21 @@ def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:
     return replace(fitted, candidate=other, model=model)
 
 
-def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
-    """The best reached by moving one cut by one unit again and again, each time to the first that
-    is faster."""
+def polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float, longest: int = 1) -> Fitted:
+    """The best reached by moving cuts by one unit again and again, each time to the first that is
+    faster. longest: run of neighbouring cuts that moves together."""
     with costs.memo.clock.layer("cuts and options"):
-        return _polished(costs, fitted, limit_bytes)
+        return _polished(costs, fitted, limit_bytes, longest)
 
 
-def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
+def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float, longest: int) -> Fitted:
     tried = {fitted.starts}
     moving = costs.problem.pins.cuts is None and fitted.candidate.num_stages > 1
-    most = _most_polished(costs.problem.budget, fitted)
+    budget = costs.problem.budget
+    most = _most_polished(budget, fitted) if longest == 1 else budget.max_runs
     while moving:
         moving = False
-        for starts in _neighbours(fitted.starts, len(fitted.picks)):
+        for starts in _neighbours(fitted.starts, len(fitted.picks), longest):
             if starts in tried or len(tried) > most:
                 continue
             tried.add(starts)
@@ -189,12 +191,16 @@ def _most_polished(budget: SearchBudget, fitted: Fitted) -> int:
     return int(min(budget.max_polished - 1, budget.max_polished_passes / passes))
 
 
-def _neighbours(starts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
-    stops = (*starts[1:], count)
-    for stage in range(1, len(starts)):
-        for start in (starts[stage] - 1, starts[stage] + 1):
-            if starts[stage - 1] < start < stops[stage]:
-                yield (*starts[:stage], start, *starts[stage + 1 :])
+def _neighbours(starts: tuple[int, ...], count: int, longest: int = 1) -> Iterator[tuple[int, ...]]:
+    """Yield cuts of which a run was moved by one unit, short runs first. No stage is empty."""
+    for length in range(1, longest + 1):
+        for first in range(1, len(starts) - length + 1):
+            stop = first + length
+            for by in (-1, 1):
+                run = (start + by for start in starts[first:stop])
+                moved = (*starts[:first], *run, *starts[stop:])
+                if all(a < b for a, b in pairwise((*moved, count))):
+                    yield moved
 
 
 def _at(

@@ -3,8 +3,8 @@
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; the best one's placements are solved again at other prices of a byte; its cuts and those
-of its linear relaxation are polished; last, the candidates that limit the gap are bounded with more
-effort.
+of its linear relaxation are polished; then the candidates that limit the gap are bounded with more
+effort. Where that leaves a large one, runs of cuts are moved, too.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -195,6 +195,7 @@ class Incumbent:
             self._improve()
             self.costs.lp_bounds.update(tightened() or {})
         self._tighten()
+        self._move_runs()
 
     def _improve(self) -> None:
         near = self._near()
@@ -231,6 +232,17 @@ class Incumbent:
     def _move_cuts(self, fitted: Fitted) -> bool:
         """Polish cuts, and return whether that makes them the best."""
         return self._offer(polished(self.priced_by, fitted, self.limit))
+
+    def _move_runs(self) -> None:
+        """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
+        budget, least = self.costs.problem.budget, min(self.bounds.values(), default=INF)
+        while self.best is not None and budget.max_polished:
+            if self.best_us <= (1 + budget.enough_moved) * least:
+                break
+            self.doing("moving runs of cuts of the best")
+            given = self.priced_by, self.best, self.limit, budget.longest_run
+            if not self._offer(polished(*given)):
+                break
 
     def _reorder(self) -> None:
         """Try those near the best with the other axis outermost, and cut anew what comes near."""
