@@ -33,8 +33,8 @@ class SearchBudget:
         first_pipelines: plans of 1F1B that are simulated next, by their bound within memory;
             bounded_pipelines: by floor, that are bounded for it.
         slow_links: how many times slower links between nodes are than those within, from where on
-        plans with either outer axis are candidates of their own.
-    worth: share by which a candidate must be able to beat the best plan, to be simulated; the
+            plans with either outer axis are candidates of their own.
+        worth: share by which a candidate must be able to beat the best plan, to be simulated; the
             others leave their bounds to the gap.
         at_once: share by which the best plan must exceed the LP bound of a candidate for that to be
             simulated before others of lower bounds, which the new best may rule out.
