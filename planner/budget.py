@@ -84,7 +84,7 @@ class SearchBudget:
     max_thorough: int = 12
     enough_gap: float = 0.03
     memory_shares: tuple[float, ...] = (1.0, 0.995, 0.98, 0.95, 0.9)
-    descents: int = 2
+    descents: int = 4
     descent_steps: int = 40
     descent_shifts: tuple[int, ...] = (-2, -1, 1, 2)
     descent_microbatches: int = 3
@@ -114,7 +114,6 @@ EFFORTS = {
         worth=0.05,
         max_thorough=3,
         memory_shares=(1.0, 0.95),
-        descents=1,
         near_reordered=0.0,
         max_polished=0,
         price_shares=(),

@@ -1,6 +1,10 @@
 """The moments of a schedule at which a rank may hold most, whatever its stages weigh."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.ir.schedule import Action, Schedule
 
@@ -9,6 +13,7 @@ Counts = dict[int, int]  # micro-batches by stage
 # the last stage's.
 Moment = tuple[Counts, Counts, bool]
 _Key = tuple[tuple[tuple, tuple], bool]
+Floats = NDArray[np.float64]
 
 
 def peak_moments(
@@ -59,3 +64,33 @@ def _within(one: _Key, other: _Key) -> bool:
         for stage, count in here
     ]
     return most <= other_most and all(count <= there for count, there in pairs)
+
+
+@dataclass(frozen=True)
+class MomentArrays:
+    """Moments of all ranks. rank, ends: [moment], of which rank, and whether the running function
+    is the last stage's. held, waiting: [moment, chunk, 1], micro-batches as in `Moment`. stages:
+    [moment, chunk]."""
+
+    rank: NDArray[np.int64]
+    ends: NDArray[np.bool_]
+    stages: NDArray[np.int64]
+    held: Floats
+    waiting: Floats
+
+
+def moment_arrays(moments: Sequence[Sequence[Moment]], stage_ranks: Sequence[int]) -> MomentArrays:
+    """Return the moments of ranks that have as many stages each. stage_ranks: of all stages."""
+    stages = [[s for s, home in enumerate(stage_ranks) if home == r] for r in range(len(moments))]
+    rows = [(rank, *moment) for rank, mine in enumerate(moments) for moment in mine]
+    return MomentArrays(
+        rank=np.array([rank for rank, *_ in rows]),
+        ends=np.array([ends for *_, ends in rows]),
+        stages=np.array([stages[rank] for rank, *_ in rows]),
+        held=_counts([[held.get(s, 0) for s in stages[rank]] for rank, held, _, _ in rows]),
+        waiting=_counts([[late.get(s, 0) for s in stages[rank]] for rank, _, late, _ in rows]),
+    )
+
+
+def _counts(rows: list[list[int]]) -> Floats:
+    return np.array(rows, dtype=float)[:, :, None]

@@ -126,13 +126,14 @@ def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fit
     c, units = fitted.candidate, costs.units_of(fitted.candidate)
     if costs.problem.pins.cuts is not None or c.num_stages == 1:
         return fitted
-    starts = fitted.starts
+    starts, seen = fitted.starts, set[tuple[int, ...]]()
     picks = tuple(fastest([(sum(us), 0.0) for us in times]) for times in units.compute)
     for _ in range(costs.problem.budget.descents):
         starts = descend(costs, c, starts, picks)
-        other = _at(costs, c, starts, limit_bytes)
+        other = _at(costs, c, starts, limit_bytes) if starts not in seen else None
         if other is None:
             break
+        seen.add(starts)
         picks = other.picks
         fitted = other if other.beats(fitted.timeline.step_us) else fitted
     return fitted
@@ -266,7 +267,8 @@ def _fitting(
 
 
 def _fullest(costs: CandidateCosts, c: Candidate, model: StepModel) -> Peak:
-    peaks = model_peaks(model, c.mesh, costs.precision(c), costs.problem.context_bytes(c))
+    given = c.mesh, costs.precision(c), costs.problem.context_bytes(c)
+    peaks = model_peaks(model, *given, computing=costs.memo.schedules.computing(c.listing))
     return max(peaks, key=lambda peak: peak.total_bytes)
 
 

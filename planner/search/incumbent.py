@@ -149,12 +149,14 @@ class Incumbent:
             self._fit_near(ways)
 
     def _fit_near(self, ways: tuple[Fitted, ...]) -> None:
-        """Take the fastest way of a candidate."""
+        """Take the fastest way of a candidate, and cut it anew where it is near the best: a lower
+        best leaves less to consider."""
         fitted = fastest_of(ways)
         assert fitted is not None
         self.fitted.append(fitted)
-        if self._offer(fitted):
-            self._cut_anew(fitted)  # a lower best leaves less to consider
+        better = self._offer(fitted)
+        if better or not fitted.exceeds(self.near_us):
+            self._cut_anew(fitted)
 
     def doing(self, what: str) -> None:
         """Say what is being done, beside the best so far."""

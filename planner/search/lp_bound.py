@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline
 from ..bounds.mixes import mixes_of
+from ..bounds.packing import may_pack
 from ..bounds.weighted_paths import WeightedPaths, paths_of_equal_stages, weighted_bound
 from ..budget import LpEffort
 from ..cost.piece_cost import Phase
@@ -62,13 +63,22 @@ def tighter(
 
 
 def weighted_us(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> float:
-    """Return a bound on the step by the paths that an LP begins with, in us; 0 where there is no
-    LP."""
+    """Return a bound on the step by the paths that an LP begins with, in us; inf where memory has
+    no place for its units, 0 where there is no LP."""
     if not _has_lp(costs, c):
         return 0.0
     with costs.memo.clock.layer("bounds"):
-        first = _first_paths(costs, c)
-        return weighted_bound(_pipeline(costs, c, limit_bytes), first) + _sync_us(costs, c)
+        pipeline = _pipeline(costs, c, limit_bytes)
+        most_at_last = _most_at_last(pipeline.passing_bytes)
+        if not may_pack(pipeline, costs.memo.schedules.moments(c.listing, most_at_last)):
+            return INF
+        return weighted_bound(pipeline, _first_paths(costs, c)) + _sync_us(costs, c)
+
+
+def _most_at_last(passing_bytes: tuple[float, float]) -> bool:
+    """Return whether functions of the last stage have more alive than those of the others."""
+    last, elsewhere = passing_bytes
+    return last >= elsewhere
 
 
 def _has_lp(costs: CandidateCosts, c: Candidate) -> bool:
@@ -142,7 +152,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
         limit_bytes=limit_bytes,
         fixed_bytes=_fixed_bytes(costs, c, units, ranks),
         passing_bytes=passing,
-        moments=schedules.peaks(c.listing, passing[0] >= passing[1]),
+        moments=schedules.peaks(c.listing, _most_at_last(passing)),
         mixes=mixes_of(order, c.num_stages),
     )
 

@@ -255,18 +255,25 @@ def walk(computing: Computing, stages: dict[int, StageMemory]) -> Moment:
     return stages[stage].moment(kind).beside(float(others[at]))
 
 
-def stage_memories(model: StepModel, rank: int) -> dict[int, StageMemory]:
-    """The stages that a rank holds."""
-    split = any(a.kind == "W" for a in model.schedule[rank])
+def stage_memories(model: StepModel, rank: int, split: bool) -> dict[int, StageMemory]:
+    """The stages that a rank holds. split: whether backward runs in two."""
     pairs = enumerate(zip(model.stages, model.stage_ranks, strict=True))
     return {s: memory_of_units(units, split) for s, (units, home) in pairs if home == rank}
 
 
 def rank_peak(
-    model: StepModel, rank: int, storage: Storage, context: float, workspaces: float = 0.0
+    model: StepModel,
+    rank: int,
+    storage: Storage,
+    context: float,
+    workspaces: float = 0.0,
+    computing: Computing | None = None,
 ) -> Peak:
-    """The peak of a rank. context: bytes given to all. workspaces: bytes of its matmuls."""
-    moment = walk(computing_of(model.schedule[rank]), stage_memories(model, rank))
+    """The peak of a rank. context: bytes given to all. workspaces: bytes of its matmuls. computing:
+    its actions, where they are known."""
+    computing = computing or computing_of(model.schedule[rank])
+    split = any(kind == "W" for _, kind in computing.ways)
+    moment = walk(computing, stage_memories(model, rank, split))
     kinds = storage.by_kind() | {
         "activations": moment.live_bytes,
         "temporaries": moment.passing_bytes,
@@ -287,9 +294,14 @@ def host_bytes(model: StepModel, rank: int, held: Sequence[tuple[int, int]] = ()
 
 
 def model_peaks(
-    model: StepModel, mesh: Mesh, precision: Precision, context: float, workspaces: float = 0.0
+    model: StepModel,
+    mesh: Mesh,
+    precision: Precision,
+    context: float,
+    workspaces: float = 0.0,
+    computing: Sequence[Computing] = (),
 ) -> tuple[Peak, ...]:
-    """The peak of every rank."""
+    """The peak of every rank. computing: as for `rank_peak`, by rank."""
     peaks = []
     for rank in range(len(model.schedule)):
         mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
@@ -298,7 +310,8 @@ def model_peaks(
         largest = max(u.bucket_bytes for u in units)
         frozen = sum(u.frozen_bytes for u in units)
         storage = Storage(stored, largest, mesh, model.zero, precision, frozen)
-        peaks.append(rank_peak(model, rank, storage, context, workspaces))
+        known = computing[rank] if computing else None
+        peaks.append(rank_peak(model, rank, storage, context, workspaces, known))
     return tuple(peaks)
 
 

@@ -48,7 +48,8 @@ def memory_of(prediction: Prediction, rank: int) -> RankMemory:
     fixed = tuple((kind, size) for kind, size in peak.items() if kind not in MOVING and size)
     events = (e for e in prediction.timeline.events if e.rank == rank)
     model, samples, at, live = prediction.model, [], 0.0, 0.0
-    walked = moments(model.schedule[rank], stage_memories(model, rank))
+    split = any(action.kind == "W" for action in model.schedule[rank])
+    walked = moments(model.schedule[rank], stage_memories(model, rank, split))
     for event, (_, moment, after) in zip(events, walked, strict=True):
         if event.start_us > at:
             samples.append(Sample(at, event.start_us, live, 0.0))

@@ -5,42 +5,16 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
+from pipelines import equal_kind, equal_pipeline
 
 from meshwright.ir.schedule import COMPUTE, peer_stage
-from meshwright.planner.bounds.lp import INF, Kind, Pipeline, bound_pipeline
+from meshwright.planner.bounds.lp import INF, Pipeline, bound_pipeline
 from meshwright.planner.bounds.mixes import mixes_of
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, waits_of
-from meshwright.planner.pipeline.peak_moments import peak_moments
-from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
+from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule
 
 SHAPES = [(2, 4), (4, 8)]
-
-
-def _kind(count: int, us: float, split: bool, kept: float = 1.0) -> Kind:
-    kinds = ("F", "I", "W") if split else ("F", "B", LAST)
-    alone = {k: (us,) if k in ("F", "I", "W") else (2 * us,) for k in kinds}
-    return Kind(count, alone, {}, 0.0, 0.0, 0.0, 1.0, (kept,), (0.0,))
-
-
-def _pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline:
-    """Of equal units of f = 1 and b = 2, 4 a stage."""
-    chunks, split = chunks_of(name, None), name.startswith("zb")
-    stages = p * chunks
-    kinds = (_kind(1, 1.0, split), _kind(1, 1.0, split), _kind(4 * stages - 2, 1.0, split))
-    return Pipeline(
-        kinds,
-        make_schedule(name, p, m, chunks),
-        waits_of(make_schedule(name, p, m, chunks)),
-        stage_ranks(name, p, chunks),
-        {"F": 0.0, "B": 0.0, LAST: 0.0},
-        (0.0,) * (stages - 1),
-        0.38,
-        limit,
-        (0.0,) * p,
-        (0.0, 0.0),
-        peak_moments(make_schedule(name, p, m, chunks), stages, most_at_last=True),
-    )
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
@@ -65,7 +39,7 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
         tried[other] += moved
         if (step := end(tried)) <= best:
             sizes, best = tried, step
-    found = bound_pipeline(_pipeline(name, p, m)).step_us
+    found = bound_pipeline(equal_pipeline(name, p, m)).step_us
     assert 0.95 * best <= found <= best * (1 + 1e-9)
 
 
@@ -73,7 +47,8 @@ def test_it_is_the_best_split_of_a_pipeline(name: str, p: int, m: int) -> None:
 def test_memory_shortens_what_a_stage_takes(name: str) -> None:
     """Limits are met or nothing fits; a tighter one is never faster, beyond what is not sought."""
     steps = [
-        bound_pipeline(_pipeline(name, 4, 8, limit)).step_us for limit in (1e3, 60.0, 40.0, 6.0)
+        bound_pipeline(equal_pipeline(name, 4, 8, limit)).step_us
+        for limit in (1e3, 60.0, 40.0, 6.0)
     ]
     assert all(b >= a * (1 - BUDGET.quick.close) for a, b in pairwise(steps))
     assert steps[0] < float("inf") and steps[-1] == float("inf")
@@ -82,9 +57,9 @@ def test_memory_shortens_what_a_stage_takes(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_paths_of_other_pipelines_bring_the_same_bound_in_fewer_rounds(name: str) -> None:
     """The paths of one memory limit for another one, all of them waits of both."""
-    paths = bound_pipeline(_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
-    alone = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
-    found = bound_pipeline(_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
+    paths = bound_pipeline(equal_pipeline(name, 4, 8, 60.0), INF, BUDGET.thorough).paths
+    alone = bound_pipeline(equal_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough)
+    found = bound_pipeline(equal_pipeline(name, 4, 8, 40.0), INF, BUDGET.thorough, paths)
     assert found.step_us == pytest.approx(alone.step_us, rel=2 * BUDGET.thorough.close)
     assert len(found.paths) - len(paths) <= len(alone.paths)
     assert len(set(map(str, found.paths))) == len(found.paths)
@@ -134,8 +109,8 @@ def _end(schedule, us, send_us) -> float:
 def _two_kinds(name: str, p: int, m: int, units: list[int]) -> Pipeline:
     """Of units of 3 us forward and 4 back between a first and a last one, and of 1 us and 6."""
     split = name.startswith("zb")
-    ends = _kind(1, 1.0, split)
-    kinds = [_kind(units.count(kind), 1.0, split) for kind in (2, 3)]
+    ends = equal_kind(1, 1.0, split)
+    kinds = [equal_kind(units.count(kind), 1.0, split) for kind in (2, 3)]
     times = {2: (3.0, 1.0, 3.0), 3: (1.0, 5.0, 1.0)}
 
     def alone(forward: float, first: float, second: float) -> dict[str, tuple[float, ...]]:
@@ -144,7 +119,7 @@ def _two_kinds(name: str, p: int, m: int, units: list[int]) -> Pipeline:
         return {"F": (forward,), "B": (first + second,), LAST: (first + second,)}
 
     kinds = [replace(k, alone=alone(*times[n])) for n, k in enumerate(kinds, start=2)]
-    return replace(_pipeline(name, p, m), kinds=(ends, ends, *kinds))
+    return replace(equal_pipeline(name, p, m), kinds=(ends, ends, *kinds))
 
 
 @pytest.mark.parametrize("name", GENERATORS)
