@@ -19,7 +19,8 @@ from ..pipeline.schedule_table import Listing
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .forked import Forked, can_fork, fork
-from .made import Asked, Made, Work, make
+from .lp_bound import known_bound
+from .made import Asked, Known, Made, Work, make
 
 FIRST_S = 1.0  # of a search, before it is worth to start processes
 MOST = 4  # processes by default: beyond them a search waits for itself
@@ -168,8 +169,11 @@ class Ahead:
         return _Process(fork(serve, [one.pipe for one in self.processes]), taken)
 
     def _send(self, to: _Process, work: Work) -> None:
+        """Give a process a work, with the bounds that it would make again."""
+        cut = [asked.candidate for asked in work if asked.what == Known.FITS]
+        known = [known_bound(self.costs, c, self.limit) for c in cut]
         try:
-            to.pipe.send((to.count, work))
+            to.pipe.send((to.count, work, known))
         except OSError:
             self._lose(to)
             return
@@ -210,6 +214,8 @@ def _effort(one: _Process, c: Candidate) -> tuple[bool, bool, int]:
 def _serve(costs: CandidateCosts, limit: float, taken: _Taken, pipe: Connection) -> None:
     """Answer until the search ends: with nothing where the search has made it meanwhile."""
     while True:
-        number, work = pipe.recv()
+        number, work, known = pipe.recv()
+        for relaxed in known:
+            costs.lp_bounds.update(relaxed)
         mine = work if taken.take(number) else ()
         pipe.send((number, [make(costs, limit, asked) for asked in mine]))

@@ -5,7 +5,7 @@ a second and more.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from ..bounds.lp import INF, Kind, LpBound, Pipeline, Times, bound_pipeline
@@ -48,6 +48,12 @@ def tightened(
         known[*key, enough_us if stopped else INF] = found
         return found
     return known[*key, enough_us]
+
+
+def known_bound(costs: CandidateCosts, c: Candidate, limit_bytes: float) -> dict[Hashable, LpBound]:
+    """Return by its key the LP bound of a candidate that cuts follow, where it is known."""
+    key = costs.placed(c.compute), c, limit_bytes, costs.problem.budget.quick, INF
+    return {key: costs.lp_bounds[key]} if key in costs.lp_bounds else {}
 
 
 def tighter(

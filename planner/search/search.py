@@ -245,13 +245,13 @@ def _considered(
         incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
     left = [(floor, c) for floor, c in ranked if c not in first]
-    waiting = Waiting(costs, left, known, ahead.made)
+    waiting = Waiting(costs, left, known, ahead.made, incumbent.enough_us)
     while waiting:
         bound, enough_us = waiting.least_us, incumbent.enough_us
         if incumbent.simulated == budget.max_simulated or bound >= enough_us:
             return bound
         ahead.give(partial(waiting.coming, enough_us))
-        if waiting.bound_next(enough_us, ahead.ask):
+        if waiting.bound_next(ahead.ask):
             continue
         bound, candidate, by = waiting.pop()
         count = len(ranked) - len(waiting)

@@ -19,12 +19,14 @@ class Waiting:
     """A queue. ranked: candidates by their floors; each has its bound made when its floor is the
     least of what waits, and a closer one when that bound is. known: the best bound of each, kept up
     to date. made: by what was asked, all that was made before its turn. closeness: by what each is
-    bounded. reached: the first of ranked that nobody bounds before its turn."""
+    bounded. reached: the first of ranked that nobody bounds before its turn. coarse_us: from which
+    on first bounds may be coarse; it stays, so that those made before their turn are all of use."""
 
     costs: CandidateCosts
     ranked: list[tuple[float, Candidate]]
     known: dict[Candidate, float]
     made: dict[tuple, Made] = field(default_factory=dict)
+    coarse_us: float = INF
     bounded: list[tuple[float, Candidate]] = field(default_factory=list)
     begun: int = 0  # of ranked
     reached: int = 0
@@ -42,14 +44,14 @@ class Waiting:
     def _least_floor(self) -> float:
         return self.ranked[self.begun][0] if self.begun < len(self.ranked) else INF
 
-    def bound_next(self, enough_us: float, ask: Callable[[Asked], Made | None]) -> bool:
+    def bound_next(self, ask: Callable[[Asked], Made | None]) -> bool:
         """Bound the candidate of the least floor, where that is the least of all; return whether it
-        was. enough_us: from which on a bound is coarse. ask: for what other processes made."""
+        was. ask: for what other processes made."""
         if self._least_floor > self.least_us or self.begun == len(self.ranked):
             return False
         floor, candidate = self.ranked[self.begun]
         self.begun += 1
-        asked = Asked(candidate, Known.UNITS, enough_us)
+        asked = Asked(candidate, Known.UNITS, self.coarse_us)
         made = ask(asked) or bounded_by_units(self.costs, asked)
         self.put(max(floor, made.bound_us), candidate, Known.UNITS)
         return True
@@ -87,7 +89,7 @@ class Waiting:
             floor, candidate = self.ranked[index]
             if floor >= enough_us:
                 return
-            yield floor, Asked(candidate, Known.UNITS, enough_us)
+            yield floor, Asked(candidate, Known.UNITS, self.coarse_us)
 
 
 def _bound(one: tuple[float, Asked]) -> float:
