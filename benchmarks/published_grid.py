@@ -8,10 +8,10 @@ train/tr11-176B-ml/chronicles-prequel.md, 2022-02-21 to 28): decoders of 176B to
 the second step's time and nvidia-smi's memory, or that they ran out of it. Trials with 14,400
 features, which no tile of a matmul divides, are passed over.
 
-A row whose hash is odd is scored. Of the others four numbers are read: the constant that is scored
-beside, the median share of the matmul rate; the share of our matmuls' rate that the stack's reach;
-and of memory what lies outside and in fragments. Predictions are of the program of the plan that
-the layout is pinned to, and of the profile megatron-deepspeed-2022 without and with those numbers.
+A row whose hash is odd is scored. Of the others two numbers are read: the constant that is scored
+beside, the median share of the matmul rate, and the share of our matmuls' rate that the stack's
+reach. Predictions are of the program of the plan that the layout is pinned to, and of the profile
+megatron-deepspeed-2022, its time without and with that share; to its memory nothing is fitted.
 
 Nodes have eight cards and four Omni-Path links of 100 Gb/s; the rate between nodes is what the
 same people read over 16 nodes (experiments/bandwidth): 55 Gb/s of all_reduce, 108 on the wire.
@@ -24,7 +24,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -118,10 +117,11 @@ def plan_of(row: dict[str, str]) -> tuple[Plan, Cluster]:
 
 
 def software_of(row: dict[str, str]) -> Software:
-    """The profile as it ran there, less what is read off rows of this table."""
-    found = read_software("megatron-deepspeed-2022")
-    found = replace(found, waits=True, kernel_us=10.0, outside_gib=0.0, fragments=0.0)
-    return replace(found, grad_bytes=6) if row["date"] >= BF16 else found
+    """The profile as it ran there."""
+    found = replace(read_software("megatron-deepspeed-2022"), waits=True, kernel_us=10.0)
+    if row["date"] < BF16:
+        return found
+    return replace(found, grad_bytes=6, flat_bytes=0, copy_bytes=4)
 
 
 def predicted(row: dict[str, str]) -> Scored:
@@ -142,21 +142,6 @@ def best_share(rows: list[Scored]) -> float:
         return statistics.mean(abs(r.fitted(share) / r.seconds - 1) for r in rows if r.ran)
 
     return min(SHARES, key=off)
-
-
-def outside_of(rows: list[Scored]) -> tuple[float, float]:
-    """GiB outside and share in fragments with the least mean error of memory."""
-    known = [r for r in rows if r.gib]
-
-    def off(pair: tuple[float, float]) -> float:
-        return statistics.mean(abs(whole(r, *pair) / r.gib - 1) for r in known)
-
-    return min(product((k / 2 for k in range(41)), (k / 100 for k in range(26))), key=off)
-
-
-def whole(row: Scored, outside: float, fragments: float) -> float:
-    """GiB of a device with what lies outside."""
-    return row.there_bytes / GIB / (1 - fragments) + outside
 
 
 def groups_of(rows: Iterable[Scored]) -> list[list[Scored]]:
@@ -232,9 +217,8 @@ def main() -> None:
             print(*row.values(), f"{r.pinned:.1f} {r.there:.1f} {r.matmul:.1f}",
                   f"{r.there_bytes / GIB:.1f}", flush=True)  # fmt: skip
     constant = statistics.median(r.flop_s / r.seconds for r in halves[False] if r.ran)
-    share, outside = best_share(halves[False]), outside_of(halves[False])
-    print(f"\nof the other half: constant {constant:.1%}, share of the matmul rate {share:.2f}, "
-          f"outside {outside[0]} GiB, in fragments {outside[1]:.0%}\n")  # fmt: skip
+    share = best_share(halves[False])
+    print(f"\nof the other half: constant {constant:.1%}, share of the matmul rate {share:.2f}\n")
     ways: dict[str, Callable[[Scored], float]] = {
         "pinned plan": lambda r: r.pinned,
         "megatron-deepspeed-2022": lambda r: r.there,
@@ -245,9 +229,10 @@ def main() -> None:
     memories: dict[str, Callable[[Scored], float]] = {
         "pinned plan": lambda r: r.pinned_bytes / GIB,
         "megatron-deepspeed-2022": lambda r: r.there_bytes / GIB,
-        "with what lies outside": partial(whole, outside=outside[0], fragments=outside[1]),
     }
     show_memory(halves[True], memories)
+    print("rows of the other half that ran out of memory: GiB predicted",
+          *(f"{r.there_bytes / GIB:.1f}" for r in halves[False] if not r.ran))  # fmt: skip
     del ways["constant"]  # which ranks nothing
     show_regret(halves[False] + halves[True], ways)
 

@@ -3,20 +3,23 @@
 Beside what our programs hold otherwise: a layer that is computed again whole keeps the value that
 enters it and nothing else, and holds all its values at once in backward; attention that keeps its
 scores holds them, too; a loss on whole logits holds those, a copy in float32 and its gradient;
-gradients may take other bytes; and what is outside of a plan counts.
+gradients may take other bytes; a step of the optimizer may copy them; and what is outside of a plan
+counts: fragments of what comes and goes, communicators, the driver.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from meshwright.ir.mesh import PIPELINE, STORAGE, Mesh
 from meshwright.ir.plan import Plan
 
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import Phase, PieceWork, WorkTable
 from ..hardware.cluster import Cluster
 from ..remat.rules import saved_values
-from ..simulate.stage_memory import context_bytes, model_peaks, workspace_bytes
+from ..simulate.stage_memory import Peak, context_bytes, model_peaks, workspace_bytes
 from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
 from .profile import Software
 from .work import Theirs
@@ -25,6 +28,8 @@ from .work import Theirs
 # 2022, section 4.1). Of logits: themselves, and in float32 a copy and a gradient.
 SCORES_HELD = 2.5
 LOGITS_HELD = 5
+# Kinds of memory that come and go within a step, and leave fragments.
+MOVING = ("activations", "temporaries")
 
 
 def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
@@ -34,8 +39,39 @@ def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
     workspaces = workspace_bytes(plan.device_type, recorded=False)
     given = plan.mesh, _precision(plan, software), context, workspaces
-    inside = max(peak.total_bytes for peak in model_peaks(replace(model, stages=stages), *given))
-    return inside / (1 - software.fragments) + software.outside_gib * 2**30
+    peaks = model_peaks(replace(model, stages=stages), *given)
+    inside = max(
+        peak.total_bytes + _in_fragments(peak, software) + _copied_bytes(plan, rank, software)
+        for rank, peak in enumerate(peaks)
+    )
+    links = software.communicator_gib * communicators(plan.mesh)
+    return inside + (software.outside_gib + links) * 2**30
+
+
+def _in_fragments(peak: Peak, software: Software) -> float:
+    """Return what the allocator holds beside what comes and goes, and cannot use."""
+    moving = sum(size for kind, size in peak.bytes_by_kind if kind in MOVING)
+    return moving * software.fragments / (1 - software.fragments)
+
+
+def _copied_bytes(plan: Plan, rank: int, software: Software) -> float:
+    """Return the copies of gradients that a step of the optimizer makes of a rank's own share:
+    blocks that nothing else fits into, so that the allocator keeps them from the first step on."""
+    stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
+    found = [b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages)]
+    names = {entry.param for bucket in found for entry in bucket.entries}
+    sizes = (math.prod(p.local_shape(plan.mesh)) for p in plan.params if p.name in names)
+    cuts = plan.mesh.count(*STORAGE) if plan.zero else 1
+    share = sum(bucket.numel for bucket in found) / cuts
+    largest = min(max(sizes, default=0), share)
+    return max(software.flat_bytes * share, software.copy_bytes * largest)
+
+
+def communicators(mesh: Mesh) -> int:
+    """Return the communicators of a device: of all ranks and of each axis; where there are stages,
+    one with each neighbour instead of one axis, and one of the ranks that hold a model."""
+    axes = sum(size > 1 for _, size in mesh.axes)
+    return axes + (axes > 0) + 2 * (mesh.count(PIPELINE) > 1)
 
 
 def _precision(plan: Plan, software: Software) -> Precision:

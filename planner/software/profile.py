@@ -35,8 +35,12 @@ class Software:
     stage, which gathers it.
 
     Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
-    in our programs. outside_gib: GiB of a device for the driver, communicators and buffers of the
-    stack. fragments: share of the rest that the allocator holds and cannot use.
+    in our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
+    gradients that the optimizer's step makes; copy_bytes: the same of its largest parameter alone,
+    at another time. outside_gib: GiB of a device for the driver and buffers of the stack.
+    communicator_gib: for each communicator. fragments: of what the allocator holds for activations
+    and temporaries, the share that it cannot use. The last three and copies are 0 where memory is
+    read as torch's own peak, and not off the device.
     """
 
     name: str
@@ -54,7 +58,10 @@ class Software:
     overlaps_tensor: bool = False
     scatters_sends: bool = False
     grad_bytes: int = 0
+    flat_bytes: int = 0
+    copy_bytes: int = 0
     outside_gib: float = 0.0
+    communicator_gib: float = 0.0
     fragments: float = 0.0
 
 
@@ -98,17 +105,22 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     "kernel_us": lambda us: us >= 0,
     "matmul_share": lambda share: share > 0,
     "attention_share": lambda share: share > 0,
-    "grad_bytes": lambda size: isinstance(size, int) and size >= 0,
     "outside_gib": lambda size: size >= 0,
+    "communicator_gib": lambda size: size >= 0,
     "fragments": lambda share: 0 <= share < 1,
-}
+} | dict.fromkeys(
+    ("grad_bytes", "flat_bytes", "copy_bytes"), lambda size: isinstance(size, int) and size >= 0
+)
 _PASSES = ("attention_passes", "loss_passes")
 _WANTED = {
     "kernel_us": "give us of 0 or more",
     "matmul_share": "give a share above 0",
     "attention_share": "give a share above 0",
     "grad_bytes": "give whole bytes of 0 or more",
+    "flat_bytes": "give whole bytes of 0 or more",
+    "copy_bytes": "give whole bytes of 0 or more",
     "outside_gib": "give GiB of 0 or more",
+    "communicator_gib": "give GiB of 0 or more",
     "fragments": "give a share from 0 to below 1",
 } | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
 

@@ -1,15 +1,23 @@
 """The peak of a layout under another stack: each difference holds what it says."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from families import planned
 
+from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.stage_memory import WORKSPACE_BYTES
-from meshwright.planner.software.memory import LOGITS_HELD, SCORES_HELD, Layers, peak_bytes
+from meshwright.planner.software.memory import (
+    LOGITS_HELD,
+    SCORES_HELD,
+    Layers,
+    communicators,
+    peak_bytes,
+)
 from meshwright.planner.software.profile import Software, read_software
 
 CLUSTER = parse_cluster("h200:1")
@@ -45,7 +53,25 @@ def test_gradients_take_the_bytes_that_the_profile_says(kept: Plan) -> None:
 def test_what_lies_outside_and_in_fragments_is_added(kept: Plan) -> None:
     own = held(kept)
     assert held(kept, outside_gib=2.0) == own + 2 * 2**30
-    assert held(kept, fragments=0.2) == pytest.approx(own / 0.8)
+    kinds = dict(predict(kept, CLUSTER).peaks[0].bytes_by_kind)
+    moving = kinds["activations"] + kinds["temporaries"]
+    assert held(kept, fragments=0.2) == pytest.approx(own + moving * 0.25)
+
+
+def test_copies_of_gradients_count_the_larger_of_both(kept: Plan) -> None:
+    """One device owns all parameters; the largest is the table of embeddings."""
+    params = sum(bucket.numel for bucket in kept.buckets)
+    largest = max(math.prod(p.local_shape(kept.mesh)) for p in kept.params)
+    flat, copy = (held(kept, **{name: 2}) - held(kept) for name in ("flat_bytes", "copy_bytes"))
+    assert (flat, copy) == (2 * params, 2 * largest)
+    assert held(kept, flat_bytes=2, copy_bytes=2) == held(kept, flat_bytes=2)
+
+
+def test_each_group_of_ranks_has_a_communicator(kept: Plan) -> None:
+    assert held(kept, communicator_gib=1.0) == held(kept)
+    counts = [communicators(Mesh(tuple(zip(("pp", "dp", "tp"), sizes, strict=True))))
+              for sizes in ((1, 1, 1), (1, 4, 1), (1, 4, 2), (2, 4, 2))]  # fmt: skip
+    assert counts == [0, 2, 3, 6]
 
 
 def test_scores_of_kept_attentions_wait_for_backward(kept: Plan) -> None:
