@@ -20,19 +20,22 @@ class Software:
     """Ways of a stack to run a layout.
 
     fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
-    itself. kernel_us: of the host's time, to issue a kernel where nothing is compiled. waits:
-    whether the host issues no kernel before the last one has ended, as under CUDA_LAUNCH_BLOCKING.
-    matmul_share, attention_share: of the rate of our matmuls and of our attention that the stack's
-    own reach. attention_passes: reads and writes of all scores in forward and in backward, of an
-    attention that keeps them in memory; empty where it does not. loss_passes: the same of all
-    logits, of a loss that is not computed in chunks. adds_apart: whether gradients of micro-batches
-    are added by kernels of their own. recomputes_whole: whether a block that keeps nothing is
-    computed again to its end, its collectives included, and not as far as backward asks for.
-    reduces_once: whether gradients travel once a step under ZeRO 3. reduces_last: whether they
-    travel after the last backward, and not beside it. overlaps_tensor: whether collectives of a
-    split layer run beside the matmuls they feed, in a piece a rank, the first of which is waited
-    for. scatters_sends: whether each tp rank sends its share of what all of them hold to the next
-    stage, which gathers it.
+    itself. joins_sums: whether the sums over rows of a norm's backward, which its weight's gradient
+    is, are made in the pass that gives its input's. kernel_us: of the host's time, to issue a
+    kernel where nothing is compiled. waits: whether the host issues no kernel before the last one
+    has ended, as under CUDA_LAUNCH_BLOCKING. matmul_share, attention_share: of the rate of our
+    matmuls and of our attention that the stack's own reach. attention_passes: reads and writes of
+    all scores in forward and in backward, of an attention that keeps them in memory; empty where it
+    does not. loss_passes: the same of all logits, of a loss that is not computed in chunks.
+    adds_apart: whether gradients of micro-batches are added by kernels of their own.
+    recomputes_whole: whether a block that keeps nothing is computed again to its end, its
+    collectives included, and not as far as backward asks for. reduces_once: whether gradients
+    travel once a step under ZeRO 3. reduces_last: whether they travel after the last backward, and
+    not beside it. overlaps_tensor: whether collectives of a split layer run beside the matmuls they
+    feed, in a piece a rank, the first of which is waited for. cuts_sequence: whether each tp rank
+    has its share of the sequence between split layers, also where our layout has all of it there.
+    scatters_sends: whether each tp rank sends its share of what all of them hold to the next stage,
+    which gathers it.
 
     Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
     in our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
@@ -45,6 +48,7 @@ class Software:
 
     name: str
     fused: bool = True
+    joins_sums: bool = False
     kernel_us: float = 0.0
     waits: bool = False
     matmul_share: float = 1.0
@@ -56,6 +60,7 @@ class Software:
     reduces_once: bool = False
     reduces_last: bool = False
     overlaps_tensor: bool = False
+    cuts_sequence: bool = False
     scatters_sends: bool = False
     grad_bytes: int = 0
     flat_bytes: int = 0

@@ -8,6 +8,7 @@ from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op
 from meshwright.ir.mesh import TENSOR
 from meshwright.ir.ops.registry import definition
+from meshwright.ir.placement import Placement
 from meshwright.ir.plan import Piece
 from meshwright.ir.sizes import num_elements
 
@@ -78,6 +79,8 @@ class Theirs:
         pointwise, call = phase.pointwise_us, phase.call_us
         if not of.fused:
             pointwise = sum(eager_us(part, self.piece, self.costs) for part in parts)
+        elif of.joins_sums or of.cuts_sequence:
+            pointwise -= sum(map(self._spared_us, parts))
         if not of.fused or of.waits:
             call = of.kernel_us * sum(_issued(part, of.fused) for part in parts)
         attention = phase.attention_us / of.attention_share
@@ -91,6 +94,37 @@ class Theirs:
             collective_us=phase.collective_us / pieces,
             call_us=0.0 if of.waits else call,
         )
+
+    def _spared_us(self, work: PhaseWork) -> float:
+        """Return the time of fused ops that the stack spares where it joins sums and cuts the
+        sequence."""
+        there = _passed(work) if self.software.joins_sums else frozenset()
+        ranks = self.costs.mesh.count(TENSOR) if self.software.cuts_sequence else 1
+        spared = 0.0
+        for op in filter(lambda op: definition(op).fused, work.graph.ops):
+            asked = work.of[op.output.name]
+            if op.output.name in work.sums.apart:
+                left = (v if v and v.name not in there else None for v in asked.operands)
+                asked = replace(asked, operands=tuple(left))
+            ins, outs = self._placed(op)
+            us = self.costs.op_us(op, ins, outs, asked)
+            whole = op_us(op, work, self.piece.placements, self.costs)
+            spared += whole - us / (ranks if self._is_whole(op) else 1)
+        return spared
+
+    def _placed(self, op: Op) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+        placed = self.piece.placements
+        return (
+            tuple(placed[name] for name in op.inputs if name),
+            tuple(placed[value.name] for value in op.outputs),
+        )
+
+    def _is_whole(self, op: Op) -> bool:
+        """Whether the values of an op are whole on all ranks of a split layer, or to be summed
+        over them, as where several projections give parts of one gradient."""
+        placed = (p for some in self._placed(op) for p in some)
+        cuts = {shard.axis for p in placed for dim in p.dims for shard in dim}
+        return cuts.isdisjoint(self.costs.mesh.names(TENSOR))
 
     def _score_us(self, work: PhaseWork) -> float:
         """Return the time of the passes over all scores of a function's attentions. A function may
@@ -156,6 +190,13 @@ def _issued(work: PhaseWork, fused: bool) -> int:
         any(not (definition(op).free or definition(op).source) for op in kernel)
         for kernel in kernels
     )
+
+
+def _passed(work: PhaseWork) -> frozenset[str]:
+    """Return what a function's pointwise ops and sums over features read or make."""
+    rows = (op for op in work.graph.ops if definition(op).fused)
+    rows = (op for op in rows if op.output.name not in work.sums.apart)
+    return frozenset(name for op in rows for name in (*op.inputs, *(v.name for v in op.outputs)))
 
 
 def _losses(parts: Parts) -> list[Op]:

@@ -1,5 +1,6 @@
 """A layout under another stack: each difference costs what it says, and files are checked."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,28 @@ def test_a_split_layer_waits_for_one_piece_a_rank() -> None:
     own = step_us(split, cluster, Software("same"))
     beside = step_us(split, cluster, Software("beside", overlaps_tensor=True))
     assert us > 0 and own - beside == pytest.approx(split.num_microbatches * us / 2)
+
+
+def test_sums_over_rows_of_a_norm_read_nothing_anew() -> None:
+    """A backward that makes row statistics again has them apart: of each norm no more than two
+    values are read for its weight alone."""
+    plan = planned("tiny-llama", "h200:1", "micro_batch=2", "recompute=all", seq=64)
+    own, joined = (step_us(plan, SLOW, Software("s", joins_sums=j)) for j in (False, True))
+    weights = [p for p in plan.params if "norm" in p.name]
+    value = plan.micro_batch * plan.seq * math.prod(weights[0].local_shape(plan.mesh)) * 4
+    read_us = plan.num_microbatches * 2 * len(weights) * value / 1e9 * 1e6
+    assert 0 < own - joined <= read_us
+
+
+def test_a_sequence_that_is_cut_spares_pointwise_ops_on_a_whole_one() -> None:
+    """Each of two ranks makes half of them; of what lies in shares already, nothing is spared."""
+    words = "tp=2", "micro_batch=2", "shard_weights=1", "shard_sequence=0"
+    cluster = replace(parse_cluster("h200:2"), device=SLOW.device)
+    plan = planned("tiny-llama", "h200:2", *words, seq=64)
+    own, cut = (step_us(plan, cluster, Software("s", cuts_sequence=c)) for c in (False, True))
+    works = [unit.work for unit in predict(plan, cluster).model.stages[0]]
+    us = sum(work.forward.pointwise_us + work.backward.pointwise_us for work in works)
+    assert 0 < own - cut < plan.num_microbatches * us / 2
 
 
 def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
@@ -202,7 +225,7 @@ WRONG = {
     "# meshwright software v1\n[a]\nattention_share = 0\n": "give a share above 0",
     "# meshwright software v1\n[a]\ngrad_bytes = 1.5\n": "give whole bytes of 0 or more",
     "# meshwright software v1\n[a]\nfragments = 1\n": "give a share from 0 to below 1",
-    "# meshwright software v1\n[a]\nspeed = 3\n": "[a] speed: unknown; give fused, kernel_us",
+    "# meshwright software v1\n[a]\nspeed = 3\n": "[a] speed: unknown; give fused, joins_sums",
     "# meshwright software v1\na = 3\n": "write [a] and its entries",
     "# meshwright software v1\n[a]\n[b]\n": "give one [NAME] in it, 2 are there",
     "# meshwright software v1\n[a\n": "not TOML",
