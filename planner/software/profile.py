@@ -35,7 +35,8 @@ class Software:
     feed, in a piece a rank, the first of which is waited for. cuts_sequence: whether each tp rank
     has its share of the sequence between split layers, also where our layout has all of it there.
     scatters_sends: whether each tp rank sends its share of what all of them hold to the next stage,
-    which gathers it.
+    which gathers it. waits_for_sends: whether a rank computes nothing while it sends to another
+    stage or receives from it.
 
     Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
     in our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
@@ -62,6 +63,7 @@ class Software:
     overlaps_tensor: bool = False
     cuts_sequence: bool = False
     scatters_sends: bool = False
+    waits_for_sends: bool = False
     grad_bytes: int = 0
     flat_bytes: int = 0
     copy_bytes: int = 0

@@ -62,6 +62,8 @@ def model_under(
     model = replace(model, stages=stages, reduces_every_microbatch=reduces)
     if software.scatters_sends:
         model = _scattered(model, plan, cluster)
+    if software.waits_for_sends:
+        model = _waiting(model)
     return _reduced_last(model) if software.reduces_last else model
 
 
@@ -75,6 +77,26 @@ def _scattered(model: StepModel, plan: Plan, cluster: Cluster) -> StepModel:
         for size in [units[-1].work.exit_bytes]
     )
     return replace(model, send_us=(*sends, 0.0))
+
+
+def _waiting(model: StepModel) -> StepModel:
+    """Transfers between stages in turn with what a rank computes, on both of their ends."""
+    ends = zip((0.0, *model.send_us), model.send_us, strict=False)
+    stages = tuple(
+        (_longer(units[0], before + after), *units[1:])
+        for units, (before, after) in zip(model.stages, ends, strict=True)
+    )
+    return replace(model, stages=stages, send_us=(0.0,) * len(model.send_us))
+
+
+def _longer(unit: Unit, us: float) -> Unit:
+    """Return a unit whose forward and backward wait for transfers."""
+    work = unit.work
+    ahead, back = (
+        replace(phase, collective_us=phase.collective_us + us)
+        for phase in (work.forward, work.backward)
+    )
+    return replace(unit, work=replace(work, forward=ahead, backward=back))
 
 
 def _reduced_last(model: StepModel) -> StepModel:

@@ -101,6 +101,20 @@ def test_a_sequence_that_is_cut_spares_pointwise_ops_on_a_whole_one() -> None:
     assert 0 < own - cut < plan.num_microbatches * us / 2
 
 
+def test_a_stage_that_waits_for_its_sends_takes_them_in_turn() -> None:
+    """Of two stages each waits once in forward and once in backward, of every micro-batch."""
+    plan = planned("tiny-llama", "h200:2", "pp=2", "micro_batch=1", seq=64)
+    cluster = replace(parse_cluster("h200:2"), device=SLOW.device)
+    send_us = predict(plan, cluster).model.send_us[0]
+    waiting = model_under(plan, cluster, Software("w", waits_for_sends=True))
+    own, longer = predict(plan, cluster).model.stages, waiting.stages
+    for stage, other in zip(own, longer, strict=True):
+        for name in ("forward", "backward"):
+            us = (sum(getattr(unit.work, name).us for unit in units) for units in (stage, other))
+            assert -next(us) + next(us) == pytest.approx(send_us)
+    assert send_us > 0 == sum(waiting.send_us)
+
+
 def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> None:
     own = predict(plan, SLOW).step_us
     apart = step_us(plan, SLOW, Software("apart", adds_apart=True))
