@@ -21,35 +21,30 @@ from dataclasses import replace
 
 from meshwright.ir.graph import Value
 from meshwright.ir.mesh import AXIS_OF, TENSOR
-from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import replicated, with_partial
 from meshwright.ir.plan import Piece, Plan
 from meshwright.planner.cost.op_cost import Costs, shard_on
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.hardware.cluster import Cluster
-from meshwright.planner.software.profile import Software
+from meshwright.planner.software.profile import read_software
 from meshwright.planner.software.step import step_us as software_step_us
 
 # (all_gathers, reduce_scatters) of forward and of backward with its recomputation.
-COLLECTIVES = {"attention": ((1, 1), (2, 4)), "ffn": ((1, 1), (2, 2)), "head": ((1, 0), (0, 1))}
-# Reads and writes of all logits: log-softmax; backward the zeroed gradient, and log-softmax again.
-LOSS_PASSES = (2, 4)
+COLLECTIVES = {"attention": ((1, 1), (2, 4)), "ffn": ((1, 1), (2, 2))}
+SOFTWARE = read_software("kempnerforge-2026")
 
 Phases = tuple[Phase, Phase]
 
 
 def step_us(plan: Plan, cluster: Cluster, compiled: bool = True) -> float:
     """Step time of the pinned plan with the differences above, in us."""
-    software = Software("kempnerforge", fused=compiled, adds_apart=True, reduces_once=True)
-    return software_step_us(plan, cluster, software, _work)
+    return software_step_us(plan, cluster, replace(SOFTWARE, fused=compiled), _work)
 
 
 def _work(work: PieceWork, piece: Piece, costs: Costs) -> PieceWork:
     phases = work.forward, work.backward
     if costs.mesh.count(TENSOR) > 1 and piece.name in COLLECTIVES:
         phases = _collectives(phases, piece, costs)
-    if piece.name == "head":
-        phases = _head(phases, piece, costs)
     return replace(work, forward=phases[0], backward=phases[1])
 
 
@@ -66,36 +61,3 @@ def _block_us(value: Value, counts: tuple[int, int], costs: Costs) -> float:
     reduce = costs.redistribute_us(value, with_partial(whole, AXIS_OF[TENSOR], "sum"), sharded)
     assert gather is not None and reduce is not None
     return counts[0] * gather + counts[1] * reduce
-
-
-def _head(phases: Phases, piece: Piece, costs: Costs) -> Phases:
-    """One matmul for the logits, two backward, and the loss's passes over all of them."""
-    forward, backward = phases
-    logits = _logits(piece)
-    pass_us = costs.full_bytes(logits) / costs.cluster.device.hbm_bytes_per_s * 1e6
-    gather_us = 0.0
-    if costs.mesh.count(TENSOR) > 1:
-        gather_us = (
-            costs.redistribute_us(logits, shard_on(3, 2, AXIS_OF[TENSOR]), replicated(3)) or 0.0
-        )
-    matmul_us = forward.matmul_us - pass_us  # which the plan's own statistics make
-    return (
-        replace(
-            forward,
-            matmul_us=matmul_us,
-            pointwise_us=forward.pointwise_us + LOSS_PASSES[0] * pass_us,
-            collective_us=forward.collective_us + gather_us,
-        ),
-        replace(
-            backward,
-            matmul_us=2 * matmul_us,
-            pointwise_us=backward.pointwise_us + LOSS_PASSES[1] * pass_us,
-        ),
-    )
-
-
-def _logits(piece: Piece) -> Value:
-    """What linear_cross_entropy never holds whole: [B, S, V] in the dtype of its input."""
-    loss = next(op for op in piece.graph.ops if definition(op).passing_output is not None)
-    x, weight = (piece.graph.values[name] for name in loss.inputs[:2])
-    return Value("logits", x.dtype, (*x.shape[:2], weight.shape[0]))

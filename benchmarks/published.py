@@ -1,10 +1,11 @@
 """Published step times against predictions, each layout pinned as published; no GPU needed.
 
-    python benchmarks/published.py [kempner] [megatron]
+    python benchmarks/published.py [kempner] [memory] [megatron]
 
 Nothing is fitted to these rows: rates are the catalogue's. KempnerForge: H200, 4 a node on a board
 that is assumed to have no switch, full recompute, pure bf16 (sweep of 2026-04-05): the plan that a
-layout is pinned to, and beside it what that framework runs otherwise (kempnerforge.py).
+layout is pinned to, and beside it what that framework runs otherwise (kempnerforge.py). memory:
+the peaks of these rows and of its weak scaling (2026-06-30) under the profile `kempnerforge-2026`.
 Megatron-LM: DGX A100, fp16 with float32 masters
 (here bf16 with float32 masters), Korthikanti et al. 2022, arXiv 2205.05198, table 5: as our
 programs run the layout, and under the software profile `megatron-2022`.
@@ -28,6 +29,7 @@ from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
 from meshwright.planner.simulate.predict import Prediction, predict
+from meshwright.planner.software.memory import peak_bytes
 from meshwright.planner.software.profile import read_software
 from meshwright.planner.software.step import step_us
 
@@ -62,6 +64,23 @@ KEMPNER = (
     Row(12, 32, "llama-7b", 8, 4, 4, 2, 155917, 27.6),
     Row(13, 32, "llama-13b", 8, 4, 4, 4, 104309, 36.3),
     Row(14, 32, "llama-70b", 8, 4, 2, 4, 17657, 93.2),
+)
+# benchmarks/weak_scaling_160gpu, tp=4 in a node and FSDP between nodes, medians of 15 to 100 steps.
+WEAK = tuple(
+    Row(number, 4 * dp, model, dp, 4, rows, 4, tokens_per_s, gib)
+    for number, model, rows, dp, tokens_per_s, gib in (
+        (15, "llama-13b", 4, 2, 29860, 45.0),
+        (16, "llama-13b", 4, 8, 110373, 36.2),
+        (17, "llama-13b", 4, 16, 216507, 34.8),
+        (18, "llama-13b", 4, 32, 423306, 34.0),
+        (19, "llama-13b", 4, 40, 534644, 33.9),
+        (20, "llama-70b", 2, 2, 3623, 128.5),
+        (21, "llama-70b", 2, 8, 18688, 93.2),
+        (22, "llama-70b", 2, 16, 35824, 86.8),
+        (23, "llama-70b", 2, 24, 52190, 84.6),
+        (24, "llama-70b", 2, 32, 69985, 83.6),
+        (25, "llama-70b", 2, 40, 85571, 82.9),
+    )
 )
 KEMPNER_SEQ = 4096
 NOT_COMPILED = 8
@@ -113,6 +132,31 @@ def kempner() -> None:
     print()
     _summary("pinned plan", pinned)
     _summary("as run there", there)
+
+
+def memory() -> None:
+    """Peaks of both sweeps as run there, and steps of the later one."""
+    print("| # | model | GPUs | layout | published GiB | pinned plan | as run there | error | "
+          "published tok/s | as run there | error |\n" + "|---" * 11 + "|")  # fmt: skip
+    errors: list[tuple[float, float]] = []
+    for row in KEMPNER + WEAK:
+        cluster = _four_a_node(row.gpus)
+        plan, found = _kempner_plan(row, cluster)
+        gib = peak_bytes(plan, cluster, kempnerforge.SOFTWARE) / 2**30
+        run_us = kempnerforge.step_us(plan, cluster, compiled=row.number != NOT_COMPILED)
+        tokens = _tokens_per_s(row, run_us)
+        errors.append((gib / row.peak_gib - 1, _error(row, tokens)))
+        print(
+            f"| {row.number} | {row.model} | {row.gpus} | dp={row.dp} tp={row.tp} | "
+            f"{row.peak_gib} | {found.peak_bytes / 2**30:.1f} | {gib:.1f} | {errors[-1][0]:+.1%} | "
+            f"{row.tokens_per_s:,.0f} | {tokens:,.0f} | {errors[-1][1]:+.1%} |",
+            flush=True,
+        )
+    for name, some in (("first sweep", errors[: len(KEMPNER)]), ("later", errors[len(KEMPNER) :])):
+        for kind, of in zip(("memory", "tokens/s"), zip(*some, strict=True), strict=True):
+            sizes = sorted(map(abs, of))
+            print(f"{name}, {kind}: median error {statistics.median(sizes):.1%}, worst "
+                  f"{sizes[-1]:.1%}, then {sizes[-2]:.1%}")  # fmt: skip
 
 
 def _kempner_plan(row: Row, cluster: Cluster) -> tuple[Plan, Prediction]:
@@ -219,9 +263,9 @@ def megatron() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", nargs="*", default=["kempner", "megatron"])
+    parser.add_argument("which", nargs="*", default=["kempner", "memory", "megatron"])
     for name in parser.parse_args().which:
-        {"kempner": kempner, "megatron": megatron}[name]()
+        {"kempner": kempner, "memory": memory, "megatron": megatron}[name]()
         print()
 
 

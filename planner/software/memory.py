@@ -25,9 +25,8 @@ from .profile import Software
 from .work import Theirs
 
 # Of scores in their dtype: what softmax and dropout give, and a mask of bytes (Korthikanti et al.
-# 2022, section 4.1). Of logits: themselves, and in float32 a copy and a gradient.
+# 2022, section 4.1).
 SCORES_HELD = 2.5
-LOGITS_HELD = 5
 # Kinds of memory that come and go within a step, and leave fragments.
 MOVING = ("activations", "temporaries")
 
@@ -41,7 +40,10 @@ def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     given = plan.mesh, _precision(plan, software), context, workspaces
     peaks = model_peaks(replace(model, stages=stages), *given)
     inside = max(
-        peak.total_bytes + _in_fragments(peak, software) + _copied_bytes(plan, rank, software)
+        peak.total_bytes
+        + _in_fragments(peak, software)
+        + _copied_bytes(plan, rank, software)
+        + software.reduces_once * _waiting_bytes(plan, peak)
         for rank, peak in enumerate(peaks)
     )
     links = software.communicator_gib * communicators(plan.mesh)
@@ -52,6 +54,17 @@ def _in_fragments(peak: Peak, software: Software) -> float:
     """Return what the allocator holds beside what comes and goes, and cannot use."""
     moving = sum(size for kind, size in peak.bytes_by_kind if kind in MOVING)
     return moving * software.fragments / (1 - software.fragments)
+
+
+def _waiting_bytes(plan: Plan, peak: Peak) -> float:
+    """Return what whole gradients take that wait for the last micro-batch in the dtype in which
+    they travel, more than our shares and buffers of them."""
+    if plan.zero < 2 or plan.num_microbatches == 1:
+        return 0.0
+    precision, kinds = precision_of_plan(plan), dict(peak.bytes_by_kind)
+    cuts = plan.mesh.count(*STORAGE)
+    more = kinds["gradients"] * (cuts * precision.carried / precision.grad - 1)
+    return more - kinds.get("gradient buffers", 0.0)
 
 
 def _copied_bytes(plan: Plan, rank: int, software: Software) -> float:
@@ -91,13 +104,14 @@ class Layers:
         costs = Costs(self.cluster, self.plan.mesh.compute, self.plan.sizes)
         pieces = {p.name: Theirs(p, costs, self.software) for p in self.plan.pieces}
         self.theirs = {i.name: pieces[i.piece] for i in self.plan.instances}
+        self.again = self.software.recomputes_whole or self.software.keeps_layers
         self.table: WorkTable = work_table(self.plan, self.cluster)
 
     def units(self, stage: tuple[Unit, ...]) -> Iterator[Unit]:
         """Give the units of a stage in order."""
         for _, found in groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name):
             layer = list(found)
-            if all(self.theirs[unit.name].runs_whole for unit in layer):
+            if self.again and all(self.theirs[unit.name].keeps_nothing for unit in layer):
                 yield from self._whole(layer)
             else:
                 yield from map(self._unit, layer)
@@ -131,7 +145,7 @@ class Layers:
         theirs, (forward,) = self.theirs[name], self.theirs[name].parts[0]
         scores = sum(size for _, size in theirs.scores(forward)) * SCORES_HELD
         scores *= bool(self.software.attention_passes)
-        logits = sum(map(theirs.logits_bytes, theirs.losses)) * LOGITS_HELD
+        logits = sum(map(theirs.logits_bytes, theirs.losses)) * self.software.logits_held
         passing = scores + logits * bool(self.software.loss_passes)
         return replace(
             work,

@@ -27,19 +27,22 @@ class Software:
     matmuls and of our attention that the stack's own reach. attention_passes: reads and writes of
     all scores in forward and in backward, of an attention that keeps them in memory; empty where it
     does not. loss_passes: the same of all logits, of a loss that is not computed in chunks.
-    adds_apart: whether gradients of micro-batches are added by kernels of their own.
-    recomputes_whole: whether a block that keeps nothing is computed again to its end, its
-    collectives included, and not as far as backward asks for. reduces_once: whether gradients
-    travel once a step under ZeRO 3. reduces_last: whether they travel after the last backward, and
-    not beside it. overlaps_tensor: whether collectives of a split layer run beside the matmuls they
-    feed, in a piece a rank, the first of which is waited for. cuts_sequence: whether each tp rank
-    has its share of the sequence between split layers, also where our layout has all of it there.
-    scatters_sends: whether each tp rank sends its share of what all of them hold to the next stage,
-    which gathers it. waits_for_sends: whether a rank computes nothing while it sends to another
-    stage or receives from it.
+    gathers_logits: whether each tp rank gathers all of them for it. adds_apart: whether gradients
+    of micro-batches are added by kernels of their own. recomputes_whole: whether a block that keeps
+    nothing is computed again to its end, its collectives included, and not as far as backward asks
+    for. reduces_once: whether gradients travel once a step under ZeRO 3. reduces_last: whether they
+    travel after the last backward, and not beside it. overlaps_tensor: whether collectives of a
+    split layer run beside the matmuls they feed, in a piece a rank, the first of which is waited
+    for. cuts_sequence: whether each tp rank has its share of the sequence between split layers,
+    also where our layout has all of it there. scatters_sends: whether each tp rank sends its share
+    of what all of them hold to the next stage, which gathers it. waits_for_sends: whether a rank
+    computes nothing while it sends to another stage or receives from it.
 
-    Of memory: grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as
-    in our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
+    Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
+    not what enters each half; so it is with recomputes_whole. logits_held: how often a loss on
+    whole logits holds their bytes: as they are left out, themselves, and in float32 a copy and a
+    gradient. grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as in
+    our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
     gradients that the optimizer's step makes; copy_bytes: the same of its largest parameter alone,
     at another time. outside_gib: GiB of a device for the driver and buffers of the stack.
     communicator_gib: for each communicator. fragments: of what the allocator holds for activations
@@ -56,6 +59,7 @@ class Software:
     attention_share: float = 1.0
     attention_passes: tuple[int, ...] = ()
     loss_passes: tuple[int, ...] = ()
+    gathers_logits: bool = False
     adds_apart: bool = False
     recomputes_whole: bool = False
     reduces_once: bool = False
@@ -64,6 +68,8 @@ class Software:
     cuts_sequence: bool = False
     scatters_sends: bool = False
     waits_for_sends: bool = False
+    keeps_layers: bool = False
+    logits_held: float = 5.0
     grad_bytes: int = 0
     flat_bytes: int = 0
     copy_bytes: int = 0
@@ -112,6 +118,7 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     "kernel_us": lambda us: us >= 0,
     "matmul_share": lambda share: share > 0,
     "attention_share": lambda share: share > 0,
+    "logits_held": lambda times: times >= 0,
     "outside_gib": lambda size: size >= 0,
     "communicator_gib": lambda size: size >= 0,
     "fragments": lambda share: 0 <= share < 1,
@@ -123,6 +130,7 @@ _WANTED = {
     "kernel_us": "give us of 0 or more",
     "matmul_share": "give a share above 0",
     "attention_share": "give a share above 0",
+    "logits_held": "give times of 0 or more",
     "grad_bytes": "give whole bytes of 0 or more",
     "flat_bytes": "give whole bytes of 0 or more",
     "copy_bytes": "give whole bytes of 0 or more",

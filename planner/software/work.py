@@ -42,11 +42,14 @@ class Theirs:
     def _matmuls(self, phase: Phase) -> Phase:
         return replace(phase, matmul_us=phase.matmul_us / self.software.matmul_share)
 
-    @cached_property
+    @property
     def runs_whole(self) -> bool:
-        """Whether backward runs all of forward again. A loss is outside of recomputed blocks."""
-        if not self.software.recomputes_whole:
-            return False
+        """Whether backward runs all of forward again."""
+        return self.software.recomputes_whole and self.keeps_nothing
+
+    @cached_property
+    def keeps_nothing(self) -> bool:
+        """Whether all of it is computed again. A loss is outside of recomputed blocks."""
         every, none = (saved_values(self.piece.graph, rule) for rule in ("none", "all"))
         return every != none == self.piece.saved and not self.losses
 
@@ -146,12 +149,14 @@ class Theirs:
 
     def _whole_loss(self, forward: Phase, backward: Phase, loss: Op) -> tuple[Phase, Phase]:
         """One matmul for the logits, two backward, and the loss's passes over all of them."""
-        pass_us = self.logits_bytes(loss) / self.costs.cluster.device.hbm_bytes_per_s * 1e6
+        byte_us = 1e6 / self.costs.cluster.device.hbm_bytes_per_s
+        pass_us = self.logits_bytes(loss) * byte_us
         ours = [
             sum(op_us(op, part, self.piece.placements, self.costs) for op in _losses((part,)))
             for (part,) in self.parts
         ]
-        matmul_us = ours[0] - pass_us  # the statistics read the logits once
+        # Our statistics read a rank's logits once.
+        matmul_us = ours[0] - self._logits_bytes(loss) / self.costs.mesh.num_devices * byte_us
         given = (forward, backward), ours, (matmul_us, 2 * matmul_us), self.software.loss_passes
         ahead, back = (
             replace(
@@ -161,14 +166,29 @@ class Theirs:
             )
             for phase, own, other, count in zip(*given, strict=True)
         )
-        return ahead, back
+        return replace(ahead, collective_us=ahead.collective_us + self._gather_us(loss)), back
+
+    def _gather_us(self, loss: Op) -> float:
+        """Return the time in which a tp rank gathers all logits: features come in shares, which a
+        copy puts in order."""
+        axes, size = self.costs.mesh.names(TENSOR), self.logits_bytes(loss)
+        if not (self.software.gathers_logits and self.costs.mesh.count(TENSOR) > 1):
+            return 0.0
+        copy_us = 2 * size / self.costs.cluster.device.hbm_bytes_per_s * 1e6
+        return self.costs.collective_us("all_gather", size, *axes) + copy_us
 
     def logits_bytes(self, loss: Op) -> float:
-        """Return the bytes of a rank's logits [B, S, V], in the dtype of what they are made of."""
+        """Return the bytes of the logits [B, S, V] that a rank has for the loss, in the dtype of
+        what they are made of."""
+        mesh = self.costs.mesh
+        held = mesh.count(TENSOR) if self.software.gathers_logits else 1
+        return self._logits_bytes(loss) * held / mesh.num_devices
+
+    def _logits_bytes(self, loss: Op) -> float:
+        """Return the bytes of all logits, of all ranks of a layer."""
         x, weight = (self.piece.graph.values[name] for name in loss.inputs[:2])
         shape = (*x.shape[:-1], weight.shape[0])
-        whole = self.costs.number(num_elements(shape)) * ITEM_BYTES[x.dtype]
-        return whole / self.costs.mesh.num_devices
+        return self.costs.number(num_elements(shape)) * ITEM_BYTES[x.dtype]
 
 
 def eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:

@@ -12,7 +12,6 @@ from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.stage_memory import WORKSPACE_BYTES
 from meshwright.planner.software.memory import (
-    LOGITS_HELD,
     SCORES_HELD,
     Layers,
     communicators,
@@ -85,8 +84,28 @@ def test_scores_of_kept_attentions_wait_for_backward(kept: Plan) -> None:
 
 def test_a_loss_on_whole_logits_holds_them(kept: Plan) -> None:
     logits = kept.micro_batch * kept.seq * kept.vocab_size * 4
-    more = held(kept, loss_passes=(1, 1)) - held(kept)
-    assert 0 < more <= LOGITS_HELD * logits
+    more = held(kept, loss_passes=(1, 1), logits_held=6.0) - held(kept)
+    assert 0 < more <= 6 * logits
+    less = held(kept, loss_passes=(1, 1), logits_held=5.0) - held(kept)
+    assert more - less == logits
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_whole() -> None:
+    """Of two ranks each keeps all of them in float32, and no share."""
+    words = "dp=2", "zero=3", "micro_batch=1", "recompute=none", "reduce_dtype=f32"
+    plan = planned("tiny-llama", "h200:2", *words, seq=64)
+    assert plan.num_microbatches > 1
+    more = held(plan, reduces_once=True) - held(plan)
+    kinds = dict(predict(plan, CLUSTER).peaks[0].bytes_by_kind)
+    whole = sum(bucket.numel for bucket in plan.buckets) * 4
+    assert more == whole - kinds["gradients"] - kinds.get("gradient buffers", 0.0)
+
+
+def test_each_tp_rank_holds_the_logits_that_it_gathers() -> None:
+    plan = planned("tiny-llama", "h200:2", "tp=2", "micro_batch=2", "shard_weights=1", seq=64)
+    logits = plan.micro_batch * plan.seq * plan.vocab_size * 4
+    shares = [held(plan, loss_passes=(1, 1), gathers_logits=g) for g in (False, True)]
+    assert shares[1] - shares[0] == pytest.approx(5 * logits / 2)
 
 
 def test_a_layer_that_runs_again_whole_keeps_what_enters_it_alone(again: Plan) -> None:
