@@ -1,12 +1,13 @@
 """Published layouts of a 176B model's trials on 384 A100s against predictions; no GPU needed.
 
-    python benchmarks/published_grid.py [--every N]
+    python benchmarks/published_grid.py [--every N] [--earlier]
 
 data/published_grid_rows.csv: trials before the training of BLOOM (bigscience-workshop/bigscience,
 train/tr11-176B-ml/chronicles-prequel.md, 2022-02-21 to 28): decoders of 176B to 206B, sequence
 2048, tp x pp x dp x micro-batch under Megatron-DeepSpeed with full recomputation and ZeRO 1, with
-the second step's time and nvidia-smi's memory, or that they ran out of it. Trials with 14,400
-features, which no tile of a matmul divides, are passed over.
+the second step's time and nvidia-smi's memory, or that they ran out of it. --earlier: 26 trials of
+the same page from 2022-02-17 to 21, on 80 to 384 cards, most with heads of 150 features; nothing is
+read off these, and all are scored.
 
 A row whose hash is odd is scored. Of the others two numbers are read: the constant that is scored
 beside, the median share of the matmul rate, and the share of our matmuls' rate that the stack's
@@ -40,6 +41,7 @@ from meshwright.planner.software.profile import Software, read_software
 from meshwright.planner.software.step import step_us
 
 ROWS = Path(__file__).parent / "data" / "published_grid_rows.csv"
+EARLIER = ROWS.with_name("published_grid_earlier_rows.csv")
 SEQ, VOCAB = 2048, 250880
 # Of a device between nodes: all_reduce over 64 ranks at 55 Gb/s puts 2 x 63 / 64 of it on the wire
 # of a node, which eight cards share here.
@@ -80,6 +82,12 @@ class Scored:
     def fitted(self, share: float) -> float:
         """The step where matmuls reach a share of our rate."""
         return self.there + self.matmul * (1 / share - 1)
+
+
+MEMORIES: dict[str, Callable[[Scored], float]] = {
+    "pinned plan": lambda r: r.pinned_bytes / GIB,
+    "megatron-deepspeed-2022": lambda r: r.there_bytes / GIB,
+}
 
 
 def cluster_of(gpus: int) -> Cluster:
@@ -176,7 +184,8 @@ def show_times(scored: list[Scored], ways: dict[str, Callable[[Scored], float]])
     ran = [r for r in scored if r.ran]
     for (kind, holds), (name, way) in product(kinds.items(), ways.items()):
         errors = [way(r) / r.seconds - 1 for r in ran if holds(r)]
-        print(summary(f"{kind}: {name}", errors))
+        if errors:
+            print(summary(f"{kind}: {name}", errors))
     for name, way in ways.items():
         rates = [[1 / r.seconds for r in ran], [1 / way(r) for r in ran]]
         print(f"Spearman of the step, {name}: {spearman(*rates):.3f}")
@@ -203,19 +212,45 @@ def show_regret(rows: list[Scored], ways: dict[str, Callable[[Scored], float]]) 
         print(f"| {said} | {sum(r.ran for r in group)} | " + " | ".join(cells) + " |")
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def priced(rows: Iterable[dict[str, str]]) -> list[Scored]:
+    """Price rows, and print each."""
+    found = []
+    for row in rows:
+        found.append(r := predicted(row))
+        print(*row.values(), f"{r.pinned:.1f} {r.there:.1f} {r.matmul:.1f}",
+              f"{r.there_bytes / GIB:.1f}", flush=True)  # fmt: skip
+    return found
+
+
+def show_earlier() -> None:
+    """Score the trials that nothing is read off."""
+    found = priced(read_rows(EARLIER))
+    ways: dict[str, Callable[[Scored], float]] = {
+        "pinned plan": lambda r: r.pinned,
+        "megatron-deepspeed-2022": lambda r: r.there,
+    }
+    show_times(found, ways)
+    show_memory(found, MEMORIES)
+    show_regret(found, ways)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=int, default=1, help="price each N-th row of either half")
-    every = parser.parse_args().every
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    halves: dict[bool, list[Scored]] = defaultdict(list)
-    for half in (False, True):
-        for row in [row for row in rows if is_scored(row) is half][::every]:
-            halves[half].append(predicted(row))
-            r = halves[half][-1]
-            print(*row.values(), f"{r.pinned:.1f} {r.there:.1f} {r.matmul:.1f}",
-                  f"{r.there_bytes / GIB:.1f}", flush=True)  # fmt: skip
+    parser.add_argument("--earlier", action="store_true", help="score the trials before these")
+    given = parser.parse_args()
+    if given.earlier:
+        return show_earlier()
+    rows = read_rows(ROWS)
+    halves = {
+        half: priced([row for row in rows if is_scored(row) is half][:: given.every])
+        for half in (False, True)
+    }
     constant = statistics.median(r.flop_s / r.seconds for r in halves[False] if r.ran)
     share = best_share(halves[False])
     print(f"\nof the other half: constant {constant:.1%}, share of the matmul rate {share:.2f}\n")
@@ -226,11 +261,7 @@ def main() -> None:
         "constant": lambda r: r.flop_s / constant,
     }
     show_times(halves[True], ways)
-    memories: dict[str, Callable[[Scored], float]] = {
-        "pinned plan": lambda r: r.pinned_bytes / GIB,
-        "megatron-deepspeed-2022": lambda r: r.there_bytes / GIB,
-    }
-    show_memory(halves[True], memories)
+    show_memory(halves[True], MEMORIES)
     print("rows of the other half that ran out of memory: GiB predicted",
           *(f"{r.there_bytes / GIB:.1f}" for r in halves[False] if not r.ran))  # fmt: skip
     del ways["constant"]  # which ranks nothing

@@ -67,6 +67,25 @@ def test_scores_in_memory_take_their_passes(plan: Plan) -> None:
     assert kept - own == pytest.approx(plan.num_microbatches * layers * 8 * scores / 1e9 * 1e6)
 
 
+def test_odd_heads_run_at_the_rate_of_float32(plan: Plan, tmp_path: Path) -> None:
+    """Heads of 4 features: two matmuls of all scores in forward, four in backward. Heads of 8 do
+    not, whatever the profile says."""
+    kept = Software("kept", attention_passes=(3, 5))
+    odd = replace(kept, odd_heads_f32=True)
+    assert step_us(plan, SLOW, odd) == step_us(plan, SLOW, kept)
+    file = tmp_path / "model.toml"
+    file.write_text('preset = "tiny-gpt2"\nheads = 16\n')
+    job = meshwright.Job(seq=64, global_batch=4, pins={"micro_batch": 2, "recompute": "none"})
+    narrow = meshwright.plan(str(file), cluster="h200:1", job=job).decisions
+    us = [step_us(narrow, SLOW, one) for one in (odd, replace(odd, attention_share=1e9))]
+    passes_us = step_us(narrow, SLOW, replace(kept, attention_share=1e9))
+    layers, flops = 2, 12 * narrow.micro_batch * 64 * narrow.seq**2  # dim of 64
+    rate = SLOW.device.matmul_rate("f32")
+    assert us[0] >= us[1] and us[1] - passes_us == pytest.approx(
+        narrow.num_microbatches * layers * flops / rate * 1e6, rel=1e-3
+    )
+
+
 def test_a_split_layer_waits_for_one_piece_a_rank() -> None:
     """Of two ranks half of what is exchanged is waited for."""
     split = planned("tiny-llama", "h200:2", "tp=2", "micro_batch=2", "shard_weights=1", seq=64)
