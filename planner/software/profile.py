@@ -24,21 +24,22 @@ class Software:
     is, are made in the pass that gives its input's. kernel_us: of the host's time, to issue a
     kernel where nothing is compiled. waits: whether the host issues no kernel before the last one
     has ended, as under CUDA_LAUNCH_BLOCKING. matmul_share, attention_share: of the rate of our
-    matmuls and of our attention that the stack's own reach. attention_passes: reads and writes of
-    all scores in forward and in backward, of an attention that keeps them in memory; empty where it
-    does not. odd_heads_f32: whether its matmuls run at the rate of float32 where the size of a head
-    is no multiple of 8. loss_passes: the same of all logits, of a loss that is not computed in
-    chunks. gathers_logits: whether each tp rank gathers all of them for it. adds_apart: whether
-    gradients of micro-batches are added by kernels of their own. recomputes_whole: whether a block
-    that keeps nothing is computed again to its end, its collectives included, and not as far as
-    backward asks for. reduces_once: whether gradients travel once a step under ZeRO 3.
-    reduces_last: whether they travel after the last backward, and not beside it. overlaps_tensor:
-    whether collectives of a split layer run beside the matmuls they feed, in a piece a rank, the
-    first of which is waited for. cuts_sequence: whether each tp rank has its share of the sequence
-    between split layers, also where our layout has all of it there. scatters_sends: whether each tp
-    rank sends its share of what all of them hold to the next stage, which gathers it.
-    waits_for_sends: whether a rank computes nothing while it sends to another stage or receives
-    from it.
+    matmuls and of our attention that the stack's own reach. waves_of: of how many multiprocessors
+    each wave of tiles takes all, of matmuls that begin no tile beside another wave's; 0 where tiles
+    leave none idle. attention_passes: reads and writes of all scores in forward and in backward, of
+    an attention that keeps them in memory; empty where it does not. odd_heads_f32: whether its
+    matmuls run at the rate of float32 where the size of a head is no multiple of 8. loss_passes:
+    the same of all logits, of a loss that is not computed in chunks. gathers_logits: whether each
+    tp rank gathers all of them for it. adds_apart: whether gradients of micro-batches are added by
+    kernels of their own. recomputes_whole: whether a block that keeps nothing is computed again to
+    its end, its collectives included, and not as far as backward asks for. reduces_once: whether
+    gradients travel once a step under ZeRO 3. reduces_last: whether they travel after the last
+    backward, and not beside it. overlaps_tensor: whether collectives of a split layer run beside
+    the matmuls they feed, in a piece a rank, the first of which is waited for. cuts_sequence:
+    whether each tp rank has its share of the sequence between split layers, also where our layout
+    has all of it there. scatters_sends: whether each tp rank sends its share of what all of them
+    hold to the next stage, which gathers it. waits_for_sends: whether a rank computes nothing while
+    it sends to another stage or receives from it.
 
     Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
     not what enters each half; so it is with recomputes_whole. logits_held: how often a loss on
@@ -59,6 +60,7 @@ class Software:
     waits: bool = False
     matmul_share: float = 1.0
     attention_share: float = 1.0
+    waves_of: int = 0
     attention_passes: tuple[int, ...] = ()
     odd_heads_f32: bool = False
     loss_passes: tuple[int, ...] = ()
@@ -126,7 +128,8 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     "communicator_gib": lambda size: size >= 0,
     "fragments": lambda share: 0 <= share < 1,
 } | dict.fromkeys(
-    ("grad_bytes", "flat_bytes", "copy_bytes"), lambda size: isinstance(size, int) and size >= 0
+    ("waves_of", "grad_bytes", "flat_bytes", "copy_bytes"),
+    lambda size: isinstance(size, int) and size >= 0,
 )
 _PASSES = ("attention_passes", "loss_passes")
 _WANTED = {
@@ -134,6 +137,7 @@ _WANTED = {
     "matmul_share": "give a share above 0",
     "attention_share": "give a share above 0",
     "logits_held": "give times of 0 or more",
+    "waves_of": "give a whole number of 0 or more",
     "grad_bytes": "give whole bytes of 0 or more",
     "flat_bytes": "give whole bytes of 0 or more",
     "copy_bytes": "give whole bytes of 0 or more",

@@ -1,16 +1,18 @@
 """The work of a piece as another stack does it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op
 from meshwright.ir.mesh import TENSOR
 from meshwright.ir.ops.registry import definition
-from meshwright.ir.placement import Placement
+from meshwright.ir.placement import Placement, Shard
 from meshwright.ir.plan import Piece
-from meshwright.ir.sizes import num_elements
+from meshwright.ir.sizes import Shape, num_elements
 
 from ..cost.graph_work import OpWork
 from ..cost.op_cost import Costs
@@ -20,6 +22,9 @@ from ..remat.rules import saved_values
 from .profile import Software
 
 Parts = tuple[PhaseWork, ...]
+# Of a result, what one multiprocessor makes at a time: the largest and most efficient tile, of
+# either orientation (NVIDIA, matrix multiplication background user's guide).
+TILE = (128, 256)
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,30 @@ class Theirs:
         backward = self._changed(backward, self.parts[1])
         if self.software.loss_passes and (losses := self.losses):
             forward, backward = self._whole_loss(forward, backward, losses[0])
-        return replace(work, forward=self._matmuls(forward), backward=self._matmuls(backward))
+        ahead, back = map(self._matmuls, (forward, backward), self.parts)
+        return replace(work, forward=ahead, backward=back)
 
-    def _matmuls(self, phase: Phase) -> Phase:
-        return replace(phase, matmul_us=phase.matmul_us / self.software.matmul_share)
+    def _matmuls(self, phase: Phase, parts: Parts) -> Phase:
+        idle = sum(map(self._idle_us, parts)) if self.software.waves_of else 0.0
+        return replace(phase, matmul_us=(phase.matmul_us + idle) / self.software.matmul_share)
+
+    def _idle_us(self, work: PhaseWork) -> float:
+        """Return the time in which matmuls leave multiprocessors without a tile."""
+        total = 0.0
+        for op in work.graph.ops:
+            if definition(op).kind == "matmul":
+                shape, placed = op.output.shape, self.piece.placements[op.output.name]
+                rows, columns = (self._local(shape[:-1], placed.dims[:-1]),
+                                 self._local(shape[-1:], placed.dims[-1:]))  # fmt: skip
+                filled = filled_share(rows, columns, self.software.waves_of)
+                us = op_us(op, work, self.piece.placements, self.costs)
+                total += us * (1 / filled - 1)
+        return total
+
+    def _local(self, shape: Shape, dims: tuple[tuple[Shard, ...], ...]) -> float:
+        """Return the elements of a rank in dims of a value."""
+        cuts = math.prod(self.costs.mesh.size(s.axis) for shards in dims for s in shards)
+        return self.costs.number(num_elements(shape)) / cuts
 
     @property
     def runs_whole(self) -> bool:
@@ -203,6 +228,15 @@ class Theirs:
         x, weight = (self.piece.graph.values[name] for name in loss.inputs[:2])
         shape = (*x.shape[:-1], weight.shape[0])
         return self.costs.number(num_elements(shape)) * ITEM_BYTES[x.dtype]
+
+
+def filled_share(rows: float, columns: float, processors: int) -> float:
+    """Return the share of the waves of a matmul's tiles that its result fills."""
+    waves = min(
+        math.ceil(math.ceil(rows / high) * math.ceil(columns / wide) / processors)
+        for high, wide in permutations(TILE)
+    )
+    return rows * columns / (waves * processors * math.prod(TILE))
 
 
 def eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:

@@ -16,6 +16,7 @@ from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.software.profile import BUILT_IN, Software, read_software
 from meshwright.planner.software.step import model_under, step_us
+from meshwright.planner.software.work import filled_share
 
 CLUSTER = parse_cluster("h200:1")
 # Without time of the host, and with a memory so slow that passes over it are most of the step.
@@ -149,6 +150,16 @@ def test_matmuls_at_half_the_rate_take_twice_as_long(plan: Plan) -> None:
     us = sum(work.forward.matmul_us + work.backward.matmul_us for work in works)
     half = step_us(plan, SLOW, Software("half", matmul_share=0.5))
     assert us > 0 and half - own == pytest.approx(plan.num_microbatches * us)
+
+
+def test_a_wave_of_tiles_takes_all_multiprocessors(plan: Plan) -> None:
+    """Of one tile on eight, seven are idle; of nine, seven in the second wave."""
+    assert filled_share(128 * 8, 256, 8) == filled_share(256, 128 * 8, 8) == 1
+    assert filled_share(128, 256, 8) == 1 / 8
+    assert filled_share(128 * 9, 256, 8) == 9 / 16
+    assert filled_share(64, 256, 1) == 0.5
+    us = [step_us(plan, SLOW, Software("waves", waves_of=n)) for n in (0, 1, 100)]
+    assert us[0] < us[1] < us[2]
 
 
 def test_a_block_that_keeps_nothing_runs_its_forward_again_to_the_end() -> None:
