@@ -140,7 +140,9 @@ def predicted(row: dict[str, str]) -> Scored:
     slower = step_us(plan, cluster, replace(software, matmul_share=0.5)) / 1e6
     share = float(dict(plan.costs)["predicted_matmul_rate_share"])
     seconds = own.step_us / 1e6, there, slower - there, share * own.step_us / 1e6
-    return Scored(row, *seconds, own.peak_bytes, peak_bytes(plan, cluster, software))
+    card = replace(cluster.device, memory_bytes=CARD_GIB * GIB)
+    there_bytes = peak_bytes(plan, replace(cluster, device=card), software)
+    return Scored(row, *seconds, own.peak_bytes, there_bytes)
 
 
 def best_share(rows: list[Scored]) -> float:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from meshwright.ir.mesh import PIPELINE, STORAGE, Mesh
 from meshwright.ir.plan import Plan
@@ -39,15 +40,24 @@ def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     workspaces = workspace_bytes(plan.device_type, recorded=False)
     given = plan.mesh, _precision(plan, software), context, workspaces
     peaks = model_peaks(replace(model, stages=stages), *given)
-    inside = max(
-        peak.total_bytes
-        + _in_fragments(peak, software)
-        + _copied_bytes(plan, rank, software)
-        + software.reduces_once * _waiting_bytes(plan, peak)
-        for rank, peak in enumerate(peaks)
-    )
+    found = [_Held.of(peak, plan, rank, software) for rank, peak in enumerate(peaks)]
     links = software.communicator_gib * communicators(plan.mesh)
-    return inside + (software.outside_gib + links) * 2**30
+    outside = (software.outside_gib + links) * 2**30
+    room = cluster.device.memory_bytes - outside
+    return outside + max(used + min(idle, max(room - used, 0.0)) for used, idle in found)
+
+
+class _Held(NamedTuple):
+    """Bytes of a rank that are in use at its peak, and those that the allocator holds beside them
+    and gives back where the device has no more."""
+
+    used: float
+    idle: float
+
+    @classmethod
+    def of(cls, peak: Peak, plan: Plan, rank: int, software: Software) -> "_Held":
+        used = peak.total_bytes + software.reduces_once * _waiting_bytes(plan, peak)
+        return cls(used, _in_fragments(peak, software) + _copied_bytes(plan, rank, software))
 
 
 def _in_fragments(peak: Peak, software: Software) -> float:
@@ -109,18 +119,21 @@ class Layers:
 
     def units(self, stage: tuple[Unit, ...]) -> Iterator[Unit]:
         """Give the units of a stage in order."""
-        for _, found in groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name):
-            layer = list(found)
-            if self.again and all(self.theirs[unit.name].keeps_nothing for unit in layer):
-                yield from self._whole(layer)
-            else:
-                yield from map(self._unit, layer)
+        by_layer = groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name)
+        layers = [list(units) for _, units in by_layer]
+        whole = [layer for layer in layers if self._is_whole(layer)]
+        # A stack hands its layers values in one layout; where we cut the first, it does not.
+        entry = max((layer[0].work.entry_bytes for layer in whole), default=0.0)
+        for layer in layers:
+            yield from self._whole(layer, entry) if layer in whole else map(self._unit, layer)
 
-    def _whole(self, layer: list[Unit]) -> Iterator[Unit]:
+    def _is_whole(self, layer: list[Unit]) -> bool:
+        return self.again and all(self.theirs[unit.name].keeps_nothing for unit in layer)
+
+    def _whole(self, layer: list[Unit], entry: float) -> Iterator[Unit]:
         """Units of a layer that is computed again whole: backward begins with all its values."""
-        entry = layer[0].work.entry_bytes
         works = [self._keeping(unit) for unit in layer]
-        values = sum(work.kept_bytes for work in works) - entry
+        values = sum(work.kept_bytes for work in works) - layer[0].work.entry_bytes
         working = max(work.backward.peak_bytes for work in works)
         for unit, work in zip(layer, works, strict=True):
             last, first = unit is layer[-1], unit is layer[0]

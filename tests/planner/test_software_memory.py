@@ -66,6 +66,15 @@ def test_copies_of_gradients_count_the_larger_of_both(kept: Plan) -> None:
     assert held(kept, flat_bytes=2, copy_bytes=2) == held(kept, flat_bytes=2)
 
 
+def test_what_lies_idle_is_given_back_where_the_device_is_full(kept: Plan) -> None:
+    software = Software("one", fragments=0.5, flat_bytes=6)
+    own, whole = held(kept), peak_bytes(kept, CLUSTER, software)
+    for memory in (int(own + whole) // 2, int(own) // 2):
+        device = replace(CLUSTER.device, memory_bytes=memory)
+        full = peak_bytes(kept, replace(CLUSTER, device=device), software)
+        assert full == max(own, memory) < whole
+
+
 def test_each_group_of_ranks_has_a_communicator(kept: Plan) -> None:
     assert held(kept, communicator_gib=1.0) == held(kept)
     counts = [communicators(Mesh(tuple(zip(("pp", "dp", "tp"), sizes, strict=True))))
