@@ -24,7 +24,7 @@ from .made import Asked, Known, Made, Work, make
 
 FIRST_S = 1.0  # of a search, before it is worth to start processes
 MOST = 4  # processes by default: beyond them a search waits for itself
-EACH = 300  # that a process is given in advance, nearly in ms
+EACH = 60  # that a process is given in advance, nearly in ms: more would be of an old order
 WORKS = 1 << 16  # that a process is given at most
 
 

@@ -34,7 +34,6 @@ from ..simulate.stage_memory import Storage
 from ..simulate.step_model import (
     Precision,
     UnitTable,
-    bucket_bytes,
     frozen_share,
     unit_buckets,
 )
@@ -298,9 +297,8 @@ class CandidateCosts:
     def stored_bytes(self, c: Candidate) -> float:
         """Return what some stage stores at least: the mean of parameters and their states."""
         share = frozen_share(c.mesh, c.zero, self.precision(c))
-        buckets = self.layout(c).buckets
-        held = sum(bucket_bytes(b) * (1 if b.trainable else share) for b in buckets) / c.pp
-        return self.storage_bytes(c, held, 0.0)
+        trained, frozen = self.layout(c).stored_bytes
+        return self.storage_bytes(c, (trained + share * frozen) / c.pp, 0.0)
 
     def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
         """Return the bytes that a rank stores. bucket: bytes of all its buckets; largest: of the

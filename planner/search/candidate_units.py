@@ -13,7 +13,7 @@ from ..bounds.each import of_each
 from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
 from ..simulate.simulator import OVERLAP_PRICE
-from ..simulate.step_model import UnitBuckets, UnitTable
+from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,14 @@ class Layout:
     instances: tuple[InstancePlan, ...]
     buckets: tuple[Bucket, ...]
     params: tuple[Param, ...]
+
+    @cached_property
+    def stored_bytes(self) -> tuple[float, float]:
+        """Return the bytes of all trained and of all frozen parameters."""
+        trained, frozen = (
+            sum(bucket_bytes(b) for b in self.buckets if b.trainable is of) for of in (True, False)
+        )
+        return trained, frozen
 
 
 # A number for each unit, the same for units of equal pieces and buckets; of each number what it is.

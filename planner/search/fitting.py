@@ -57,10 +57,7 @@ class Fitted:
     @cached_property
     def least_us(self) -> float:
         """Return a bound on the step."""
-        with self.costs.memo.clock.layer("bounds"):
-            c, units = self.candidate, self.costs.units_of(self.candidate)
-            silent = units.most_silent(c.num_stages)
-            return least_step_us(self.model, self.costs.memo.schedules.waits(c.listing, silent))
+        return _least_us(self.costs, self.candidate, self.model)
 
     def beats(self, step_us: float) -> bool:
         """Return whether the step is shorter than another; simulate it where its bound is."""
@@ -69,6 +66,12 @@ class Fitted:
     def exceeds(self, step_us: float) -> bool:
         """Return whether the step is longer than another; simulate it where its bound is not."""
         return self.least_us > step_us or self.timeline.step_us > step_us
+
+
+def _least_us(costs: CandidateCosts, c: Candidate, model: StepModel) -> float:
+    with costs.memo.clock.layer("bounds"):
+        silent = costs.units_of(c).most_silent(c.num_stages)
+        return least_step_us(model, costs.memo.schedules.waits(c.listing, silent))
 
 
 Found = tuple[tuple[Placed, float], ...]  # what fits, with its peak in bytes
@@ -179,8 +182,9 @@ def _polished(costs: CandidateCosts, fitted: Fitted, limit_bytes: float, longest
             if starts in tried or len(tried) > most:
                 continue
             tried.add(starts)
-            other = _at(costs, fitted.candidate, starts, limit_bytes)
-            if other is not None and other.beats(fitted.timeline.step_us):
+            best_us = fitted.timeline.step_us
+            other = _at(costs, fitted.candidate, starts, limit_bytes, best_us)
+            if other is not None and other.beats(best_us):
                 fitted, moving = other, True
                 break
     return fitted
@@ -205,12 +209,16 @@ def _neighbours(starts: tuple[int, ...], count: int, longest: int = 1) -> Iterat
 
 
 def _at(
-    costs: CandidateCosts, c: Candidate, starts: tuple[int, ...], limit_bytes: float
+    costs: CandidateCosts,
+    c: Candidate,
+    starts: tuple[int, ...],
+    limit_bytes: float,
+    best_us: float = INF,
 ) -> Fitted | None:
-    """Fitted to these cuts."""
+    """Fitted to these cuts, where the step may be below the best."""
     cutters = cutters_of(costs, c, limit_bytes)
     picked = dict.fromkeys(placed for cutter in cutters for placed in cutter.picked(starts))
-    fitting = _fitting(costs, c, limit_bytes, iter(picked))
+    fitting = _fitting(costs, c, limit_bytes, iter(picked), best_us)
     return fastest_of(_fitted(costs, c, *one) for one in fitting)
 
 
@@ -255,10 +263,16 @@ def _found(
 
 
 def _fitting(
-    costs: CandidateCosts, c: Candidate, limit_bytes: float, options: Iterator[Placed]
+    costs: CandidateCosts,
+    c: Candidate,
+    limit_bytes: float,
+    options: Iterator[Placed],
+    best_us: float = INF,
 ) -> Iterator[tuple[Placed, StepModel, float]]:
     for placed in options:
         model = step_of(costs, c, *placed)
+        if best_us < INF and _least_us(costs, c, model) >= best_us:
+            continue
         if costs.problem.offloads and not _host_holds(costs, c, model):
             continue
         peak = _fullest(costs, c, model).total_bytes
