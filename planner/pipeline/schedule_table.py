@@ -9,6 +9,7 @@ from meshwright.ir.schedule import Schedule
 from .computing import Computing, computing_by_rank
 from .critical_path import Waits, waits_of
 from .peak_moments import Moment, MomentArrays, moment_arrays, peak_moments
+from .repeats import Repeats, repeats_of
 from .schedules import listed, maximin_moments, stage_ranks, stages_held
 
 Made = TypeVar("Made")
@@ -60,6 +61,13 @@ class ScheduleTable:
 
     def _waits(self, of: Listing, silent: int) -> Waits:
         return waits_of(self.schedule(of, silent))
+
+    def repeats(self, of: Listing, silent: int = 0) -> Repeats | None:
+        """Return what a schedule repeats; silent: as for `make_schedule`."""
+        return self._once(self._repeats, of, silent)
+
+    def _repeats(self, of: Listing, silent: int) -> Repeats | None:
+        return repeats_of(self.schedule(of, silent), of.num_microbatches)
 
     def computing(self, of: Listing) -> tuple[Computing, ...]:
         """Return the compute actions of every rank, until what they hold repeats."""

@@ -52,7 +52,10 @@ class Fitted:
     def timeline(self) -> Timeline:
         """Return the timeline of the step, without its events."""
         with self.costs.memo.clock.layer("simulation"):
-            return simulate(self.model, events=False)
+            of, schedules = self.candidate.listing, self.costs.memo.schedules
+            known = schedules.schedule(of) is self.model.schedule
+            repeats = schedules.repeats(of) if known else None
+            return simulate(self.model, events=False, repeats=repeats)
 
     @cached_property
     def least_us(self) -> float:
@@ -118,28 +121,27 @@ def _fitted(
     return Fitted(costs, c, *placed, saved, model, peak_bytes)
 
 
-def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
-    """Cut again for a shorter critical path, first under the fastest options and then under
-    those that fit, where that makes it faster."""
+def descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> tuple[Fitted, ...]:
+    """Cut again for a shorter critical path, first under the fastest options and then under those
+    that fit, and return what was there before and each that was found."""
     with costs.memo.clock.layer("cuts and options"):
-        return _descended(costs, fitted, limit_bytes)
+        return (fitted, *_descended(costs, fitted, limit_bytes))
 
 
-def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Fitted:
+def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Iterator[Fitted]:
     c, units = fitted.candidate, costs.units_of(fitted.candidate)
     if costs.problem.pins.cuts is not None or c.num_stages == 1:
-        return fitted
+        return
     starts, seen = fitted.starts, set[tuple[int, ...]]()
     picks = tuple(fastest([(sum(us), 0.0) for us in times]) for times in units.compute)
     for _ in range(costs.problem.budget.descents):
         starts = descend(costs, c, starts, picks)
         other = _at(costs, c, starts, limit_bytes) if starts not in seen else None
         if other is None:
-            break
+            return
         seen.add(starts)
         picks = other.picks
-        fitted = other if other.beats(fitted.timeline.step_us) else fitted
-    return fitted
+        yield other
 
 
 def refitted(
@@ -152,7 +154,7 @@ def refitted(
     starts = rounded(costs.units_of(c).least_compute_us, bound.stage_us)
     with costs.memo.clock.layer("cuts and options"):
         found = _at(costs, c, starts, limit_bytes)
-    return found and descended(costs, found, limit_bytes)
+    return found and fastest_of(descended(costs, found, limit_bytes))
 
 
 def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:

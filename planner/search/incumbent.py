@@ -172,6 +172,13 @@ class Incumbent:
             self.doing(self.at)
         return better
 
+    def _offer_one(self, ways: tuple[Fitted, ...], priced_by: CandidateCosts | None = None) -> None:
+        """Offer the fastest of several, where one may be the best."""
+        if min(way.least_us for way in ways) < self.best_us:
+            fastest = fastest_of(ways)
+            assert fastest is not None
+            self._offer(fastest, priced_by)
+
     def _near(self) -> list[Fitted]:
         """Return the simulated plans that are not much slower than the best, the fastest first."""
         near = [f for f in self.fitted if not f.exceeds(self.near_us)]
@@ -181,9 +188,9 @@ class Incumbent:
         c = fitted.candidate
         if c not in self.cut_anew:
             self.cut_anew.add(c)
-            other = descended(self.costs, fitted, self.limit)
-            self._note(c, ways=(other,))
-            self._offer(other)
+            ways = descended(self.costs, fitted, self.limit)
+            self._note(c, ways=ways)
+            self._offer_one(ways)
 
     def _note(self, c: Candidate, **found: Any) -> None:
         """Change what is known of a candidate that was considered."""
@@ -216,7 +223,7 @@ class Incumbent:
         for share, other in repriced(self.costs, c.compute):
             self.doing(f"placements at {share:g} of the price of a byte")
             if (found := fit(other, c, self.limit)) is not None:
-                self._offer(descended(other, found, self.limit), other)
+                self._offer_one(descended(other, found, self.limit), other)
         self.doing("moving the cuts of the best one by one")
         relaxed = self._relaxed()
         for found in (self.best, relaxed):
@@ -262,7 +269,7 @@ class Incumbent:
                 self.cut_anew.add(c)
                 ways += [found] if (found := fit(self.costs, c, self.limit)) else []
             for found in ways:
-                self._offer(descended(self.costs, found, self.limit))
+                self._offer_one(descended(self.costs, found, self.limit))
 
     def _tightened_early(self) -> dict[Hashable, LpBound]:
         """Return LP bounds that `_tighten` asks for if nothing better is found. It says nothing,

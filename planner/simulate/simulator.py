@@ -22,11 +22,14 @@ norm, the optimizer's memory traffic and, for ZeRO 1 and 2, gathering updated pa
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import COMPUTE, Action, peer_stage
 
+from ..pipeline.repeats import Repeats
 from ..pipeline.validation import grid
+from .skipping import skip
 from .step_model import IN_TRANSIT, StepModel, Unit
 
 # Measured on 8 H200, 2026-11-20: 20 matmuls of 8192^3 beside 4 all_gathers of 512 MiB took longer
@@ -202,27 +205,40 @@ class _Rank:
 
 
 def simulate(
-    model: StepModel, price: float = OVERLAP_PRICE, *, streams: bool = False, events: bool = True
+    model: StepModel,
+    price: float = OVERLAP_PRICE,
+    *,
+    streams: bool = False,
+    events: bool = True,
+    repeats: Repeats | None = None,
 ) -> Timeline:
     """Run the schedule once. Raises PlanError when it deadlocks.
 
     streams: whether to give the events of collectives and transfers too. events: whether to give
-    any.
+    any. repeats: of the schedule, some of which are skipped where no events are given.
     """
     run = _Run(model, price, streams, events)
     position = [0] * len(run.ranks)
-    moving = True
-    while moving:
-        moving = False
-        for rank, actions in enumerate(model.schedule):
-            while position[rank] < len(actions) and run.act(rank, actions[position[rank]]):
-                position[rank] += 1
-                moving = True
-    if any(p < len(a) for p, a in zip(position, model.schedule, strict=True)):
+    if repeats and not events:
+        skip(run, repeats, position, partial(_advance, run, position))
+    if not _advance(run, position, [len(actions) for actions in model.schedule]):
         raise PlanError(f"the schedule deadlocks:\n{grid(model.schedule, position)}")
     exposed = tuple(r.exposed for r in run.ranks)  # before what the end of the step adds
     busy, finish = (tuple(getattr(r, name) for r in run.ranks) for name in ("busy", "finish"))
     return Timeline(_finish(model, run.ranks), busy, finish, exposed, tuple(run.events))
+
+
+def _advance(run: "_Run", position: list[int], stops: Sequence[int]) -> bool:
+    """Do actions of all ranks up to a number of each; return whether all were done. position: how
+    many were done of each, which is moved."""
+    moving = True
+    while moving:
+        moving = False
+        for rank, (actions, stop) in enumerate(zip(run.model.schedule, stops, strict=True)):
+            while position[rank] < stop and run.act(rank, actions[position[rank]]):
+                position[rank] += 1
+                moving = True
+    return position == list(stops)
 
 
 class _Run:
