@@ -20,11 +20,9 @@ def compute_times(units: Sequence[UnitOptions], kinds: Sequence[int], reduces: b
     kinds: a number for each unit, the same for units of equal options. reduces: gradients are
     reduced after every micro-batch.
     """
-    known: dict[tuple, UnitTimes] = {}
-    return [
-        _times(known, (kind,), options, reduces, 0.0, (0.0, 0.0))
-        for kind, options in zip(kinds, units, strict=True)
-    ]
+    of = dict(zip(kinds, units, strict=True))
+    times = {kind: _times(options, reduces, 0.0, 0.0, 0.0) for kind, options in of.items()}
+    return [times[kind] for kind in kinds]
 
 
 def overlapped_times(
@@ -35,32 +33,31 @@ def overlapped_times(
     Beside a unit run the gather of the next one and, in backward, before it the reduction of the
     one just done. The next unit waits for its gather. Where backward ends nothing is gathered.
     """
-    known: dict[tuple, UnitTimes] = {}
-    found = []
-    last = len(units) - 1
-    for index, options in enumerate(units):
-        after = units[index + 1][0] if index < last else None
-        ahead = after.gather_us if after else 0.0
-        before = units[index - 1][0] if index else None
-        gather = before.gather_us if before and before.work.runs_backward else 0.0
-        behind = (gather, after.reduce_us if after and reduces else 0.0)
-        found.append(_times(known, (kinds[index], ahead, behind), options, reduces, ahead, behind))
-    return found
+    of = dict(zip(kinds, units, strict=True))
+    triples = list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), strict=True))
+    times = {triple: _between(of, *triple, reduces) for triple in dict.fromkeys(triples)}
+    return [times[triple] for triple in triples]
+
+
+def _between(
+    of: dict[int, UnitOptions], before: int | None, kind: int, after: int | None, reduces: bool
+) -> UnitTimes:
+    """Return the times of a unit between others, by their kinds. None: there is none."""
+    earlier = None if before is None else of[before][0]
+    later = None if after is None else of[after][0]
+    ahead = later.gather_us if later else 0.0
+    gather = earlier.gather_us if earlier and earlier.work.runs_backward else 0.0
+    return _times(of[kind], reduces, ahead, gather, later.reduce_us if later and reduces else 0.0)
 
 
 def _times(
-    known: dict,
-    key: tuple,
-    options: UnitOptions,
-    reduces: bool,
-    ahead: float,
-    behind: tuple[float, float],
+    options: UnitOptions, reduces: bool, ahead_us: float, gather_us: float, reduce_us: float
 ) -> UnitTimes:
-    if key not in known:
-        known[key] = tuple(
-            (_forward_us(unit, ahead), _backward_us(unit, reduces, *behind)) for unit in options
-        )
-    return known[key]
+    """Return the times of options beside the collectives of a forward and of a backward."""
+    return tuple(
+        (_forward_us(unit, ahead_us), _backward_us(unit, reduces, gather_us, reduce_us))
+        for unit in options
+    )
 
 
 def slack_us(units: Sequence[UnitOptions], compute: OptionTimes, overlapped: OptionTimes) -> float:

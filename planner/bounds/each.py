@@ -9,10 +9,7 @@ Made = TypeVar("Made")
 
 def of_each(make: Callable[[Given], Made], given: Iterable[Given]) -> list[Made]:
     """Return what is made of each, once of an object that comes several times."""
-    known: dict[int, Made] = {}
-    found = []
-    for one in given:
-        if id(one) not in known:
-            known[id(one)] = make(one)
-        found.append(known[id(one)])
-    return found
+    several = list(given)
+    ids = list(map(id, several))
+    made = {number: make(one) for number, one in dict(zip(ids, several, strict=True)).items()}
+    return [made[number] for number in ids]
