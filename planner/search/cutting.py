@@ -12,12 +12,23 @@ give up bytes where they cost least, and where that finds nothing, all units at 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
 from itertools import accumulate
+from typing import Any
 
+from ..budget import SearchBudget
 from ..pipeline.partition import MemoryCost, balanced
 from ..pipeline.schedules import PLAIN, SPLIT
-from ..remat.options import picks_by_price
-from ..remat.selection import Picks, select_options
+from ..remat.options import UnitOptions, picks_by_price
+from ..remat.selection import (
+    Leanest,
+    Picks,
+    Sizes,
+    Times,
+    has_options,
+    leanest_sizes,
+    select_options,
+)
 from ..simulate.stage_memory import StageMemory
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
@@ -28,6 +39,7 @@ from .shared_ranks import shared_picks
 
 INF = float("inf")
 
+StageOptions = tuple[Sequence[UnitOptions], Times, int, float, bool, SearchBudget]
 Placed = tuple[tuple[int, ...], Picks]  # first unit of every stage, option of every unit
 
 
@@ -119,6 +131,8 @@ class Cutter:
     def _cut(self, times: Sequence[float], memory: MemoryCost | None) -> tuple[int, ...] | None:
         if self.pinned is not None:
             return (0, *(int(n) for n in self.pinned.split(",")))
+        if self.c.num_stages == 1:  # whose options say whether they fit
+            return (0,)
         found = balanced(times, self.c.num_stages, memory)
         return None if found is None else tuple(found)
 
@@ -134,32 +148,52 @@ class Cutter:
         return picks
 
     def _stage_picks(self, start: int, stop: int, stage: int, limit: float) -> Picks | None:
+        return select_options(*self._stage(start, stop, stage, limit))
+
+    def _stage(self, start: int, stop: int, stage: int, limit: float) -> StageOptions:
         units = self.units.options[start:stop]
         times = [[f + b for f, b in us] for us in self.units.overlapped[start:stop]]
         stored = sum(options[0].owned_bytes for options in units)
         largest = max(options[0].bucket_bytes for options in units)
-        free = limit - self.context - self.costs.storage_bytes(self.c, stored, largest)
         held, budget = held_of(self.c, stage), self.costs.problem.budget
-        return select_options(units, times, held, free, self.stays, budget)
+        return units, times, held, self.free_bytes(limit, stored, largest), self.stays, budget
+
+    def free_bytes(self, limit: float, stored: float, largest: float) -> float:
+        """Return what a rank that stores buckets has left for activations. largest: bucket."""
+        return limit - self.context - self.costs.storage_bytes(self.c, stored, largest)
+
+    @cached_property
+    def leanest(self) -> list[Sizes]:
+        """Return `leanest_sizes` of every unit, nothing offloaded."""
+        known: dict[int, Sizes] = {}
+        for options in self.units.options:
+            if id(options) not in known:
+                staying = [u.work.sizes for u in options if not u.work.away_bytes]
+                known[id(options)] = leanest_sizes(staying)
+        return [known[id(options)] for options in self.units.options]
 
     def _exact_memory_cost(self) -> MemoryCost:
-        """Nothing where some options fit, else inf; each stage is asked again and again."""
-        known: dict[tuple[int, int, int], float] = {}
+        """Nothing where some options fit, else inf."""
+        offloads = self.costs.problem.offloads and not self.stays
+        has_options = cache(self._has_options)
 
         def of_stage(stage: int) -> Callable[[int], float]:
-            start: list[int] = []
+            starts: list[int] = []
+            growing = _Growing(self, stage)
 
             def extra(index: int) -> float:
-                start.append(index)
-                key = stage, start[0], index
-                if key not in known:
-                    found = self._stage_picks(start[0], index + 1, stage, self.limit)
-                    known[key] = INF if found is None else 0.0
-                return known[key]
+                starts.append(index)
+                found = None if offloads else growing.fits(index)
+                if found is None:
+                    found = has_options(starts[0], index + 1, stage, self.limit)
+                return 0.0 if found else INF
 
             return extra
 
         return of_stage
+
+    def _has_options(self, *where: Any) -> bool:
+        return has_options(*self._stage(*where))
 
     def _shared_cuts(self, picks: Picks) -> Iterator[tuple[int, ...]]:
         """Cuts for stages that share a rank: without a limit, then for equal shares of its memory.
@@ -193,6 +227,25 @@ class Cutter:
             return extra
 
         return of_stage
+
+
+class _Growing:
+    """A stage to which units are added one by one."""
+
+    def __init__(self, cutter: Cutter, stage: int) -> None:
+        self.cutter, self.held = cutter, held_of(cutter.c, stage)
+        self.holds, self.stored, self.largest = Leanest(), 0.0, 0.0
+
+    def fits(self, index: int) -> bool | None:
+        """Add a unit, and return whether some options fit; None where the leanest do not tell."""
+        unit, cutter = self.cutter.units.options[index][0], self.cutter
+        self.stored += unit.owned_bytes
+        self.largest = max(self.largest, unit.bucket_bytes)
+        self.holds.add(cutter.leanest[index])
+        free = cutter.free_bytes(cutter.limit, self.stored, self.largest)
+        if self.holds.fits(self.held, free):
+            return True
+        return None if self.holds.may_fit(self.held, free) else False
 
 
 def rounded(times: Sequence[float], stage_us: Sequence[float]) -> tuple[int, ...]:

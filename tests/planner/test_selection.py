@@ -1,16 +1,27 @@
 """The options of a stage's units against brute force over every choice."""
 
+from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planner.budget import BUDGET
 from meshwright.planner.cost.piece_cost import Phase, PieceWork
 from meshwright.planner.remat.options import OptionHulls, StageMemoryCost, UnitOptions
-from meshwright.planner.remat.selection import _along_hulls, peak_bytes, select_options
+from meshwright.planner.remat.selection import (
+    Leanest,
+    _along_hulls,
+    has_options,
+    leanest_sizes,
+    peak_bytes,
+    select_options,
+)
 from meshwright.planner.simulate.step_model import Unit
 
 SIZES = st.integers(0, 9).map(float)
+HULLS = replace(BUDGET, exact_units=0, exact_choices=0, few_choices=0)  # no stage is exact
 AWAY = st.sampled_from([0.0, 0.0, 3.0, 8.0])
 
 
@@ -63,6 +74,28 @@ def test_a_choice_is_the_fastest_that_fits(stage, held, limit) -> None:
     if found is not None:
         assert peak_bytes(stage, found, held) <= limit
         assert total(stage, found) == expected
+
+
+@pytest.mark.parametrize("budget", [BUDGET, HULLS])
+@given(STAGES, st.integers(1, 4), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_some_options_fit_where_a_choice_is_found(budget, stage, held, limit) -> None:
+    asked = stage, times_of(stage), held, limit
+    found = select_options(*asked, budget=budget)
+    assert has_options(*asked, budget=budget) == (found is not None)
+    assert found is None or peak_bytes(stage, found, held) <= limit
+
+
+@given(STAGES, st.integers(1, 4), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_what_the_leanest_hold_tells_whether_any_options_fit(stage, held, limit) -> None:
+    staying = [tuple(u for u in options if not u.work.away_bytes) for options in stage]
+    holds = Leanest()
+    for options in staying:
+        holds.add(leanest_sizes(u.work.sizes for u in options))
+    fastest = best(staying, held, limit)
+    assert fastest is not None or not holds.fits(held, limit)
+    assert fastest is None or holds.may_fit(held, limit)
 
 
 @given(STAGES, st.integers(1, 4), st.integers(0, 400))
