@@ -41,6 +41,7 @@ class SearchBudget:
     LP bound
         max_actions: forwards and backwards of a schedule; a longer one has no LP bound.
         quick, thorough: effort for every candidate, and for those that limit the gap.
+        equal_stages: effort for the paths that all candidates of a schedule begin with.
         lp_step: where between the best point so far and a solution the second critical path of a
             round is taken, as a share of the way.
         max_thorough: candidates bounded with thorough effort; enough_gap: at which no more are.
@@ -80,6 +81,7 @@ class SearchBudget:
     max_actions: int = 40000
     quick: LpEffort = LpEffort(4, 2e-3)
     thorough: LpEffort = LpEffort(20, 3e-4)
+    equal_stages: LpEffort = LpEffort(40, 1e-4)
     lp_step: float = 0.3
     max_thorough: int = 12
     enough_gap: float = 0.03

@@ -32,8 +32,8 @@ Weights = Mapping[Node, float]
 
 @dataclass(frozen=True)
 class WeightedPaths:
-    """Critical paths of a schedule, and a mean of them: how often it passes a node and a transfer,
-    by the earlier of its stages, and the weights of the paths by the node that they end with."""
+    """Critical paths of a schedule that weigh something, and their mean: how often it passes a node
+    and a transfer, by the earlier of its stages, and the weights by the node that paths end with."""
 
     paths: tuple[Path, ...]
     nodes: Weights
@@ -76,7 +76,9 @@ def _weighted(builder: Builder) -> WeightedPaths:
         for counts, of in ((nodes, path.nodes), (sends, path.sends)):
             for key, count in of.items():
                 counts[key] += share * count  # type: ignore[index, assignment]
-    return WeightedPaths(tuple(builder.paths), nodes, sends, ends)
+    weighed = {id(path) for _, path in used}
+    paths = tuple(path for path in builder.paths if id(path) in weighed)
+    return WeightedPaths(paths, nodes, sends, ends)
 
 
 def weighted_bound(pipeline: Pipeline, mean: WeightedPaths) -> float:

@@ -129,11 +129,12 @@ def _pipeline(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) ->
 def _first_paths(costs: CandidateCosts, c: Candidate) -> WeightedPaths:
     """Return paths that an LP begins with, the same for all candidates of a schedule."""
     budget, schedules = costs.problem.budget, costs.memo.schedules
-    known = costs.memo.table("paths of equal stages", budget.quick, budget.lp_step)
+    effort = budget.equal_stages, budget.lp_step
+    known = costs.memo.table("paths of equal stages", *effort)
     key = c.listing, costs.units_of(c).most_silent(c.num_stages)
     if key not in known:
         given = schedules.schedule(*key), schedules.waits(*key), c.listing.stage_ranks
-        known[key] = paths_of_equal_stages(*given, budget.quick, budget.lp_step)
+        known[key] = paths_of_equal_stages(*given, *effort)
     return known[key]
 
 
