@@ -75,13 +75,14 @@ def _state(run: "_Run", position: Sequence[int], microbatch: int) -> _State:
 
 
 def _items(run: "_Run", microbatch: int) -> Iterator[tuple[tuple, float]]:
-    """Yield all that may be waited for: the rank that waits, what it is, and its end in us. Between
-    actions nothing is on its way to the host: a stage waits for it."""
+    """Yield all that may be waited for: the rank that waits, what it is, and its end in us."""
     for number, rank in enumerate(run.ranks):
         for name in ("comm", "copied_out", "copied_back"):
             yield (number, name, 0, 0), getattr(rank, name)
         for (peer, kind), us in rank.out.items():
             yield (number, "out " + kind, peer, 0), us
+        for unit, us in rank.leaving.items():
+            yield (number, "leaving", unit, 0), us
         for place, span in enumerate(s for s in rank.traffic if s[1] > rank.compute):
             yield (number, "from", place, 0), span[0]
             yield (number, "to", place, 0), span[1]
@@ -112,6 +113,7 @@ def _later(rank: "_Rank", us: float, microbatches: int) -> None:
         setattr(rank, name, getattr(rank, name) + us)
     rank.traffic = type(rank.traffic)((start + us, end + us) for start, end in rank.traffic)
     rank.out = {key: at + us for key, at in rank.out.items()}
+    rank.leaving = {unit: at + us for unit, at in rank.leaving.items()}
     for stage in rank.stages.values():
         stage.ready = {unit: at + us for unit, at in stage.ready.items()}
         for name in ("away", "back"):

@@ -25,7 +25,7 @@ def _unit(random: Random, split: bool, gathers: bool, offloads: bool) -> Unit:
         "accumulate_us": random.uniform(0, 2),
     }
     one = unit(random.uniform(5, 20), *backward, **collectives)
-    away_us = offloads * random.choice([0.0, random.uniform(1, 60)])
+    away_us = offloads * random.choice([0.0, random.uniform(1, 150)])
     return replace(one, work=replace(one.work, away_us=away_us))
 
 
@@ -50,7 +50,7 @@ def test_a_skipped_repetition_takes_what_it_takes_when_followed(
     random, skipped = Random(f"{name}{chunks}"), list[int]()
     passed = skipping._pass
     monkeypatch.setattr(skipping, "_pass", lambda *given: skipped.append(1) or passed(*given))
-    for _ in range(40):
+    for _ in range(80):
         drawn = _drawn(name, chunks, random)
         repeats = repeats_of(drawn.schedule, drawn.num_microbatches)
         assert repeats is not None
