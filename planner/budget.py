@@ -41,7 +41,8 @@ class SearchBudget:
     LP bound
         max_actions: forwards and backwards of a schedule; a longer one has no LP bound.
         quick, thorough: effort for every candidate, and for those that limit the gap.
-        equal_stages: effort for the paths that all candidates of a schedule begin with.
+        equal_stages: effort for the paths that all candidates of a schedule begin with;
+            equal_actions: forwards and backwards of a schedule, above which it is quick.
         lp_step: where between the best point so far and a solution the second critical path of a
             round is taken, as a share of the way.
         max_thorough: candidates bounded with thorough effort; enough_gap: at which no more are.
@@ -82,6 +83,7 @@ class SearchBudget:
     quick: LpEffort = LpEffort(4, 2e-3)
     thorough: LpEffort = LpEffort(20, 3e-4)
     equal_stages: LpEffort = LpEffort(40, 1e-4)
+    equal_actions: int = 5000
     lp_step: float = 0.3
     max_thorough: int = 12
     enough_gap: float = 0.03
