@@ -186,8 +186,13 @@ class LinearProgram:
         return self._solver.NumConstraints() - 1
 
     def solve(self) -> float | None:
-        """Return the optimum; None where nothing satisfies the rows, 0 where the solver gave up."""
-        status = self._solver.Solve()
+        """Return the optimum; None where nothing satisfies the rows, 0 where the solver gave up.
+
+        Where it gives up near what is infeasible, it finds out when it goes on from there.
+        """
+        ends = self._solver.OPTIMAL, self._solver.INFEASIBLE
+        if (status := self._solver.Solve()) not in ends:
+            status = self._solver.Solve()
         if status == self._solver.INFEASIBLE:
             return None
         return self._solver.Objective().Value() if status == self._solver.OPTIMAL else 0.0
