@@ -32,8 +32,11 @@ Weights = Mapping[Node, float]
 
 @dataclass(frozen=True)
 class WeightedPaths:
-    """Critical paths of a schedule that weigh something, and their mean: how often it passes a node
-    and a transfer, by the earlier of its stages, and the weights by the node that paths end with."""
+    """Critical paths of a schedule with weights above 0, and their mean.
+
+    nodes, sends: how often it passes a node, and a transfer by the earlier of its stages. ends: the
+    weights of the paths by the node that they end with.
+    """
 
     paths: tuple[Path, ...]
     nodes: Weights

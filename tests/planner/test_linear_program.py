@@ -13,7 +13,7 @@ class _Giving:
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
 
-    def Solve(self) -> int:  # noqa: N802
+    def Solve(self) -> int:
         return self.statuses.pop(0)
 
 
