@@ -113,8 +113,7 @@ class Theirs:
             call = of.kernel_us * sum(_issued(part, of.fused) for part in parts)
         attention = phase.attention_us / of.attention_share
         if of.attention_passes:
-            slower = sum(map(self._odd_heads_us, parts)) if of.odd_heads_f32 else 0.0
-            attention = max(attention, slower) + sum(map(self._score_us, parts))
+            attention = sum(self._products_us(part) + self._score_us(part) for part in parts)
         pieces = self.costs.mesh.count(TENSOR) if of.overlaps_tensor else 1
         return replace(
             phase,
@@ -162,17 +161,19 @@ class Theirs:
         moved = (passes[definition(op).backward] * size for op, size in self.scores(work))
         return sum(moved) / self.costs.cluster.device.hbm_bytes_per_s * 1e6
 
-    def _odd_heads_us(self, work: PhaseWork) -> float:
-        """Return the time of a function's matmuls of scores at the rate of float32, where the size
-        of a head is no multiple of 8: two in forward and four in backward, of all scores."""
-        rate, total = self.costs.cluster.device.matmul_rate("f32"), 0.0
+    def _products_us(self, work: PhaseWork) -> float:
+        """Return the time of a function's matmuls of scores, two in forward and four in backward.
+        They make all scores, as a mask spares none."""
+        total = 0.0
         for op, size in self.scores(work):
             at = definition(op).queries
             assert at is not None
             queries = self.piece.graph.values[op.inputs[at]]
             head = self.costs.number(queries.shape[-1])
+            odd = self.software.odd_heads_f32 and head % 8
+            rate = self.costs.cluster.device.matmul_rate("f32" if odd else queries.dtype)
             flops = 4 * (1 + definition(op).backward) * head * size / ITEM_BYTES[queries.dtype]
-            total += flops / rate * 1e6 if head % 8 else 0.0
+            total += flops / rate * 1e6
         return total
 
     def scores(self, work: PhaseWork) -> Iterator[tuple[Op, float]]:
