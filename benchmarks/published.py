@@ -85,12 +85,13 @@ WEAK = tuple(
 KEMPNER_SEQ = 4096
 NOT_COMPILED = 8
 
-# model, GPUs, pp, global batch, micro-batch, seconds with full recompute, with selective.
+# model, GPUs, pp, chunks of a stage, global batch, micro-batch, seconds with full recompute, with
+# selective.
 MEGATRON = (
-    ("gpt-22b", 8, 1, 4, 4, 1.42, 1.10),
-    ("gpt-175b", 64, 8, 64, 1, 18.13, 13.75),
-    ("gpt-530b", 280, 35, 280, 1, 49.05, 37.83),
-    ("gpt-1t", 512, 64, 512, 1, 94.42, 71.49),
+    ("gpt-22b", 8, 1, 1, 4, 4, 1.42, 1.10),
+    ("gpt-175b", 64, 8, 3, 64, 1, 18.13, 13.75),
+    ("gpt-530b", 280, 35, 3, 280, 1, 49.05, 37.83),
+    ("gpt-1t", 512, 64, 1, 512, 1, 94.42, 71.49),
 )
 MEGATRON_SEQ = 2048
 # Passes over the scores that selective recompute adds to backward: scores, softmax, dropout again.
@@ -230,14 +231,15 @@ def megatron() -> None:
           "peak GiB |\n" + "|---" * 9 + "|")  # fmt: skip
     errors = []
     profile = read_software("megatron-2022")
-    for model, gpus, pp, batch, micro_batch, full, selective in MEGATRON:
+    for model, gpus, pp, chunks, batch, micro_batch, full, selective in MEGATRON:
         nodes = gpus // 8
         cluster = parse_cluster("a100:8" + (f"x{nodes}" if nodes > 1 else ""))
         cluster = replace(cluster, device=replace(cluster.device, memory_bytes=10**12))
         for rule, measured in (("all", full), ("cheap", selective)):
             pins = Pins(
                 pp=pp, dp=1, tp=8, micro_batch=micro_batch, recompute=rule, zero=0,
-                schedule="1f1b", precision="master", shard_weights=1,
+                schedule="interleaved" if chunks > 1 else "1f1b", precision="master",
+                chunks=chunks if chunks > 1 else None, shard_weights=1,
             )  # fmt: skip
             plan = make_plan(
                 traced(model), cluster, seq=MEGATRON_SEQ, global_batch=batch, pins=pins
