@@ -229,4 +229,5 @@ WIRE_SHARE: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
     "send_recv": lambda n: 1.0,
+    "broadcast": lambda n: 1.0,
 }

@@ -34,12 +34,14 @@ class Software:
     kernels of their own. recomputes_whole: whether a block that keeps nothing is computed again to
     its end, its collectives included, and not as far as backward asks for. reduces_once: whether
     gradients travel once a step under ZeRO 3. reduces_last: whether they travel after the last
-    backward, and not beside it. overlaps_tensor: whether collectives of a split layer run beside
-    the matmuls they feed, in a piece a rank, the first of which is waited for. cuts_sequence:
-    whether each tp rank has its share of the sequence between split layers, also where our layout
-    has all of it there. scatters_sends: whether each tp rank sends its share of what all of them
-    hold to the next stage, which gathers it. waits_for_sends: whether a rank computes nothing while
-    it sends to another stage or receives from it.
+    backward, and not beside it. reduces_whole: whether they are all-reduced, though a rank updates
+    a share of them. broadcasts: whether parameters are whole on a rank that updates them, under
+    ZeRO 1 and 2, and are sent by one rank after the other. overlaps_tensor: whether collectives of
+    a split layer run beside the matmuls they feed, in a piece a rank, the first of which is waited
+    for. cuts_sequence: whether each tp rank has its share of the sequence between split layers,
+    also where our layout has all of it there. scatters_sends: whether each tp rank sends its share
+    of what all of them hold to the next stage, which gathers it. waits_for_sends: whether a rank
+    computes nothing while it sends to another stage or receives from it.
 
     Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
     not what enters each half; so it is with recomputes_whole. logits_held: how often a loss on
@@ -69,6 +71,8 @@ class Software:
     recomputes_whole: bool = False
     reduces_once: bool = False
     reduces_last: bool = False
+    reduces_whole: bool = False
+    broadcasts: bool = False
     overlaps_tensor: bool = False
     cuts_sequence: bool = False
     scatters_sends: bool = False

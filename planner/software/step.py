@@ -13,6 +13,7 @@ from ..hardware.topology import Links
 from ..simulate.simulator import simulate
 from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
 from .profile import Software
+from .traffic import reduced_whole, sent_by_owners
 from .work import Theirs
 
 More = Callable[[PieceWork, Piece, Costs], PieceWork]
@@ -60,6 +61,10 @@ def model_under(
     stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
     reduces = model.reduces_every_microbatch and not software.reduces_once
     model = replace(model, stages=stages, reduces_every_microbatch=reduces)
+    if software.reduces_whole:
+        model = reduced_whole(model, plan, Links(cluster, plan.mesh))
+    if software.broadcasts and plan.zero in (1, 2):
+        model = sent_by_owners(model, plan, Links(cluster, plan.mesh))
     if software.scatters_sends:
         model = _scattered(model, plan, cluster)
     if software.waits_for_sends:
