@@ -162,9 +162,18 @@ class Layers:
         passing = scores + logits * bool(self.software.loss_passes)
         return replace(
             work,
-            kept_bytes=work.kept_bytes + scores * keeps,
+            kept_bytes=work.kept_bytes + scores * keeps - self._spared_bytes(theirs, keeps),
             forward=_passing(work.forward, passing),
             backward=_passing(work.backward, passing - scores * keeps),
+        )
+
+    def _spared_bytes(self, theirs: Theirs, keeps: bool) -> float:
+        """Return the bytes of values that kernels of a library compute anew in backward."""
+        piece = theirs.piece
+        saved = saved_values(piece.graph, "none") if keeps else piece.saved
+        return sum(
+            theirs.costs.local_bytes(piece.graph.values[name], piece.placements[name])
+            for name in theirs.library.spared(saved)
         )
 
 

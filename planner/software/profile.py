@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..hardware.cluster import ClusterError
 from ..headed_toml import read_tables
+from .kernels import KINDS
 
 HEADER = "# meshwright software v1"
 BUILT_IN = Path(__file__).with_name("profiles.toml")
@@ -20,7 +21,8 @@ class Software:
     """Ways of a stack to run a layout.
 
     fused: whether a compiler makes pointwise ops one kernel; else each reads and writes memory by
-    itself. joins_sums: whether the sums over rows of a norm's backward, which its weight's gradient
+    itself. library_kernels: which of norm and rope are then a kernel each that keeps what enters it
+    alone. joins_sums: whether the sums over rows of a norm's backward, which its weight's gradient
     is, are made in the pass that gives its input's. kernel_us: of the host's time, to issue a
     kernel where nothing is compiled. waits: whether the host issues no kernel before the last one
     has ended, as under CUDA_LAUNCH_BLOCKING. matmul_share, attention_share: of the rate of our
@@ -57,6 +59,7 @@ class Software:
 
     name: str
     fused: bool = True
+    library_kernels: tuple[str, ...] = ()
     joins_sums: bool = False
     kernel_us: float = 0.0
     waits: bool = False
@@ -119,7 +122,7 @@ def _software(path: Path, name: str, table: object) -> Software:
             raise ClusterError(f"{where}: unknown; give {', '.join(forms)}, or sources")
         if not _fits(key, value):
             raise ClusterError(f"{where} is {value!r}; {_WANTED.get(key, 'give true or false')}")
-    found |= {key: tuple(found[key]) for key in _PASSES if key in found}
+    found |= {key: tuple(found[key]) for key in (*_PASSES, _LIBRARY) if key in found}
     return Software(name, **found)
 
 
@@ -135,7 +138,7 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     ("waves_of", "grad_bytes", "flat_bytes", "copy_bytes"),
     lambda size: isinstance(size, int) and size >= 0,
 )
-_PASSES = ("attention_passes", "loss_passes")
+_PASSES, _LIBRARY = ("attention_passes", "loss_passes"), "library_kernels"
 _WANTED = {
     "kernel_us": "give us of 0 or more",
     "matmul_share": "give a share above 0",
@@ -148,6 +151,7 @@ _WANTED = {
     "outside_gib": "give GiB of 0 or more",
     "communicator_gib": "give GiB of 0 or more",
     "fragments": "give a share from 0 to below 1",
+    _LIBRARY: f"give a list of {', '.join(KINDS)}",
 } | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
 
 
@@ -159,4 +163,6 @@ def _fits(key: str, value: object) -> bool:
     if key in _PASSES:
         counts = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
         return counts and isinstance(value, list) and len(value) == 2
+    if key == _LIBRARY:
+        return isinstance(value, list) and all(kind in KINDS for kind in value)
     return isinstance(value, bool)

@@ -19,6 +19,7 @@ from ..cost.op_cost import Costs
 from ..cost.phase_work import PhaseWork, functions_of
 from ..cost.piece_cost import Phase, PieceWork, Priced, op_us
 from ..remat.rules import saved_values
+from .kernels import Library
 from .profile import Software
 
 Parts = tuple[PhaseWork, ...]
@@ -95,6 +96,11 @@ class Theirs:
     def losses(self) -> list[Op]:
         return _losses(self.parts_of(self.piece.saved)[0])
 
+    @cached_property
+    def library(self) -> Library:
+        """The chains of pointwise ops that the stack has kernels for."""
+        return Library(self.piece.graph, self.software.library_kernels)
+
     def _again(self, backward: Phase) -> Phase:
         """A backward with every op of forward in front of it."""
         priced = Priced(self.piece.graph, self.piece.placements, self.costs)
@@ -106,11 +112,13 @@ class Theirs:
         of = self.software
         pointwise, call = phase.pointwise_us, phase.call_us
         if not of.fused:
-            pointwise = sum(eager_us(part, self.piece, self.costs) for part in parts)
+            given = self.piece, self.costs, self.library
+            pointwise = sum(eager_us(part, *given) for part in parts)
         elif of.joins_sums or of.cuts_sequence:
             pointwise -= sum(map(self._spared_us, parts))
         if not of.fused or of.waits:
-            call = of.kernel_us * sum(_issued(part, of.fused) for part in parts)
+            issued = sum(_issued(part, of.fused, self.library) for part in parts)
+            call = of.kernel_us * issued
         attention = phase.attention_us / of.attention_share
         if of.attention_passes:
             attention = sum(self._products_us(part) + self._score_us(part) for part in parts)
@@ -240,24 +248,30 @@ def filled_share(rows: float, columns: float, processors: int) -> float:
     return rows * columns / (waves * processors * math.prod(TILE))
 
 
-def eager_us(work: PhaseWork, piece: Piece, costs: Costs) -> float:
-    """Return the time of pointwise ops and reductions of a function, each a kernel of its own."""
+def eager_us(work: PhaseWork, piece: Piece, costs: Costs, library: Library) -> float:
+    """Return the time of pointwise ops and reductions of a function, each a kernel of its own but
+    for those that a library has one for."""
     total = 0.0
-    for op in work.graph.ops:
-        if not definition(op).fused:
-            continue
-        values = tuple(piece.graph.values[name] for name in op.inputs if name)
-        ins, outs = (tuple(piece.placements[v.name] for v in vs) for vs in (values, op.outputs))
-        total += costs.op_us(op, ins, outs, OpWork(0, op.output.dtype, values, op.outputs))
+    for kernel in library.kernels(work):
+        reads, writes = (
+            tuple(piece.graph.values[name] for name in names)
+            for names in (kernel.reads, kernel.writes)
+        )
+        ins, outs = (tuple(piece.placements[v.name] for v in vs) for vs in (reads, writes))
+        asked = OpWork(0, kernel.op.output.dtype, reads, writes)
+        total += costs.op_us(kernel.op, ins, outs, asked)
     return total
 
 
-def _issued(work: PhaseWork, fused: bool) -> int:
+def _issued(work: PhaseWork, fused: bool, library: Library) -> int:
     """Return the kernels that a host issues for a function."""
-    kernels = work.kernels if fused else [(op,) for op in work.graph.ops]
+    if not fused:
+        others = (op for op in work.graph.ops if not definition(op).fused)
+        apart = sum(not (definition(op).free or definition(op).source) for op in others)
+        return apart + sum(1 for _ in library.kernels(work))
     return sum(
         any(not (definition(op).free or definition(op).source) for op in kernel)
-        for kernel in kernels
+        for kernel in work.kernels
     )
 
 
