@@ -4,12 +4,14 @@
 
 data/published_fsdp_rows.csv: 209 rows of LLM Foundry's README (scripts/train/benchmarking), in bf16
 on A100 and H100. A row whose hash is odd is scored. Of the others two things are read: the constant
-that is scored beside, the median share of the matmul rate, and by card the share of our attention's
-rate that the stack's reaches, with which they are off by least.
+that is scored beside, the median share of the matmul rate, and by card the shares of our rates that
+the stack's attention and matmuls reach, with which they are off by least.
 
-Three predictions a row: the program of the plan that the layout is pinned to; the profile
+Four predictions a row: the program of the plan that the layout is pinned to; the profile
 pytorch-eager, which compiles nothing and computes the loss on whole logits; the same with that
-attention. MPT is priced as GPT-2 of its sizes; ALiBi adds no work to fused attention.
+attention; and with norms that are a kernel each, as PyTorch's layer_norm is, and the shares of
+attention and matmuls that are read for these. MPT is priced as GPT-2 of its sizes; ALiBi adds no
+work to fused attention.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import meshwright
 from meshwright.ir.traced import Traced
@@ -41,7 +44,8 @@ A100_40_SHARE = 1555 / 2039  # of the memory bandwidth of the card of 80 GB, by 
 @dataclass(frozen=True)
 class Scored:
     """Seconds of a step. eager: as that stack runs it. attention: more of that at half the rate of
-    attention. flop_s: at the rate of large matmuls."""
+    attention. norms: as it runs with norms that are a kernel each. matmul: more of that at half the
+    rate of matmuls. flop_s: at the rate of large matmuls."""
 
     gpu: str
     seq: int
@@ -50,11 +54,23 @@ class Scored:
     pinned: float
     eager: float
     attention: float
+    norms: float
+    matmul: float
     flop_s: float
 
     def fitted(self, share: float) -> float:
         """The step where attention reaches a share of our rate."""
         return self.eager + self.attention * (1 / share - 1)
+
+    def with_kernels(self, shares: tuple[float, float]) -> float:
+        """The same where norms are a kernel each and matmuls reach a share, too."""
+        attention, matmul = shares
+        return self.norms + self.attention * (1 / attention - 1) + self.matmul * (1 / matmul - 1)
+
+
+Share = TypeVar("Share")
+ATTENTION = [k / 20 for k in range(4, 21)]
+MATMUL = [k / 100 for k in range(80, 106)]
 
 
 def is_scored(row: dict[str, str]) -> bool:
@@ -99,18 +115,22 @@ def predicted(row: dict[str, str]) -> Scored:
     software = read_software("pytorch-eager")
     eager = step_us(plan, cluster, software) / 1e6
     slower = step_us(plan, cluster, replace(software, attention_share=0.5)) / 1e6
-    seconds = float(row["step_s"]), pinned / 1e6, eager, slower - eager, share * pinned / 1e6
-    return Scored(row["gpu"], seq, recompute, *seconds)
+    kernels = replace(software, library_kernels=("norm",))
+    norms = step_us(plan, cluster, kernels) / 1e6
+    matmul = step_us(plan, cluster, replace(kernels, matmul_share=0.5)) / 1e6 - norms
+    seconds = float(row["step_s"]), pinned / 1e6, eager, slower - eager, norms, matmul
+    return Scored(row["gpu"], seq, recompute, *seconds, share * pinned / 1e6)
 
 
-def fitted_shares(rows: list[Scored]) -> dict[str, float]:
-    """By card, the share of attention's rate with the least mean error."""
+def fitted_shares(
+    rows: list[Scored], way: Callable[[Scored, Share], float], shares: list[Share]
+) -> dict[str, Share]:
+    """By card, what a way has the least mean error with."""
 
-    def off(card: str, share: float) -> float:
+    def off(card: str, share: Share) -> float:
         some = [r for r in rows if r.gpu == card]
-        return statistics.mean(abs(r.fitted(share) / r.published - 1) for r in some)
+        return statistics.mean(abs(way(r, share) / r.published - 1) for r in some)
 
-    shares = [k / 20 for k in range(4, 21)]
     return {card: min(shares, key=partial(off, card)) for card in {r.gpu for r in rows}}
 
 
@@ -139,8 +159,10 @@ def main() -> None:
             halves[half].append(predicted(row))
             print(row["model"], row["gpu"], row["gpus"], row["seq"], halves[half][-1], flush=True)
     constant = statistics.median(r.flop_s / r.published for r in halves[False])
-    shares = fitted_shares(halves[False])
-    print(f"\nof the other half: constant {constant:.1%}, attention's share {shares}")
+    shares = fitted_shares(halves[False], Scored.fitted, ATTENTION)
+    both = fitted_shares(halves[False], Scored.with_kernels, list(product(ATTENTION, MATMUL)))
+    print(f"\nof the other half: constant {constant:.1%}, attention's share {shares}; with norms "
+          f"that of attention and matmuls {both}")  # fmt: skip
     print("| scored rows | rows | median error | mean | worst | signed median |")
     print("|---|---|---|---|---|---|")
     scored = halves[True]
@@ -148,6 +170,7 @@ def main() -> None:
         "pinned plan": lambda r: r.pinned,
         "pytorch-eager": lambda r: r.eager,
         "with its attention": lambda r: r.fitted(shares[r.gpu]),
+        "with its kernels": lambda r: r.with_kernels(both[r.gpu]),
         "constant": lambda r: r.flop_s / constant,
     }
     kinds: dict[str, Callable[[Scored], bool]] = {
