@@ -121,8 +121,8 @@ class Pipeline:
 @dataclass(frozen=True)
 class LpBound:
     """step_us: a bound on all cuts and options that fit; inf where none do, 0 where the solver gave
-    up. stage_us: by stage, what its units take alone at their fastest, in an optimum. paths: the
-    critical paths in the LP."""
+    up. stage_us: by stage, what its units take alone at their fastest, at the best point. paths:
+    the critical paths in the LP."""
 
     step_us: float
     stage_us: tuple[float, ...] = ()
@@ -148,11 +148,27 @@ Terms = list[tuple[int, float]]
 Row = tuple[str, Terms, float]
 
 
+@dataclass(frozen=True)
+class Point:
+    """Durations of actions in us, their longest path, and by stage what its units take."""
+
+    end_us: float
+    durations: dict[Node, float]
+    stage_us: tuple[float, ...]
+
+    def toward(self, other: "Point", step: float) -> "Point":
+        """Return the point between this one and another, its longest path not known."""
+        here, there = self.durations, other.durations
+        us = {node: (1 - step) * here[node] + step * x for node, x in there.items()}
+        pairs = zip(self.stage_us, other.stage_us, strict=True)
+        return Point(INF, us, tuple((1 - step) * a + step * b for a, b in pairs))
+
+
 @dataclass
 class Builder:
     """The linear program of a pipeline, and its solution. rows: by index, the paths of rows that
-    say how long one is. best: the shortest end that is the longest path of some durations, with
-    these. program: what `solve` left, as it was solved last."""
+    say how long one is. best: the point of the shortest end. program: what `solve` left, as it was
+    solved last."""
 
     pipeline: Pipeline
     enough_us: float
@@ -165,7 +181,7 @@ class Builder:
     durations: dict[Node, int] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)  # g, by stage
     rows: dict[int, Path] = field(default_factory=dict)
-    best: tuple[float, dict[Node, float]] = field(default_factory=lambda: (INF, {}))
+    best: Point = field(default_factory=lambda: Point(INF, {}, ()))
     program: solver.LinearProgram = field(init=False)
 
     def __post_init__(self) -> None:
@@ -203,7 +219,7 @@ class Builder:
             paths = self._longest()
             end_us = self.program.values([self.end])[0] * self.unit_us
             gained = len(bounds) <= rounds + 1 or bounds[-1] > near * bounds[-1 - rounds]
-            if self.best[0] <= near * end_us or not gained:
+            if self.best.end_us <= near * end_us or not gained:
                 return self._lp_bound(bounds[-1])
             for path in paths:
                 for _, terms, least in self._rows(path):
@@ -213,26 +229,35 @@ class Builder:
     def _longest(self) -> list[Path]:
         """Return the longest paths of the solution, and of a point between it and the best one."""
         waits, send_us = self.pipeline.waits, self.pipeline.send_us
-        values = self.program.values(self.durations.values())
-        us = {n: x * self.unit_us for n, x in zip(self.durations, values, strict=True)}
-        last = self.best[1]
-        between = {n: (1 - self.step) * last.get(n, x) + self.step * x for n, x in us.items()}
+        solution, best = self._solution(), self.best
+        points = (solution, best.toward(solution, self.step)) if best.durations else (solution,)
         found = []
-        for point in (us, between) if last else (us,):
-            longest, path = waits.longest(point, send_us)
-            self.best = min(self.best, (longest, point), key=lambda b: b[0])
+        for point in points:
+            longest, path = waits.longest(point.durations, send_us)
+            if longest < self.best.end_us:
+                self.best = replace(point, end_us=longest)
             found.append(path)
             if path not in self.paths:
                 self.paths.append(path)
         return found
 
+    def _solution(self) -> Point:
+        """Return the program's last solution as a point, its longest path not known."""
+        values = self.program.values(self.durations.values())
+        us = {n: x * self.unit_us for n, x in zip(self.durations, values, strict=True)}
+        return Point(INF, us, self._stage_us())
+
     def _lp_bound(self, step_us: float) -> LpBound:
-        """Return the bound, and the times of the stages of the program's last solution."""
+        """Return the bound, and the times of the stages of the best point."""
+        return LpBound(step_us, self.best.stage_us or self._stage_us())
+
+    def _stage_us(self) -> tuple[float, ...]:
+        """Return the times of the stages of the program's last solution."""
         stages = [0.0] * self.pipeline.num_stages
         for s, shares in self.shares.items():
             values = self.program.values(v for _, _, v in shares)
             stages[s] = sum(n * k.fastest_us for n, (k, _, _) in zip(values, shares, strict=True))
-        return LpBound(step_us, tuple(stages))
+        return tuple(stages)
 
     def _new(self, name: str, cost: float = 0.0) -> int:
         return self.problem.variable(name, cost, upper=INF)
