@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
         default="",
         metavar="NAME",
         help="price the layout of each row as another stack runs it, too: pytorch-eager, "
-        "pytorch-compiled, megatron-2022, megatron-2025, or a .toml file",
+        "megatron-2025 or another built-in name, which a wrong one lists, or a .toml file",
     )
     parser.add_argument(
         "--objective",

@@ -56,7 +56,7 @@ class _Held(NamedTuple):
 
     @classmethod
     def of(cls, peak: Peak, plan: Plan, rank: int, software: Software) -> "_Held":
-        used = peak.total_bytes + software.reduces_once * _waiting_bytes(plan, peak)
+        used = peak.total_bytes + software.reduces_once * _waiting_bytes(plan, software, peak)
         return cls(used, _in_fragments(peak, software) + _copied_bytes(plan, rank, software))
 
 
@@ -66,12 +66,12 @@ def _in_fragments(peak: Peak, software: Software) -> float:
     return moving * software.fragments / (1 - software.fragments)
 
 
-def _waiting_bytes(plan: Plan, peak: Peak) -> float:
+def _waiting_bytes(plan: Plan, software: Software, peak: Peak) -> float:
     """Return what whole gradients take that wait for the last micro-batch in the dtype in which
     they travel, more than our shares and buffers of them."""
     if plan.zero < 2 or plan.num_microbatches == 1:
         return 0.0
-    precision, kinds = precision_of_plan(plan), dict(peak.bytes_by_kind)
+    precision, kinds = _precision(plan, software), dict(peak.bytes_by_kind)
     cuts = plan.mesh.count(*STORAGE)
     more = kinds["gradients"] * (cuts * precision.carried / precision.grad - 1)
     return more - kinds.get("gradient buffers", 0.0)

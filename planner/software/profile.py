@@ -121,15 +121,18 @@ def _software(path: Path, name: str, table: object) -> Software:
         if key not in forms:
             raise ClusterError(f"{where}: unknown; give {', '.join(forms)}, or sources")
         if not _fits(key, value):
-            raise ClusterError(f"{where} is {value!r}; {_WANTED.get(key, 'give true or false')}")
+            raise ClusterError(
+                f"{where} is {_short(value)}; {_WANTED.get(key, 'give true or false')}"
+            )
     found |= {key: tuple(found[key]) for key in (*_PASSES, _LIBRARY) if key in found}
     return Software(name, **found)
 
 
+_MOST = 1e6  # of any number: larger ones are slips, and lead to times that no number holds
 _NUMBERS: dict[str, Callable[[float], bool]] = {
     "kernel_us": lambda us: us >= 0,
-    "matmul_share": lambda share: share > 0,
-    "attention_share": lambda share: share > 0,
+    "matmul_share": lambda share: share >= 1 / _MOST,
+    "attention_share": lambda share: share >= 1 / _MOST,
     "logits_held": lambda times: times >= 0,
     "outside_gib": lambda size: size >= 0,
     "communicator_gib": lambda size: size >= 0,
@@ -140,28 +143,34 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
 )
 _PASSES, _LIBRARY = ("attention_passes", "loss_passes"), "library_kernels"
 _WANTED = {
-    "kernel_us": "give us of 0 or more",
-    "matmul_share": "give a share above 0",
-    "attention_share": "give a share above 0",
-    "logits_held": "give times of 0 or more",
-    "waves_of": "give a whole number of 0 or more",
-    "grad_bytes": "give whole bytes of 0 or more",
-    "flat_bytes": "give whole bytes of 0 or more",
-    "copy_bytes": "give whole bytes of 0 or more",
-    "outside_gib": "give GiB of 0 or more",
-    "communicator_gib": "give GiB of 0 or more",
+    "kernel_us": "give us of 0 or more, 1e6 at most",
+    "matmul_share": "give a share above 0, 1e-6 at least",
+    "attention_share": "give a share above 0, 1e-6 at least",
+    "logits_held": "give times of 0 or more, 1e6 at most",
+    "waves_of": "give a whole number of 0 or more, 1e6 at most",
+    "grad_bytes": "give whole bytes of 0 or more, 1e6 at most",
+    "flat_bytes": "give whole bytes of 0 or more, 1e6 at most",
+    "copy_bytes": "give whole bytes of 0 or more, 1e6 at most",
+    "outside_gib": "give GiB of 0 or more, 1e6 at most",
+    "communicator_gib": "give GiB of 0 or more, 1e6 at most",
     "fragments": "give a share from 0 to below 1",
     _LIBRARY: f"give a list of {', '.join(KINDS)}",
 } | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
+
+
+def _short(value: object) -> str:
+    """Return a value as it is shown: its beginning where it is long."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _fits(key: str, value: object) -> bool:
     if key in _NUMBERS:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        return _NUMBERS[key](value)
+        return value <= _MOST and _NUMBERS[key](value)
     if key in _PASSES:
-        counts = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+        counts = isinstance(value, list) and all(type(n) is int and 0 <= n <= _MOST for n in value)
         return counts and isinstance(value, list) and len(value) == 2
     if key == _LIBRARY:
         return isinstance(value, list) and all(kind in KINDS for kind in value)

@@ -7,7 +7,7 @@ from meshwright.ir.mesh import TENSOR
 from meshwright.ir.plan import Piece, Plan
 
 from ..cost.op_cost import Costs
-from ..cost.piece_cost import PieceWork, WorkTable
+from ..cost.piece_cost import Phase, PieceWork, WorkTable
 from ..hardware.cluster import Cluster
 from ..hardware.topology import Links
 from ..simulate.simulator import simulate
@@ -95,13 +95,18 @@ def _waiting(model: StepModel) -> StepModel:
 
 
 def _longer(unit: Unit, us: float) -> Unit:
-    """Return a unit whose forward and backward wait for transfers."""
+    """Return a unit whose forward and backward wait for transfers; of one in two, the first half,
+    which makes what is sent."""
     work = unit.work
-    ahead, back = (
-        replace(phase, collective_us=phase.collective_us + us)
-        for phase in (work.forward, work.backward)
-    )
-    return replace(unit, work=replace(work, forward=ahead, backward=back))
+    ahead, back = _later(work.forward, us), _later(work.backward, us)
+    halves = work.split
+    if halves is not None:
+        halves = replace(halves, input_grad=_later(halves.input_grad, us))
+    return replace(unit, work=replace(work, forward=ahead, backward=back, split=halves))
+
+
+def _later(phase: Phase, us: float) -> Phase:
+    return replace(phase, collective_us=phase.collective_us + us)
 
 
 def _reduced_last(model: StepModel) -> StepModel:

@@ -17,7 +17,7 @@ from meshwright.ir.sizes import Shape, num_elements
 from ..cost.graph_work import OpWork
 from ..cost.op_cost import Costs
 from ..cost.phase_work import PhaseWork, functions_of
-from ..cost.piece_cost import Phase, PieceWork, Priced, op_us
+from ..cost.piece_cost import Phase, PieceWork, Priced, SplitWork, op_us
 from ..remat.rules import saved_values
 from .kernels import Library
 from .profile import Software
@@ -26,6 +26,24 @@ Parts = tuple[PhaseWork, ...]
 # Of a result, what one multiprocessor makes at a time: the largest and most efficient tile, of
 # either orientation (NVIDIA, matrix multiplication background user's guide).
 TILE = (128, 256)
+
+
+_TIMES = ("matmul_us", "attention_us", "pointwise_us", "collective_us", "call_us")
+
+
+def _halves(split: SplitWork, own: Phase, theirs: Phase) -> SplitWork:
+    """Return a backward in two, of which each kind of time changes as that of the whole one does.
+
+    A kind that our whole one has none of falls to the half that comes first.
+    """
+    first, second = dict[str, float](), dict[str, float]()
+    for kind in _TIMES:
+        before, after = getattr(own, kind), getattr(theirs, kind)
+        times = after / before if before else 0.0
+        first[kind] = times * getattr(split.input_grad, kind) if before else after
+        second[kind] = times * getattr(split.weight_grad, kind)
+    ahead, behind = replace(split.input_grad, **first), replace(split.weight_grad, **second)
+    return replace(split, input_grad=ahead, weight_grad=behind)
 
 
 @dataclass(frozen=True)
@@ -44,7 +62,8 @@ class Theirs:
         if self.software.loss_passes and (losses := self.losses):
             forward, backward = self._whole_loss(forward, backward, losses[0])
         ahead, back = map(self._matmuls, (forward, backward), self.parts)
-        return replace(work, forward=ahead, backward=back)
+        halves = work.split and _halves(work.split, work.backward, back)
+        return replace(work, forward=ahead, backward=back, split=halves)
 
     def _matmuls(self, phase: Phase, parts: Parts) -> Phase:
         idle = sum(map(self._idle_us, parts)) if self.software.waves_of else 0.0

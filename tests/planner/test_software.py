@@ -266,6 +266,11 @@ WRONG = {
     "# meshwright software v1\n[a]\nfused = 1\n": "[a] fused is 1; give true or false",
     "# meshwright software v1\n[a]\nloss_passes = [2]\n": "two numbers of passes",
     "# meshwright software v1\n[a]\nkernel_us = -1\n": "give us of 0 or more",
+    f"# meshwright software v1\n[a]\nkernel_us = {'9' * 400}\n": "9...; give us of 0 or more",
+    f"# meshwright software v1\n[a]\nwaves_of = {'9' * 400}\n": "give a whole number of 0",
+    f"# meshwright software v1\n[a]\nloss_passes = [1, {'9' * 400}]\n": "give two numbers",
+    "# meshwright software v1\n[a]\noutside_gib = inf\n": "is inf; give GiB of 0 or more, 1e6",
+    "# meshwright software v1\n[a]\nmatmul_share = 1e-320\n": "1e-6 at least",
     "# meshwright software v1\n[a]\nattention_share = 0\n": "give a share above 0",
     "# meshwright software v1\n[a]\ngrad_bytes = 1.5\n": "give whole bytes of 0 or more",
     "# meshwright software v1\n[a]\nfragments = 1\n": "give a share from 0 to below 1",
@@ -294,3 +299,28 @@ def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(MeshwrightError, match=f"unknown; give {names}, or"):
         read_software("jax")
     assert "sources" in BUILT_IN.read_text()
+
+
+def test_a_backward_in_two_changes_as_a_whole_one_does() -> None:
+    """At half the rate of matmuls both halves take twice as long in them; a transfer that the stack
+    waits for makes the first half longer."""
+    pins = "pp=2", "dp=1", "tp=1", "micro_batch=1", "recompute=none", "schedule=zb-h1"
+    cluster = replace(parse_cluster("h200:2"), device=SLOW.device)
+    plan = planned("tiny-llama", "h200:2", *pins, seq=64)
+    own = model_under(plan, cluster, Software("same"))
+    half = model_under(plan, cluster, Software("half", matmul_share=0.5))
+    waits = model_under(plan, cluster, Software("waits", waits_for_sends=True))
+    for stage, (units, slower) in enumerate(zip(own.stages, half.stages, strict=True)):
+        for unit, other in zip(units, slower, strict=True):
+            ours, theirs = unit.work.split, other.work.split
+            assert ours is not None and theirs is not None
+            for phase, twice in (
+                (ours.input_grad, theirs.input_grad),
+                (ours.weight_grad, theirs.weight_grad),
+            ):
+                assert twice.matmul_us == pytest.approx(2 * phase.matmul_us)
+                assert twice.pointwise_us == pytest.approx(phase.pointwise_us)
+        first, waiting = units[0].work.split, waits.stages[stage][0].work.split
+        assert first is not None and waiting is not None
+        more = waiting.input_grad.collective_us - first.input_grad.collective_us
+        assert more == pytest.approx(own.send_us[0]) and more > 0
