@@ -23,10 +23,14 @@ from .cluster import (
     LinkLevel,
     Sources,
 )
+from .networks import with_network
 
 HEADER = "# meshwright cluster v1"
-# What a spec may say besides a name: of each device, and of the hosts for all their devices.
-MEMORIES = ("gpu_memory", "host_memory")
+# What a spec may say besides a name: memory of each device, and of the hosts for all their devices,
+# and the kind of network between nodes.
+MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
+# Of a link level: shares of its bandwidth, of rings and of trees.
+BY_NODES = ("by_nodes", "tree_by_nodes")
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -49,9 +53,10 @@ def format_cluster(cluster: Cluster) -> str:
     lines += _source_lines("device.sources", device.sources)
     for level in cluster.levels:
         lines += ["", "[[levels]]", *_pairs(level, "name alpha_us bytes_per_s span")]
-        if level.by_nodes:
-            shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in level.by_nodes)
-            lines.append(f"by_nodes = [{shares}]")
+        for name in BY_NODES:
+            if points := getattr(level, name):
+                shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in points)
+                lines.append(f"{name} = [{shares}]")
         if level.full_mesh:
             lines.append(f"full_mesh = {level.full_mesh}")
         lines += _source_lines("levels.sources", level.sources)
@@ -142,9 +147,14 @@ def _level_of(table: dict) -> LinkLevel:
         int(table["span"]),
         tuple(_curve_of(curve) for curve in table.get("curves", ())),
         _sources_of(table),
-        tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
+        _shares_of(table, BY_NODES[0]),
         int(table.get("full_mesh", 0)),
+        _shares_of(table, BY_NODES[1]),
     )
+
+
+def _shares_of(table: dict, name: str) -> tuple[tuple[int, float], ...]:
+    return tuple((int(nodes), float(share)) for nodes, share in table.get(name, ()))
 
 
 def _curve_of(table: dict) -> Curve:
@@ -186,20 +196,22 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
             "positions; give one"
         )
     for level in cluster.levels:
-        _check_shares(level, where)
+        for name in BY_NODES:
+            _check_shares(level, name, where)
         _check_mesh(level, cluster.devices_per_node, where)
         for curve in level.curves:
             _check_curve(curve, where)
     return cluster
 
 
-def _check_shares(level: LinkLevel, where: str) -> None:
-    nodes, shares = [n for n, _ in level.by_nodes], [share for _, share in level.by_nodes]
+def _check_shares(level: LinkLevel, name: str, where: str) -> None:
+    points = getattr(level, name)
+    nodes, shares = [n for n, _ in points], [share for _, share in points]
     if nodes != sorted(set(nodes)) or min(nodes, default=1) < 1:
-        raise ClusterError(f"{where}: nodes of levels.{level.name}.by_nodes must grow, are {nodes}")
+        raise ClusterError(f"{where}: nodes of levels.{level.name}.{name} must grow, are {nodes}")
     if min(shares, default=1) <= 0 or max(shares, default=1) > 1:
         raise ClusterError(
-            f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
+            f"{where}: shares of levels.{level.name}.{name} must lie above 0 and up to 1, "
             f"are {shares}"
         )
 
@@ -229,24 +241,29 @@ def _check_curve(curve: Curve, where: str) -> None:
 def parse_cluster(spec: str) -> Cluster:
     """The cluster a user names: `h200:8`, `h100:8x16` (devices x nodes), `cpu:4`, or a TOML file.
 
-    A bare catalogue name means one device. Memories other than the part's own follow:
-    `h200:8,gpu_memory=100GiB,host_memory=1TiB`. Raises ClusterError: an unknown name with the
-    nearest known one, a count that does not fit a node, a file that cannot be read, no size.
+    A bare catalogue name means one device. Memories other than the part's own follow, and a kind of
+    network: `h200:8x4,gpu_memory=100GiB,host_memory=1TiB,network=efa`. Raises ClusterError: an
+    unknown name with the nearest known one, a count that does not fit a node, a file that cannot be
+    read, no size, no network.
     """
-    named, *memories = re.split(r",(?=\w+=)", spec)
+    named, *others = re.split(r",(?=\w+=)", spec)
     cluster = _named(named)
-    for given in memories:
-        cluster = _with_memory(cluster, given)
+    for given in others:
+        cluster = _with(cluster, given)
     return cluster
 
 
-def _with_memory(cluster: Cluster, given: str) -> Cluster:
-    """A cluster with one of its memories as `KEY=SIZE` says, and that in its name."""
+def _with(cluster: Cluster, given: str) -> Cluster:
+    """A cluster with one of its memories or its network as `KEY=VALUE` says, and that in its
+    name."""
     key, _, text = given.partition("=")
+    if key == NETWORK:
+        kind = text.strip()
+        return replace(with_network(cluster, kind), name=f"{cluster.name},{key}={kind}")
     if key not in MEMORIES:
         raise ClusterError(
             f"cluster {cluster.name}: {given!r} is unknown; give {' or '.join(MEMORIES)} as "
-            f"{MEMORIES[0]}=24GiB"
+            f"{MEMORIES[0]}=24GiB, or {NETWORK}=efa"
         )
     try:
         size = parse_bytes(text)

@@ -7,6 +7,7 @@ it is one. "GB" of device memory are 2**30 bytes there.
 """
 
 from .cluster import CALL_US, TRITON, AttentionReading, Cluster, Curve, Device, LinkLevel, Sources
+from .networks import BY_NODES, RAILS
 
 GIB = 2**30
 # NCCL on the H200 host: us at the sizes below, by (collective, ranks).
@@ -39,11 +40,8 @@ _NDR: Sources = (
     ("alpha_us", "assumed"),
     ("bytes_per_s", "assumed: 0.8 of the 400 Gb/s of one ConnectX-7 a device "
                     f"({_PODS}: eight single-port cards)"),
-    ("by_nodes", "published: reduce_scatter over 4 to 128 nodes of H100s, 360 to 260 GB/s "
-                 "(github.com/NVIDIA/nccl, issue 1229)"),
+    ("by_nodes", RAILS),
 )  # fmt: skip
-# Of the bandwidth over four nodes: 360, 345, 320, 300, 280 and 260 GB/s at 4, 8, ... 128.
-BY_NODES = ((4, 1.0), (8, 0.958), (16, 0.889), (32, 0.833), (64, 0.778), (128, 0.722))
 _AS_NDR = ("by_nodes", "assumed: as published of 400 Gb/s InfiniBand and H100s")
 
 

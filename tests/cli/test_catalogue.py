@@ -84,6 +84,7 @@ def test_a_memory_of_ones_own_is_in_the_name_and_the_coverage() -> None:
         ("h200:1,gpu_memory=lots", "'lots' is no size in bytes; write it as 24GiB"),
         ("h200:1,gpu_memory=0GiB", "is no size"),
         ("h200:1,ram=3GiB", "'ram=3GiB' is unknown; give gpu_memory or host_memory"),
+        ("h100:8x2,network=token-ring", "'token-ring' is unknown; give infiniband, roce, efa"),
     ],
 )
 def test_what_is_no_memory_is_refused(spec: str, said: str) -> None:

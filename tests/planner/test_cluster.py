@@ -21,7 +21,9 @@ from meshwright.planner.hardware.cluster_file import (
 )
 
 
-@pytest.mark.parametrize("spec", [*CATALOGUE, "cpu:4", "h200:8", "h100:8x16", "a100:2x2"])
+@pytest.mark.parametrize(
+    "spec", [*CATALOGUE, "cpu:4", "h200:8", "h100:8x16", "a100:2x2", "h100:8x4,network=efa"]
+)
 def test_the_text_parses_back_byte_equal(spec: str) -> None:
     cluster = parse_cluster(spec)
     text = format_cluster(cluster)

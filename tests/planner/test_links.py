@@ -73,3 +73,31 @@ def test_a_send_that_crosses_nodes_for_some_ranks_is_as_slow_as_theirs() -> None
     links = Links(cluster, Mesh((("dp", 4), ("pp", 3), ("tp", 1))))
     inside = Links(parse_cluster("h100:3"), Mesh((("pp", 3),))).transfer_us(1e8, 0, 1)
     assert links.transfer_us(1e8, 0, 1) > 2 * inside
+
+
+# GB/s of 256 MB over 2 to 64 nodes of eight H100s, as published (networks.py). Our links in a node
+# bound what an all_reduce over two reaches.
+EFA = {
+    "all_gather": {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0},
+    "all_reduce": {4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9},
+}
+
+
+@pytest.mark.parametrize(("collective", "bandwidths"), EFA.items())
+def test_a_cloud_fabric_gives_back_its_readings(
+    collective: str, bandwidths: dict[int, float]
+) -> None:
+    passes = 2 if collective == "all_reduce" else 1
+    for nodes, bandwidth in bandwidths.items():
+        cluster, group = parse_cluster(f"h100:8x{nodes},network=efa"), 8 * nodes
+        us = strided_us(cluster, collective, 256e6, group, 1)
+        assert passes * 256e3 * (1 - 1 / group) / us == pytest.approx(bandwidth, rel=0.01)
+
+
+def test_a_network_changes_what_crosses_nodes_alone() -> None:
+    here, there = (parse_cluster(f"h100:8x4{kind}") for kind in ("", ",network=efa"))
+    assert strided_us(here, "all_gather", 1e8, 8, 1) == strided_us(there, "all_gather", 1e8, 8, 1)
+    assert strided_us(here, "all_gather", 1e8, 4, 8) < strided_us(there, "all_gather", 1e8, 4, 8)
+    assert parse_cluster("h100:8,network=efa").rates == parse_cluster("h100:8").rates
+    tuned = parse_cluster("h100:8x4,network=roce")
+    assert strided_us(here, "all_gather", 1e8, 4, 8) == strided_us(tuned, "all_gather", 1e8, 4, 8)
