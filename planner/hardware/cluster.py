@@ -132,9 +132,10 @@ class LinkLevel:
     """Links that join groups of up to `span` devices; bytes_per_s is one direction, per device.
 
     by_nodes: (nodes, share of bytes_per_s that a ring over so many reaches) by growing nodes; none:
-    1 for all. tree_by_nodes: the same of the trees of an all_reduce; none: as rings. full_mesh:
-    devices of a node that are joined pair by pair without a switch, each pair by an equal share of
-    bytes_per_s; 0: a switch, by which any two have all of it.
+    1 for all. hop_us: latency of one more node of a ring, and of one more doubling of the nodes of
+    a tree; none: as NCCL counts it (topology.py). full_mesh: devices of a node that are joined pair
+    by pair without a switch, each pair by an equal share of bytes_per_s; 0: a switch, by which any
+    two have all of it.
     """
 
     name: str
@@ -145,7 +146,7 @@ class LinkLevel:
     sources: Sources = ()
     by_nodes: tuple[tuple[int, float], ...] = ()
     full_mesh: int = 0
-    tree_by_nodes: tuple[tuple[int, float], ...] = ()
+    hop_us: tuple[float, ...] = ()
 
     @property
     def pair_bytes_per_s(self) -> float:
@@ -160,10 +161,9 @@ class LinkLevel:
         """
         return self.pair_bytes_per_s * (group - 1) if self.full_mesh else self.bytes_per_s
 
-    def share(self, nodes: int, tree: bool = False) -> float:
-        """Share of the bandwidth over so many nodes, geometric between readings and beyond them.
-        tree: of an all_reduce by trees."""
-        points = (tree and self.tree_by_nodes) or self.by_nodes
+    def share(self, nodes: int) -> float:
+        """Share of the bandwidth over so many nodes, geometric between readings and beyond them."""
+        points = self.by_nodes
         if len(points) < 2 or nodes <= points[0][0]:
             return points[0][1] if points else 1.0
         last = len(points) - 1

@@ -29,8 +29,6 @@ HEADER = "# meshwright cluster v1"
 # What a spec may say besides a name: memory of each device, and of the hosts for all their devices,
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
-# Of a link level: shares of its bandwidth, of rings and of trees.
-BY_NODES = ("by_nodes", "tree_by_nodes")
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -53,10 +51,11 @@ def format_cluster(cluster: Cluster) -> str:
     lines += _source_lines("device.sources", device.sources)
     for level in cluster.levels:
         lines += ["", "[[levels]]", *_pairs(level, "name alpha_us bytes_per_s span")]
-        for name in BY_NODES:
-            if points := getattr(level, name):
-                shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in points)
-                lines.append(f"{name} = [{shares}]")
+        if level.by_nodes:
+            shares = ", ".join(f"[{nodes}, {share!r}]" for nodes, share in level.by_nodes)
+            lines.append(f"by_nodes = [{shares}]")
+        if level.hop_us:
+            lines.append(f"hop_us = {list(level.hop_us)}")
         if level.full_mesh:
             lines.append(f"full_mesh = {level.full_mesh}")
         lines += _source_lines("levels.sources", level.sources)
@@ -147,14 +146,10 @@ def _level_of(table: dict) -> LinkLevel:
         int(table["span"]),
         tuple(_curve_of(curve) for curve in table.get("curves", ())),
         _sources_of(table),
-        _shares_of(table, BY_NODES[0]),
+        tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
         int(table.get("full_mesh", 0)),
-        _shares_of(table, BY_NODES[1]),
+        tuple(float(us) for us in table.get("hop_us", ())),
     )
-
-
-def _shares_of(table: dict, name: str) -> tuple[tuple[int, float], ...]:
-    return tuple((int(nodes), float(share)) for nodes, share in table.get(name, ()))
 
 
 def _curve_of(table: dict) -> Curve:
@@ -196,23 +191,26 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
             "positions; give one"
         )
     for level in cluster.levels:
-        for name in BY_NODES:
-            _check_shares(level, name, where)
+        _check_shares(level, where)
         _check_mesh(level, cluster.devices_per_node, where)
         for curve in level.curves:
             _check_curve(curve, where)
     return cluster
 
 
-def _check_shares(level: LinkLevel, name: str, where: str) -> None:
-    points = getattr(level, name)
-    nodes, shares = [n for n, _ in points], [share for _, share in points]
+def _check_shares(level: LinkLevel, where: str) -> None:
+    nodes, shares = [n for n, _ in level.by_nodes], [share for _, share in level.by_nodes]
     if nodes != sorted(set(nodes)) or min(nodes, default=1) < 1:
-        raise ClusterError(f"{where}: nodes of levels.{level.name}.{name} must grow, are {nodes}")
+        raise ClusterError(f"{where}: nodes of levels.{level.name}.by_nodes must grow, are {nodes}")
     if min(shares, default=1) <= 0 or max(shares, default=1) > 1:
         raise ClusterError(
-            f"{where}: shares of levels.{level.name}.{name} must lie above 0 and up to 1, "
+            f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
             f"are {shares}"
+        )
+    if len(level.hop_us) not in (0, 2) or min(level.hop_us, default=1) <= 0:
+        raise ClusterError(
+            f"{where}: levels.{level.name}.hop_us is {list(level.hop_us)}; give two times above 0, "
+            "of rings and of trees, or drop it"
         )
 
 

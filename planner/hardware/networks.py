@@ -1,4 +1,4 @@
-"""Kinds of network between nodes, which differ in what more nodes take from their bandwidth.
+"""Kinds of network between nodes, which differ in what more nodes cost.
 
 A catalogue part has the first kind. `network=KIND` behind its name gives it another one of the same
 cards: `h100:8x16,network=efa`. The latency and the bandwidth of a card stay as the part has them.
@@ -7,25 +7,16 @@ cards: `h100:8x16,network=efa`. The latency and the bandwidth of a card stay as 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .cluster import Cluster, ClusterError, LinkLevel
-
-ByNodes = tuple[tuple[int, float], ...]
-
-_PLAYBOOK = (
-    "published: NCCL over up to 64 nodes of eight H100s with EFA, {what} of 256 MB at {low} to "
-    "{high} GB/s on average, jobs 3 to 14 times apart from 4 nodes on "
-    "(huggingface.co/spaces/nanotron/ultrascale-playbook); assumed of other cards"
-)
+from .cluster import Cluster, ClusterError, LinkLevel, Sources
 
 
 @dataclass(frozen=True)
 class Network:
-    """Shares of bandwidth by nodes, as LinkLevel has them, and where they are from."""
+    """What LinkLevel has of more nodes, and where it is from."""
 
-    by_nodes: ByNodes
-    tree_by_nodes: ByNodes
-    source: str
-    tree_source: str = ""
+    by_nodes: tuple[tuple[int, float], ...]
+    hop_us: tuple[float, ...]
+    sources: Sources
 
 
 # Of the bandwidth over four nodes: 360, 345, 320, 300, 280 and 260 GB/s at 4, 8, ... 128.
@@ -34,23 +25,23 @@ RAILS = (
     "published: reduce_scatter over 4 to 128 nodes of H100s, 360 to 260 GB/s "
     "(github.com/NVIDIA/nccl, issue 1229)"
 )
+_LLAMA3 = (
+    "assumed: as rail-optimised InfiniBand, to which the network of Llama 3, RDMA over Ethernet, "
+    "was tuned equal (arXiv 2407.21783, section 3.3.1)"
+)
+_PLAYBOOK = (
+    "published: collectives of 256 MB over 2 to 64 nodes of H100s with EFA, all_gather at 185 to "
+    "11 GB/s, averages of jobs 3 to 14 times apart, and steps of models of 1B and 3B split over "
+    "nodes (huggingface.co/spaces/nanotron/ultrascale-playbook; benchmarks/published_nanotron.py)"
+)
 NETWORKS: Mapping[str, Network] = {
-    "infiniband": Network(BY_NODES, (), RAILS),
-    "roce": Network(
-        BY_NODES,
-        (),
-        "assumed: as rail-optimised InfiniBand, to which Llama 3's network of RDMA over Ethernet "
-        "was tuned equal (arXiv 2407.21783, section 3.3.1)",
-    ),
-    # all_gather at 185, 119, 69, 55, 28 and 11.0 GB/s over 2, 4, ... 64 nodes, and all_reduce at
-    # 160, 99.6, 84.7, 64.9 and 32.9 over 4, 8, ... 64, as shares of 0.8 of 400 Gb/s a device, less
-    # what topology.py counts for hops.
-    "efa": Network(
-        ((2, 0.634), (4, 0.408), (8, 0.236), (16, 0.197), (32, 0.0997), (64, 0.0381)),
-        ((2, 1.0), (4, 0.63), (8, 0.388), (16, 0.33), (32, 0.252), (64, 0.127)),
-        _PLAYBOOK.format(what="all_gather", low=185, high=11),
-        _PLAYBOOK.format(what="all_reduce", low=362, high=33),
-    ),
+    "infiniband": Network(BY_NODES, (), (("by_nodes", RAILS),)),
+    "roce": Network(BY_NODES, (), (("by_nodes", _LLAMA3),)),
+    # At the cards' bandwidth, 0.23 to 0.44 ms a node are left of all_gather's times, and steps of
+    # layers that are split over two and four nodes tell of 0.65. Of all_reduce's times 0.29 to 1.1
+    # ms a doubling are left, and steps tell of 0.25. Both are latencies: gigabytes travel at the
+    # cards' bandwidth.
+    "efa": Network((), (500.0, 250.0), (("hop_us", _PLAYBOOK),)),
 }
 
 
@@ -68,14 +59,14 @@ def with_network(cluster: Cluster, kind: str) -> Cluster:
 
 def _joined(level: LinkLevel, kind: str) -> LinkLevel:
     network = NETWORKS[kind]
-    sources = dict(level.sources)
+    sources = {key: said for key, said in level.sources if key not in ("by_nodes", "hop_us")}
     if kind != level.name and "bytes_per_s" in sources:
         sources["bytes_per_s"] = f"assumed: as of {level.name}; {sources['bytes_per_s']}"
-    sources |= {"by_nodes": network.source, "tree_by_nodes": network.tree_source}
+    sources |= dict(network.sources)
     return replace(
         level,
         name=kind,
         by_nodes=network.by_nodes,
-        tree_by_nodes=network.tree_by_nodes,
-        sources=tuple((key, said) for key, said in sources.items() if said),
+        hop_us=network.hop_us,
+        sources=tuple(sources.items()),
     )

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 from meshwright.ir.mesh import AXIS_OF, DATA, PIPELINE, ROLES, Mesh, reordered
 
-from .cluster import WIRE_SHARE, Cluster, LinkLevel, collective_us
+from .cluster import WIRE_SHARE, Cluster, collective_us
 
 # NCCL's tuning table (src/graph/tuning.cc): of each protocol the share of the bandwidth that it
 # reaches, and us of one more rank of a ring in a node, and of one more node.
@@ -97,33 +97,28 @@ def strided_us(
     nodes = -(-group // members)
     outer = cluster.level(min(group * stride, cluster.num_devices))
     inner = cluster.levels[0]
-    wire = size_bytes * WIRE_SHARE[collective](group)
-    ring_us, tree_us = (
-        wire / _joined_rate(outer.bytes_per_s * outer.share(nodes, tree), inner, members) * 1e6
-        for tree in (False, True)
-    )
-    return outer.alpha_us + _hops_us(collective, ring_us, tree_us, group, nodes)
+    rate = outer.bytes_per_s * outer.share(nodes)
+    if members > 1:
+        rate = min(rate * members, inner.pair_bytes_per_s * members, inner.bytes_per_s)
+    wire_us = size_bytes * WIRE_SHARE[collective](group) / rate * 1e6
+    return outer.alpha_us + _hops_us(collective, wire_us, group, nodes, outer.hop_us)
 
 
-def _joined_rate(rate: float, inner: LinkLevel, members: int) -> float:
-    """Return the bytes a second between nodes of which each holds so many members."""
-    if members == 1:
-        return rate
-    return min(rate * members, inner.pair_bytes_per_s * members, inner.bytes_per_s)
-
-
-def _hops_us(collective: str, wire_us: float, tree_us: float, group: int, nodes: int) -> float:
-    """Return the time on the wire with the latency of the hops, by the fastest protocol. wire_us,
-    tree_us: of rings and of trees."""
+def _hops_us(
+    collective: str, wire_us: float, group: int, nodes: int, hop_us: tuple[float, ...]
+) -> float:
+    """Return the time on the wire with the latency of the hops, by the fastest protocol. hop_us: of
+    the links between nodes, as LinkLevel has it."""
     if collective == "send_recv":
         return wire_us
     rounds = 2 if collective == "all_reduce" else 1
+    hop, step = hop_us or (0.0, 0.0)
     times = [
-        wire_us / share + rounds * ((group - nodes) * inside + (nodes - 1) * between)
+        wire_us / share + rounds * ((group - nodes) * inside + (nodes - 1) * (hop or between))
         for share, inside, between in RINGS.values()
     ]
     if collective == "all_reduce":
         share, inside, between = TREE
-        depth = (group / nodes - 1) * inside + math.ceil(math.log2(nodes)) * between
-        times.append(tree_us / share + 2 * depth)
+        depth = (group / nodes - 1) * inside + math.ceil(math.log2(nodes)) * (step or between)
+        times.append(wire_us / share + 2 * depth)
     return min(times)

@@ -71,10 +71,10 @@ def _links(cluster: Cluster) -> Iterator[str]:
             share = level.share(cluster.nodes)
             what = f"{share:.0%} of that over {cluster.nodes} nodes"
             yield _said(what, sources.get("by_nodes"))
-        if level.tree_by_nodes and cluster.nodes > 1:
-            share = level.share(cluster.nodes, tree=True)
-            what = f"{share:.0%} of it for trees of all_reduce"
-            yield _said(what, sources.get("tree_by_nodes"))
+        if level.hop_us and cluster.nodes > 1:
+            ring, tree = level.hop_us
+            what = f"{ring:g} us for each node of a ring, {tree:g} for each doubling in a tree"
+            yield _said(what, sources.get("hop_us"))
 
 
 def _node(cluster: Cluster) -> Iterator[str]:

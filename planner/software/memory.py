@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from meshwright.ir.mesh import PIPELINE, STORAGE, Mesh
+from meshwright.ir.mesh import PIPELINE, STORAGE, TENSOR, Mesh
 from meshwright.ir.plan import Plan
 
 from ..cost.op_cost import Costs
@@ -125,7 +125,7 @@ class Layers:
         # A stack hands its layers values in one layout; where we cut the first, it does not.
         entry = max((layer[0].work.entry_bytes for layer in whole), default=0.0)
         for layer in layers:
-            yield from self._whole(layer, entry) if layer in whole else map(self._unit, layer)
+            yield from self._whole(layer, entry) if layer in whole else self._kept(layer)
 
     def _is_whole(self, layer: list[Unit]) -> bool:
         return self.again and all(self.theirs[unit.name].keeps_nothing for unit in layer)
@@ -148,10 +148,17 @@ class Layers:
         work = self.table.of(piece.graph, piece.placements, every)
         return self._more(work, unit.name, keeps=True)
 
-    def _unit(self, unit: Unit) -> Unit:
+    def _kept(self, layer: list[Unit]) -> Iterator[Unit]:
+        """Units of a layer as it is kept, copies with the first; such as are in none have none."""
+        for unit in layer:
+            yield self._unit(unit, self.software.kept_copies * (unit is layer[0] is not layer[-1]))
+
+    def _unit(self, unit: Unit, copies: float) -> Unit:
         piece = self.theirs[unit.name].piece
         keeps = piece.saved == saved_values(piece.graph, "none")
-        return replace(unit, work=self._more(unit.work, unit.name, keeps))
+        work = self._more(unit.work, unit.name, keeps)
+        more = keeps * copies * work.entry_bytes / self.plan.mesh.count(TENSOR)
+        return replace(unit, work=replace(work, kept_bytes=work.kept_bytes + more))
 
     def _more(self, work: PieceWork, name: str, keeps: bool) -> PieceWork:
         """Add scores and logits that are held whole. keeps: whether scores wait for backward."""
@@ -168,12 +175,17 @@ class Layers:
         )
 
     def _spared_bytes(self, theirs: Theirs, keeps: bool) -> float:
-        """Return the bytes of values that kernels of a library compute anew in backward."""
+        """Return the bytes of values that kernels of a library compute anew in backward, and of
+        what ranks of a split layer have shares of, where we have it whole."""
         piece = theirs.piece
         saved = saved_values(piece.graph, "none") if keeps else piece.saved
+        spared = frozenset(theirs.library.spared(saved))
+        cuts = self.plan.mesh.count(TENSOR) if self.software.cuts_sequence else 1
         return sum(
-            theirs.costs.local_bytes(piece.graph.values[name], piece.placements[name])
-            for name in theirs.library.spared(saved)
+            size * (1.0 if name in spared else 1 - 1 / cuts)
+            for name in saved
+            if name in spared or (cuts > 1 and theirs.shares(name))
+            for size in [theirs.costs.local_bytes(piece.graph.values[name], piece.placements[name])]
         )
 
 

@@ -14,6 +14,7 @@ from .kernels import KINDS
 
 HEADER = "# meshwright software v1"
 BUILT_IN = Path(__file__).with_name("profiles.toml")
+ZERO_LEVELS = range(4)
 
 
 @dataclass(frozen=True)
@@ -24,37 +25,42 @@ class Software:
     itself. library_kernels: which of norm and rope are then a kernel each that keeps what enters it
     alone. joins_sums: whether the sums over rows of a norm's backward, which its weight's gradient
     is, are made in the pass that gives its input's. kernel_us: of the host's time, to issue a
-    kernel where nothing is compiled. waits: whether the host issues no kernel before the last one
-    has ended, as under CUDA_LAUNCH_BLOCKING. matmul_share, attention_share: of the rate of our
-    matmuls and of our attention that the stack's own reach. waves_of: of how many multiprocessors
-    each wave of tiles takes all, of matmuls that begin no tile beside another wave's; 0 where tiles
-    leave none idle. attention_passes: reads and writes of all scores in forward and in backward, of
-    an attention that keeps them in memory; empty where it does not. odd_heads_f32: whether its
-    matmuls run at the rate of float32 where the size of a head is no multiple of 8. loss_passes:
-    the same of all logits, of a loss that is not computed in chunks. gathers_logits: whether each
-    tp rank gathers all of them for it. adds_apart: whether gradients of micro-batches are added by
-    kernels of their own. recomputes_whole: whether a block that keeps nothing is computed again to
-    its end, its collectives included, and not as far as backward asks for. reduces_once: whether
-    gradients travel once a step under ZeRO 3. reduces_last: whether they travel after the last
-    backward, and not beside it. reduces_whole: whether they are all-reduced, though a rank updates
-    a share of them. broadcasts: whether parameters are whole on a rank that updates them, under
-    ZeRO 1 and 2, and are sent by one rank after the other. overlaps_tensor: whether collectives of
-    a split layer run beside the matmuls they feed, in a piece a rank, the first of which is waited
-    for. cuts_sequence: whether each tp rank has its share of the sequence between split layers,
-    also where our layout has all of it there. scatters_sends: whether each tp rank sends its share
-    of what all of them hold to the next stage, which gathers it. waits_for_sends: whether a rank
-    computes nothing while it sends to another stage or receives from it.
+    kernel where nothing is compiled. layer_us: of the host's time, that forward and backward of a
+    layer take at least. waits: whether the host issues no kernel before the last one has ended, as
+    under CUDA_LAUNCH_BLOCKING. matmul_share, attention_share: of the rate of our matmuls and of our
+    attention that the stack's own reach. waves_of: of how many multiprocessors each wave of tiles
+    takes all, of matmuls that begin no tile beside another wave's; 0 where tiles leave none idle.
+    attention_passes: reads and writes of all scores in forward and in backward, of an attention
+    that keeps them in memory; empty where it does not. odd_heads_f32: whether its matmuls run at
+    the rate of float32 where the size of a head is no multiple of 8. loss_passes: the same of all
+    logits, of a loss that is not computed in chunks. gathers_logits: whether each tp rank gathers
+    all of them for it. adds_apart: whether gradients of micro-batches are added by kernels of their
+    own. recomputes_whole: whether a block that keeps nothing is computed again to its end, its
+    collectives included, and not as far as backward asks for. reduces_once: whether gradients
+    travel once a step under ZeRO 3. reduces_last: under which levels of ZeRO they travel after the
+    last backward, all of a rank's together, and not beside it. reduces_whole: whether they are
+    all-reduced, though a rank updates a share of them. broadcasts: whether parameters are whole on
+    a rank that updates them, under ZeRO 1 and 2, and are sent by one rank after the other.
+    slice_us: of the host's time in a step under ZeRO 1 and 2, for each slice of a parameter, of
+    which each data rank has one. overlaps_tensor: whether collectives of a split layer run beside
+    the matmuls they feed, in a piece a rank, the first of which is waited for. cuts_sequence:
+    whether each tp rank has its share of the sequence between split layers, also where our layout
+    has all of it there. gathers_again: whether it gathers what enters a split layer again in
+    backward, and keeps its share. scatters_sends: whether each tp rank sends its share of what all
+    of them hold to the next stage, which gathers it. waits_for_sends: whether a rank computes
+    nothing while it sends to another stage or receives from it.
 
     Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
-    not what enters each half; so it is with recomputes_whole. logits_held: how often a loss on
-    whole logits holds their bytes: as they are left out, themselves, and in float32 a copy and a
-    gradient. grad_bytes: of a gradient's element on a rank before ZeRO cuts it, 0 where it is as in
-    our programs. flat_bytes: of an element of the share that a rank updates, in flat copies of
-    gradients that the optimizer's step makes; copy_bytes: the same of its largest parameter alone,
-    at another time. outside_gib: GiB of a device for the driver and buffers of the stack.
-    communicator_gib: for each communicator. fragments: of what the allocator holds for activations
-    and temporaries, the share that it cannot use. The last three and copies are 0 where memory is
-    read as torch's own peak, and not off the device.
+    not what enters each half; so it is with recomputes_whole. kept_copies: values as wide as what
+    enters a layer that it keeps beside those that its backward reads, such as copies in another
+    order. logits_held: how often a loss on whole logits holds their bytes: as they are left out,
+    themselves, and in float32 a copy and a gradient. grad_bytes: of a gradient's element on a rank
+    before ZeRO cuts it, 0 where it is as in our programs. flat_bytes: of an element of the share
+    that a rank updates, in flat copies of gradients that the optimizer's step makes; copy_bytes:
+    the same of its largest parameter alone, at another time. outside_gib: GiB of a device for the
+    driver and buffers of the stack. communicator_gib: for each communicator. fragments: of what the
+    allocator holds for activations and temporaries, the share that it cannot use. The last three
+    and copies are 0 where memory is read as torch's own peak, and not off the device.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Software:
     library_kernels: tuple[str, ...] = ()
     joins_sums: bool = False
     kernel_us: float = 0.0
+    layer_us: float = 0.0
     waits: bool = False
     matmul_share: float = 1.0
     attention_share: float = 1.0
@@ -73,14 +80,17 @@ class Software:
     adds_apart: bool = False
     recomputes_whole: bool = False
     reduces_once: bool = False
-    reduces_last: bool = False
+    reduces_last: tuple[int, ...] = ()
     reduces_whole: bool = False
     broadcasts: bool = False
+    slice_us: float = 0.0
     overlaps_tensor: bool = False
     cuts_sequence: bool = False
+    gathers_again: bool = False
     scatters_sends: bool = False
     waits_for_sends: bool = False
     keeps_layers: bool = False
+    kept_copies: float = 0.0
     logits_held: float = 5.0
     grad_bytes: int = 0
     flat_bytes: int = 0
@@ -124,15 +134,20 @@ def _software(path: Path, name: str, table: object) -> Software:
             raise ClusterError(
                 f"{where} is {_short(value)}; {_WANTED.get(key, 'give true or false')}"
             )
-    found |= {key: tuple(found[key]) for key in (*_PASSES, _LIBRARY) if key in found}
+    if isinstance(every := found.get(_LEVELS), bool):
+        found[_LEVELS] = list(ZERO_LEVELS) if every else []
+    found |= {key: tuple(found[key]) for key in (*_PASSES, _LIBRARY, _LEVELS) if key in found}
     return Software(name, **found)
 
 
 _MOST = 1e6  # of any number: larger ones are slips, and lead to times that no number holds
 _NUMBERS: dict[str, Callable[[float], bool]] = {
     "kernel_us": lambda us: us >= 0,
+    "layer_us": lambda us: us >= 0,
+    "slice_us": lambda us: us >= 0,
     "matmul_share": lambda share: share >= 1 / _MOST,
     "attention_share": lambda share: share >= 1 / _MOST,
+    "kept_copies": lambda times: times >= 0,
     "logits_held": lambda times: times >= 0,
     "outside_gib": lambda size: size >= 0,
     "communicator_gib": lambda size: size >= 0,
@@ -142,10 +157,14 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     lambda size: isinstance(size, int) and size >= 0,
 )
 _PASSES, _LIBRARY = ("attention_passes", "loss_passes"), "library_kernels"
+_LEVELS = "reduces_last"
 _WANTED = {
     "kernel_us": "give us of 0 or more, 1e6 at most",
+    "layer_us": "give us of 0 or more, 1e6 at most",
+    "slice_us": "give us of 0 or more, 1e6 at most",
     "matmul_share": "give a share above 0, 1e-6 at least",
     "attention_share": "give a share above 0, 1e-6 at least",
+    "kept_copies": "give a number of values of 0 or more, 1e6 at most",
     "logits_held": "give times of 0 or more, 1e6 at most",
     "waves_of": "give a whole number of 0 or more, 1e6 at most",
     "grad_bytes": "give whole bytes of 0 or more, 1e6 at most",
@@ -155,6 +174,7 @@ _WANTED = {
     "communicator_gib": "give GiB of 0 or more, 1e6 at most",
     "fragments": "give a share from 0 to below 1",
     _LIBRARY: f"give a list of {', '.join(KINDS)}",
+    _LEVELS: "give true, false or a list of levels of ZeRO, such as [1, 2]",
 } | dict.fromkeys(_PASSES, "give two numbers of passes, of forward and backward, such as [2, 4]")
 
 
@@ -174,4 +194,6 @@ def _fits(key: str, value: object) -> bool:
         return counts and isinstance(value, list) and len(value) == 2
     if key == _LIBRARY:
         return isinstance(value, list) and all(kind in KINDS for kind in value)
+    if key == _LEVELS and isinstance(value, list):
+        return all(type(level) is int and level in ZERO_LEVELS for level in value)
     return isinstance(value, bool)

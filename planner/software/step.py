@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 
-from meshwright.ir.mesh import TENSOR
+from meshwright.ir.mesh import REDUCED, STORAGE, TENSOR
 from meshwright.ir.plan import Piece, Plan
 
 from ..cost.op_cost import Costs
@@ -13,7 +14,7 @@ from ..hardware.topology import Links
 from ..simulate.simulator import simulate
 from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
 from .profile import Software
-from .traffic import reduced_whole, sent_by_owners
+from .traffic import reduced_whole, sent_by_owners, with_slices
 from .work import Theirs
 
 More = Callable[[PieceWork, Piece, Costs], PieceWork]
@@ -59,17 +60,52 @@ def model_under(
         return replace(unit, work=known[piece.name], accumulate_us=accumulate)
 
     stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
+    if software.layer_us:
+        stages = tuple(_at_the_pace_of_a_host(stage, software.layer_us) for stage in stages)
     reduces = model.reduces_every_microbatch and not software.reduces_once
     model = replace(model, stages=stages, reduces_every_microbatch=reduces)
     if software.reduces_whole:
         model = reduced_whole(model, plan, Links(cluster, plan.mesh))
     if software.broadcasts and plan.zero in (1, 2):
         model = sent_by_owners(model, plan, Links(cluster, plan.mesh))
+    if software.slice_us and plan.zero in (1, 2):
+        model = with_slices(model, plan, software.slice_us)
     if software.scatters_sends:
         model = _scattered(model, plan, cluster)
     if software.waits_for_sends:
         model = _waiting(model)
-    return _reduced_last(model) if software.reduces_last else model
+    if plan.zero in software.reduces_last:
+        model = _reduced_last(model, plan, Links(cluster, plan.mesh))
+    return model
+
+
+def _at_the_pace_of_a_host(stage: tuple[Unit, ...], layer_us: float) -> tuple[Unit, ...]:
+    """Units of which those of a layer take the host so long at least, a third of it in forward."""
+    return tuple(
+        _issued_in(unit, layer_us / len(layer)) if unit.name != key else unit
+        for key, layer in by_layer(stage)
+        for unit in layer
+    )
+
+
+def by_layer(stage: tuple[Unit, ...]) -> list[tuple[str, list[Unit]]]:
+    """Return the units of each layer, and such as are in none by themselves under their names."""
+    grouped = groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name)
+    return [(key, list(units)) for key, units in grouped]
+
+
+def _issued_in(unit: Unit, us: float) -> Unit:
+    work = unit.work
+    ahead, back = _at_least(work.forward, us / 3), _at_least(work.backward, us * 2 / 3)
+    halves = work.split
+    if halves is not None:
+        first, second = (_at_least(x, us / 3) for x in (halves.input_grad, halves.weight_grad))
+        halves = replace(halves, input_grad=first, weight_grad=second)
+    return replace(unit, work=replace(work, forward=ahead, backward=back, split=halves))
+
+
+def _at_least(phase: Phase, call_us: float) -> Phase:
+    return replace(phase, call_us=max(phase.call_us, call_us))
 
 
 def _scattered(model: StepModel, plan: Plan, cluster: Cluster) -> StepModel:
@@ -109,12 +145,18 @@ def _later(phase: Phase, us: float) -> Phase:
     return replace(phase, collective_us=phase.collective_us + us)
 
 
-def _reduced_last(model: StepModel) -> StepModel:
-    """Reductions of gradients after the last backward, before the optimizer."""
-    waiting = [0.0] * len(model.schedule)
-    for units, rank in zip(model.stages, model.stage_ranks, strict=True):
-        waiting[rank] += sum(unit.reduce_us + unit.replicas_us for unit in units)
-    refresh = (a + b for a, b in zip(model.refresh_us, waiting, strict=True))
+def _reduced_last(model: StepModel, plan: Plan, links: Links) -> StepModel:
+    """Reductions of gradients after the last backward, before the optimizer. All buckets of a rank
+    go together, as its updated parameters do, so that each kind of collective waits once."""
+    axes = STORAGE if plan.zero else REDUCED
+    once = links.group_us("reduce_scatter" if plan.zero else "all_reduce", 0.0, *axes)
+    again = links.group_us("all_gather", 0.0, *STORAGE)
+    refresh = []
+    for rank, gathers_us in enumerate(model.refresh_us):
+        mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
+        sums = [u.reduce_us + u.replicas_us for s in mine for u in model.stages[s] if u.reduce_us]
+        spared = max(len(sums) - 1, 0) * (once + again * (gathers_us > 0))
+        refresh.append(gathers_us + sum(sums) - spared)
     stages = tuple(
         tuple(replace(unit, reduce_us=0.0, replicas_us=0.0) for unit in stage)
         for stage in model.stages

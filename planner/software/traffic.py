@@ -34,7 +34,22 @@ def sent_by_owners(model: StepModel, plan: Plan, links: Links) -> StepModel:
     for rank in range(len(model.schedule)):
         stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
         buckets = [b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages)]
-        owners = min(ranks, len({entry.param for b in buckets for entry in b.entries}))
+        owners = min(ranks, len(_params(plan, rank)))
         size = sum(map(bucket_bytes, buckets)) / max(owners, 1)
         found.append(owners * links.group_us("broadcast", size, *STORAGE))
     return replace(model, refresh_us=tuple(found))
+
+
+def with_slices(model: StepModel, plan: Plan, slice_us: float) -> StepModel:
+    """Return a step in which the host handles each slice of a rank's parameters by itself."""
+    ranks = plan.mesh.count(*STORAGE)
+    more = (slice_us * ranks * len(_params(plan, rank)) for rank in range(len(model.schedule)))
+    refresh = tuple(us + extra for us, extra in zip(model.refresh_us, more, strict=True))
+    return replace(model, refresh_us=refresh)
+
+
+def _params(plan: Plan, rank: int) -> set[str]:
+    """Return the names of the parameters that a pipeline rank updates."""
+    stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
+    buckets = (b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages))
+    return {entry.param for bucket in buckets for entry in bucket.entries}

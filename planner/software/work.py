@@ -57,6 +57,9 @@ class Theirs:
     def work(self, work: PieceWork) -> PieceWork:
         """Return our work of the piece with all that the stack does otherwise."""
         backward = self._again(work.backward) if self.runs_whole else work.backward
+        if self.software.cuts_sequence and work.entry_bytes:
+            forward, backward = self._exchanged(work.forward, backward, work.entry_bytes)
+            work = replace(work, forward=forward)
         forward = self._changed(work.forward, self.parts[0])
         backward = self._changed(backward, self.parts[1])
         if self.software.loss_passes and (losses := self.losses):
@@ -64,6 +67,21 @@ class Theirs:
         ahead, back = map(self._matmuls, (forward, backward), self.parts)
         halves = work.split and _halves(work.split, work.backward, back)
         return replace(work, forward=ahead, backward=back, split=halves)
+
+    def _exchanged(self, forward: Phase, backward: Phase, size: float) -> tuple[Phase, Phase]:
+        """Return functions in which a whole value is not reduced, but scattered and gathered; and
+        where it is not kept, gathered once more in backward. size: bytes of the value."""
+        axes = self.costs.mesh.names(TENSOR)
+        if self.costs.mesh.count(TENSOR) == 1:
+            return forward, backward
+        kinds = "all_reduce", "reduce_scatter", "all_gather"
+        reduced, scattered, gathered = (self.costs.collective_us(k, size, *axes) for k in kinds)
+        once = (scattered + gathered) / reduced
+        more = self.software.gathers_again * gathered / reduced
+        return (
+            replace(forward, collective_us=forward.collective_us * once),
+            replace(backward, collective_us=backward.collective_us * (once + more)),
+        )
 
     def _matmuls(self, phase: Phase, parts: Parts) -> Phase:
         idle = sum(map(self._idle_us, parts)) if self.software.waves_of else 0.0
@@ -141,12 +159,15 @@ class Theirs:
         attention = phase.attention_us / of.attention_share
         if of.attention_passes:
             attention = sum(self._products_us(part) + self._score_us(part) for part in parts)
-        pieces = self.costs.mesh.count(TENSOR) if of.overlaps_tensor else 1
+        exposed = phase.collective_us
+        if of.overlaps_tensor:  # matmuls of a piece wait, and none hides more than all of them take
+            pieces = self.costs.mesh.count(TENSOR)
+            exposed = max(exposed / pieces, exposed - phase.matmul_us)
         return replace(
             phase,
             attention_us=attention,
             pointwise_us=pointwise + (call if of.waits else 0.0),
-            collective_us=phase.collective_us / pieces,
+            collective_us=exposed,
             call_us=0.0 if of.waits else call,
         )
 
@@ -173,6 +194,14 @@ class Theirs:
             tuple(placed[name] for name in op.inputs if name),
             tuple(placed[value.name] for value in op.outputs),
         )
+
+    def shares(self, name: str) -> bool:
+        """Return whether a rank of a split layer keeps its share of a value that ours has whole:
+        where it is gathered again, also of what enters a matmul."""
+        cuts = {shard.axis for dim in self.piece.placements[name].dims for shard in dim}
+        multiplied = any(definition(op).kind == "matmul" for op in self.piece.graph.users[name])
+        whole = cuts.isdisjoint(self.costs.mesh.names(TENSOR))
+        return whole and (self.software.gathers_again or not multiplied)
 
     def _is_whole(self, op: Op) -> bool:
         """Whether the values of an op are whole on all ranks of a split layer, or to be summed

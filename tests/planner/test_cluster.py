@@ -118,6 +118,13 @@ def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
         parse_cluster_text(text.replace(line, f"by_nodes = {shares}"))
 
 
+def test_a_hop_has_two_times_above_0() -> None:
+    text = format_cluster(parse_cluster("h100:8x4,network=efa"))
+    for times in ("[500.0]", "[500.0, -1.0]"):
+        with pytest.raises(ClusterError, match=r"hop_us is \[500.0.*; give two times above 0"):
+            parse_cluster_text(text.replace("[500.0, 250.0]", times))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

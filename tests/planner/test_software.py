@@ -12,8 +12,10 @@ from meshwright.cli import main
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Plan
+from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.simulate.predict import predict
+from meshwright.planner.software.memory import Layers
 from meshwright.planner.software.profile import BUILT_IN, Software, read_software
 from meshwright.planner.software.step import model_under, step_us
 from meshwright.planner.software.work import filled_share
@@ -189,14 +191,70 @@ def test_a_host_that_waits_adds_its_time_to_every_kernel(plan: Plan) -> None:
     )
 
 
-def test_reductions_after_the_last_backward_are_waited_for() -> None:
+def test_reductions_after_the_last_backward_are_waited_for_together() -> None:
     plan = planned("tiny-llama", "h200:2", "dp=2", "micro_batch=2", "zero=1", seq=64)
     cluster = parse_cluster("h200:2")
-    last = Software("last", reduces_last=True)
-    us = sum(unit.reduce_us for unit in predict(plan, cluster).model.stages[0])
+    last = Software("last", reduces_last=(1,))
+    own = predict(plan, cluster).model
+    times = [unit.reduce_us for unit in own.stages[0] if unit.reduce_us]
+    latencies = [collective_us(cluster, k, 0.0, 2) for k in ("reduce_scatter", "all_gather")]
     model = model_under(plan, cluster, last)
-    assert us > 0 and model.refresh_us[0] == predict(plan, cluster).model.refresh_us[0] + us
-    assert step_us(plan, cluster, last) > step_us(plan, cluster, Software("same"))
+    together = own.refresh_us[0] + sum(times) - (len(times) - 1) * sum(latencies)
+    assert len(times) > 2 and model.refresh_us[0] == pytest.approx(together)
+    assert not any(unit.reduce_us for unit in model.stages[0])
+    other = model_under(plan, cluster, Software("other levels", reduces_last=(0, 2)))
+    assert [unit.reduce_us for unit in other.stages[0] if unit.reduce_us] == times
+    assert other.refresh_us == own.refresh_us
+
+
+def test_a_host_handles_each_layer_and_each_slice_of_a_parameter() -> None:
+    words = "dp=4", "micro_batch=1", "zero=1"
+    plan, cluster = planned("tiny-llama", "h200:4", *words, seq=64), parse_cluster("h200:4")
+    own = step_us(plan, cluster, Software("same"))
+    slow = [step_us(plan, cluster, Software("l", layer_us=us)) for us in (1e5, 2e5)]
+    layers = {i.name.rpartition(".")[0] for i in plan.instances if "." in i.name}
+    # Beyond what the device computes meanwhile all of it is the host's.
+    assert slow[1] - slow[0] == pytest.approx(1e5 * len(layers) * plan.num_microbatches, rel=1e-3)
+    names = {entry.param for bucket in plan.buckets for entry in bucket.entries}
+    sliced = step_us(plan, cluster, Software("s", slice_us=7.0))
+    assert sliced - own == pytest.approx(7.0 * 4 * len(names))
+
+
+def test_a_stack_keeps_what_it_gathers_or_gathers_it_again() -> None:
+    words = "tp=2", "micro_batch=2", "shard_weights=1", "shard_sequence=0", "recompute=none"
+    plan = planned("tiny-llama", "h200:2", *words, seq=64)
+    cluster = parse_cluster("h200:2")
+    whole, cut, again = (
+        Software("s", cuts_sequence=cuts, gathers_again=more)
+        for cuts, more in ((False, False), (True, False), (True, True))
+    )
+    stage = predict(plan, cluster).model.stages[0][1:2]
+    sizes = [
+        next(iter(Layers(plan, cluster, one).units(stage))).work.kept_bytes
+        for one in (whole, cut, again)
+    ]
+    # Of attention what enters it and what enters its projections, whole on both ranks.
+    width = stage[0].work.entry_bytes
+    assert sizes[1] - sizes[2] == pytest.approx(1 / 2 * width)
+    assert sizes[0] - sizes[1] >= 1 / 2 * width
+    copies = Software("s", kept_copies=3.0)
+    layer = predict(plan, cluster).model.stages[0][1:3]
+    held = (
+        sum(u.work.kept_bytes for u in Layers(plan, cluster, s).units(layer))
+        for s in (copies, whole)
+    )
+    assert next(held) - next(held) == pytest.approx(3 / 2 * width)
+    unit = {
+        one: model_under(plan, cluster, one).stages[0][1].work.backward.collective_us
+        for one in (whole, cut, again)
+    }
+    size = model_under(plan, cluster, whole).stages[0][1].work.entry_bytes
+    reduced, scattered, gathered = (
+        collective_us(cluster, kind, size, 2)
+        for kind in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+    assert unit[cut] / unit[whole] == pytest.approx((scattered + gathered) / reduced)
+    assert (unit[again] - unit[cut]) / unit[whole] == pytest.approx(gathered / reduced)
 
 
 def test_what_all_ranks_hold_is_sent_in_shares_and_gathered() -> None:
@@ -294,7 +352,7 @@ def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None
 def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
     names = ", ".join(
         ("pytorch-eager", "pytorch-compiled", "megatron-2022", "megatron-deepspeed-2022",
-         "megatron-2025", "kempnerforge-2026", "internevo-2023")
+         "megatron-2025", "kempnerforge-2026", "internevo-2023", "nanotron-2025")
     )  # fmt: skip
     with pytest.raises(MeshwrightError, match=f"unknown; give {names}, or"):
         read_software("jax")
