@@ -55,8 +55,9 @@ class SearchBudget:
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
-        enough_moved: gap from which down no runs of cuts are moved together; longest_run: of cuts;
-            max_runs: that are tried.
+        enough_moved: gap from which down the best is not cut from other begins, and no runs of cuts
+            are moved together; begins: that are tried; begins_polished: of what they led to;
+            longest_run: of cuts; max_runs: that are tried.
     Placements
         price_shares: of the default price of a byte, that the best plan is placed at again.
     Rematerialisation options
@@ -97,6 +98,8 @@ class SearchBudget:
     max_polished: int = 100
     max_polished_passes: float = float("inf")
     enough_moved: float = 0.04
+    begins: int = 40
+    begins_polished: int = 2
     longest_run: int = 6
     max_runs: int = 300
     price_shares: tuple[float, ...] = (0.0, 0.25)
@@ -120,6 +123,7 @@ EFFORTS = {
         memory_shares=(1.0, 0.95),
         near_reordered=0.0,
         max_polished=0,
+        begins=0,
         price_shares=(),
     ),
     "normal": SearchBudget(

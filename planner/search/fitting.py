@@ -152,9 +152,16 @@ def refitted(
     if costs.problem.pins.cuts is not None or not bound.stage_us:
         return None
     starts = rounded(costs.units_of(c).least_compute_us, bound.stage_us)
-    with costs.memo.clock.layer("cuts and options"):
-        found = _at(costs, c, starts, limit_bytes)
+    found = fitted_to(costs, c, starts, limit_bytes)
     return found and fastest_of(descended(costs, found, limit_bytes))
+
+
+def fitted_to(
+    costs: CandidateCosts, c: Candidate, starts: tuple[int, ...], limit_bytes: float
+) -> Fitted | None:
+    """Return a candidate in these cuts; None where no options fit."""
+    with costs.memo.clock.layer("cuts and options"):
+        return _at(costs, c, starts, limit_bytes)
 
 
 def reordered(costs: CandidateCosts, fitted: Fitted) -> Fitted | None:

@@ -4,7 +4,8 @@ A candidate is bounded again within memory and by its linear relaxation, and fit
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; the best one's placements are solved again at other prices of a byte; its cuts and those
 of its linear relaxation are polished; then the candidates that limit the gap are bounded with more
-effort. Where that leaves a large one, runs of cuts are moved, too.
+effort. Where that leaves a large one, the best is cut from other begins and runs of its cuts are
+moved.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -16,6 +17,7 @@ from meshwright.ir.mesh import Mesh
 
 from ..bounds.lp import LpBound
 from ..pipeline.schedules import PLAIN
+from .begins import begun_anew
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .fitting import (
@@ -204,6 +206,7 @@ class Incumbent:
             self._improve()
             self.costs.lp_bounds.update(tightened() or {})
         self._tighten()
+        self._begin_anew()
         self._move_runs()
 
     def _improve(self) -> None:
@@ -242,12 +245,28 @@ class Incumbent:
         """Polish cuts, and return whether that makes them the best."""
         return self._offer(polished(self.priced_by, fitted, self.limit))
 
+    def _is_enough(self) -> bool:
+        """Return whether the gap is so small that the cuts of the best stay."""
+        least = min(self.bounds.values(), default=INF)
+        return self.best_us <= (1 + self.costs.problem.budget.enough_moved) * least
+
+    def _begin_anew(self) -> None:
+        """Cut the best from other begins, where that leaves a large gap, and polish the fastest."""
+        budget = self.costs.problem.budget
+        if self.best is None or not budget.begins or self._is_enough():
+            return
+        c = self.best.candidate
+        if c.schedule in PLAIN or self.costs.problem.pins.cuts is not None:
+            return
+        self.doing("other cuts of the best to begin with")
+        found = begun_anew(self.priced_by, c, self.limit, budget.begins)
+        for fitted in found[: budget.begins_polished]:
+            self._move_cuts(fitted)
+
     def _move_runs(self) -> None:
         """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
-        budget, least = self.costs.problem.budget, min(self.bounds.values(), default=INF)
-        while self.best is not None and budget.max_polished:
-            if self.best_us <= (1 + budget.enough_moved) * least:
-                break
+        budget = self.costs.problem.budget
+        while self.best is not None and budget.max_polished and not self._is_enough():
             self.doing("moving runs of cuts of the best")
             given = self.priced_by, self.best, self.limit, budget.longest_run
             if not self._offer(polished(*given)):
