@@ -173,6 +173,8 @@ def show(name: str, found: list[Scored], constant: float) -> None:
     for way, of in ways.items():
         print(summary(f"{name}: {way}", [of(r) / r.seconds - 1 for r in found]))
     print(summary(f"{name}: memory", [r.gib / float(r.row["memory_gb"]) - 1 for r in found]))
+    unfit = sum(r.gib > CARD_GIB for r in found)
+    print(f"{name}: ran, called infeasible: {unfit} of {len(found)}")
 
 
 def main() -> None:
