@@ -119,10 +119,13 @@ def plan_of(row: dict[str, str]) -> tuple[Plan, Cluster]:
 
 
 def software_of(row: dict[str, str], software: Software) -> Software:
-    """Return the profile of a row's run."""
-    if row["pp"] == "1" or row["nodes"] == "1":
+    """Return the profile of a row's run. Where there are stages, a micro-batch's gradients of bf16
+    are there beside what the others keep."""
+    if row["pp"] == "1":
         return software
-    return replace(software, gathers_again=True, layer_us=LATER_US[int(row["tp"])])
+    if row["nodes"] == "1":
+        return replace(software, grad_bytes=6)
+    return replace(software, grad_bytes=6, gathers_again=True, layer_us=LATER_US[int(row["tp"])])
 
 
 def predicted(row: dict[str, str], software: Software) -> Scored:
