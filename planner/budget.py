@@ -52,6 +52,7 @@ class SearchBudget:
         descent_shifts: units that a run of cuts moves by in one step.
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
         near: how much slower than the best plan one may be to be cut again, as a share.
+        far: how much slower than its bound one may be before it is cut again all the same.
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
@@ -94,6 +95,7 @@ class SearchBudget:
     descent_shifts: tuple[int, ...] = (-2, -1, 1, 2)
     descent_microbatches: int = 3
     near: float = 0.12
+    far: float = 0.25
     near_reordered: float = 0.02
     max_polished: int = 100
     max_polished_passes: float = float("inf")
@@ -120,6 +122,7 @@ EFFORTS = {
         max_simulated=64,
         worth=0.05,
         max_thorough=3,
+        enough_gap=0.07,
         memory_shares=(1.0, 0.95),
         near_reordered=0.0,
         max_polished=0,

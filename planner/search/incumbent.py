@@ -147,17 +147,19 @@ class Incumbent:
             return
         self.simulated += 1
         self.losers.append(Loser(c, bound, ways, True))
-        if min(way.least_us for way in ways) <= self.near_us:
-            self._fit_near(ways)
+        far_us = (1 + self.costs.problem.budget.far) * bound
+        least = min(way.least_us for way in ways)
+        if least <= self.near_us or least > far_us:
+            self._fit_near(ways, far_us)
 
-    def _fit_near(self, ways: tuple[Fitted, ...]) -> None:
-        """Take the fastest way of a candidate, and cut it anew where it is near the best: a lower
-        best leaves less to consider."""
+    def _fit_near(self, ways: tuple[Fitted, ...], far_us: float) -> None:
+        """Take the fastest way of a candidate. Cut it anew where it is near the best, as a lower
+        best leaves less to consider, or so far from its bound that its cuts say little of it."""
         fitted = fastest_of(ways)
         assert fitted is not None
         self.fitted.append(fitted)
         better = self._offer(fitted)
-        if better or not fitted.exceeds(self.near_us):
+        if better or not fitted.exceeds(self.near_us) or fitted.least_us > far_us:
             self._cut_anew(fitted)
 
     def doing(self, what: str) -> None:
