@@ -57,8 +57,8 @@ class Theirs:
     def work(self, work: PieceWork) -> PieceWork:
         """Return our work of the piece with all that the stack does otherwise."""
         backward = self._again(work.backward) if self.runs_whole else work.backward
-        if self.software.cuts_sequence and work.entry_bytes:
-            forward, backward = self._exchanged(work.forward, backward, work.entry_bytes)
+        if self.software.cuts_sequence and (size := self._reduced_bytes()):
+            forward, backward = self._exchanged(work.forward, backward, size)
             work = replace(work, forward=forward)
         forward = self._changed(work.forward, self.parts[0])
         backward = self._changed(backward, self.parts[1])
@@ -68,12 +68,25 @@ class Theirs:
         halves = work.split and _halves(work.split, work.backward, back)
         return replace(work, forward=ahead, backward=back, split=halves)
 
+    def _reduced_bytes(self) -> float:
+        """Return the bytes of what enters the piece, where tp ranks have all of it and so reduce
+        what leaves it; else 0."""
+        mesh, graph = self.costs.mesh, self.piece.graph
+        entries = [item.value for item in graph.inputs_of("activation")]
+        if mesh.count(TENSOR) == 1 or not all(self._has_whole(value.name) for value in entries):
+            return 0.0
+        sizes = (self.costs.local_bytes(v, self.piece.placements[v.name]) for v in entries)
+        return max(sizes, default=0.0)
+
+    def _has_whole(self, name: str) -> bool:
+        """Return whether all ranks of a split layer have the whole of a value."""
+        cuts = {shard.axis for dim in self.piece.placements[name].dims for shard in dim}
+        return cuts.isdisjoint(self.costs.mesh.names(TENSOR))
+
     def _exchanged(self, forward: Phase, backward: Phase, size: float) -> tuple[Phase, Phase]:
         """Return functions in which a whole value is not reduced, but scattered and gathered; and
         where it is not kept, gathered once more in backward. size: bytes of the value."""
         axes = self.costs.mesh.names(TENSOR)
-        if self.costs.mesh.count(TENSOR) == 1:
-            return forward, backward
         kinds = "all_reduce", "reduce_scatter", "all_gather"
         reduced, scattered, gathered = (self.costs.collective_us(k, size, *axes) for k in kinds)
         once = (scattered + gathered) / reduced
@@ -198,10 +211,8 @@ class Theirs:
     def shares(self, name: str) -> bool:
         """Return whether a rank of a split layer keeps its share of a value that ours has whole:
         where it is gathered again, also of what enters a matmul."""
-        cuts = {shard.axis for dim in self.piece.placements[name].dims for shard in dim}
         multiplied = any(definition(op).kind == "matmul" for op in self.piece.graph.users[name])
-        whole = cuts.isdisjoint(self.costs.mesh.names(TENSOR))
-        return whole and (self.software.gathers_again or not multiplied)
+        return self._has_whole(name) and (self.software.gathers_again or not multiplied)
 
     def _is_whole(self, op: Op) -> bool:
         """Whether the values of an op are whole on all ranks of a split layer, or to be summed

@@ -237,6 +237,12 @@ def test_a_stack_keeps_what_it_gathers_or_gathers_it_again() -> None:
     width = stage[0].work.entry_bytes
     assert sizes[1] - sizes[2] == pytest.approx(1 / 2 * width)
     assert sizes[0] - sizes[1] >= 1 / 2 * width
+    cut_already = planned("tiny-llama", "h200:2", *words[:3], words[4], "price=1", seq=64)
+    traffic = {
+        one: model_under(cut_already, cluster, one).stages[0][1].work.forward.collective_us
+        for one in (whole, again)
+    }
+    assert traffic[whole] == traffic[again] > 0
     copies = Software("s", kept_copies=3.0)
     layer = predict(plan, cluster).model.stages[0][1:3]
     held = (
