@@ -46,8 +46,8 @@ SIZES = {
 TIED = READ = ("1B", "3B")  # the models with one table, and those whose rows were read off
 PROFILE = "nanotron-2025"
 # Runs with stages on several nodes are of later jobs (scripts/scaling_benchmarks.py): these gather
-# what enters a split layer again, and their host takes so many us for a layer by tp, whatever the
-# micro-batch (read off the rows of 1B and 3B).
+# what enters a split layer again and keep less of it gathered, and their host takes so many us for
+# a layer by tp, whatever the micro-batch (read off the rows of 1B and 3B).
 LATER_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 133000.0}
 
 
@@ -125,7 +125,13 @@ def software_of(row: dict[str, str], software: Software) -> Software:
         return software
     if row["nodes"] == "1":
         return replace(software, grad_bytes=6)
-    return replace(software, grad_bytes=6, gathers_again=True, layer_us=LATER_US[int(row["tp"])])
+    return replace(
+        software,
+        grad_bytes=6,
+        gathers_again=True,
+        keeps_gathered=2,
+        layer_us=LATER_US[int(row["tp"])],
+    )
 
 
 def predicted(row: dict[str, str], software: Software) -> Scored:

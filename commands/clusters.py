@@ -31,7 +31,7 @@ MEANINGS = {
     "alpha_us": "latency of a collective over these links",
     "bytes_per_s": "one direction, a device",
     "by_nodes": "[nodes, share of bytes_per_s that a ring over so many reaches], ...",
-    "hop_us": "latency of one more node of a ring, of one more doubling of nodes of a tree",
+    "hop_us": "of one more node of a ring, one more doubling in a tree; twice in an all_reduce",
     "full_mesh": "devices joined pair by pair, each pair by an equal share; without it a switch",
     "span": "devices that these links join",
     "collective": "all_reduce, all_gather, reduce_scatter, all_to_all or send_recv",

@@ -133,9 +133,9 @@ class LinkLevel:
 
     by_nodes: (nodes, share of bytes_per_s that a ring over so many reaches) by growing nodes; none:
     1 for all. hop_us: latency of one more node of a ring, and of one more doubling of the nodes of
-    a tree; none: as NCCL counts it (topology.py). full_mesh: devices of a node that are joined pair
-    by pair without a switch, each pair by an equal share of bytes_per_s; 0: a switch, by which any
-    two have all of it.
+    a tree, which an all_reduce pays twice; none: as NCCL counts it (topology.py). full_mesh:
+    devices of a node that are joined pair by pair without a switch, each pair by an equal share of
+    bytes_per_s; 0: a switch, by which any two have all of it.
     """
 
     name: str

@@ -29,6 +29,7 @@ HEADER = "# meshwright cluster v1"
 # What a spec may say besides a name: memory of each device, and of the hosts for all their devices,
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
+MOST_US = 1e6  # of a hop between nodes
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -148,8 +149,21 @@ def _level_of(table: dict) -> LinkLevel:
         _sources_of(table),
         tuple((int(nodes), float(share)) for nodes, share in table.get("by_nodes", ())),
         int(table.get("full_mesh", 0)),
-        tuple(float(us) for us in table.get("hop_us", ())),
+        _hops_of(table),
     )
+
+
+def _hops_of(table: dict) -> tuple[float, ...]:
+    given = table.get("hop_us")
+    if given is None:
+        return ()
+    hops = given if isinstance(given, list) else [given]
+    if len(hops) != 2 or not all(type(us) in (int, float) and 0 < us <= MOST_US for us in hops):
+        raise ClusterError(
+            f"levels.{table['name']}.hop_us is {given}; give two times in us above 0 and up to "
+            f"{MOST_US:g}, of rings and of trees, or drop it"
+        )
+    return tuple(map(float, hops))
 
 
 def _curve_of(table: dict) -> Curve:
@@ -207,11 +221,6 @@ def _check_shares(level: LinkLevel, where: str) -> None:
             f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
             f"are {shares}"
         )
-    if len(level.hop_us) not in (0, 2) or min(level.hop_us, default=1) <= 0:
-        raise ClusterError(
-            f"{where}: levels.{level.name}.hop_us is {list(level.hop_us)}; give two times above 0, "
-            "of rings and of trees, or drop it"
-        )
 
 
 def _check_mesh(level: LinkLevel, per_node: int, where: str) -> None:
@@ -246,6 +255,11 @@ def parse_cluster(spec: str) -> Cluster:
     """
     named, *others = re.split(r",(?=\w+=)", spec)
     cluster = _named(named)
+    keys = [given.partition("=")[0] for given in others]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ClusterError(
+            f"cluster {spec}: {twice[0]} is given {keys.count(twice[0])} times; give one"
+        )
     for given in others:
         cluster = _with(cluster, given)
     return cluster

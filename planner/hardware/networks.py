@@ -46,15 +46,21 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def with_network(cluster: Cluster, kind: str) -> Cluster:
-    """Return a cluster whose nodes another kind of network joins; of one node as it is, so that
-    nodes can be swept. Raises ClusterError."""
+    """Return a cluster whose nodes another kind of network joins; one node without a network as it
+    is, so that nodes can be swept. Raises ClusterError."""
     if kind not in NETWORKS:
         raise ClusterError(
             f"cluster {cluster.name}: network {kind!r} is unknown; give {', '.join(NETWORKS)}"
         )
+    if len(cluster.levels) > 1:
+        return replace(cluster, levels=(*cluster.levels[:-1], _joined(cluster.levels[-1], kind)))
     if cluster.nodes == 1:
         return cluster
-    return replace(cluster, levels=(*cluster.levels[:-1], _joined(cluster.levels[-1], kind)))
+    raise ClusterError(
+        f"cluster {cluster.name}: {cluster.nodes} nodes, and its only link, "
+        f"{cluster.levels[0].name}, is inside one; add [[levels]] for the network, or drop "
+        f"network={kind}"
+    )
 
 
 def _joined(level: LinkLevel, kind: str) -> LinkLevel:

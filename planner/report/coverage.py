@@ -73,7 +73,9 @@ def _links(cluster: Cluster) -> Iterator[str]:
             yield _said(what, sources.get("by_nodes"))
         if level.hop_us and cluster.nodes > 1:
             ring, tree = level.hop_us
-            what = f"{ring:g} us for each node of a ring, {tree:g} for each doubling in a tree"
+            what = (
+                f"{ring:g} us for each node of a ring, {tree:g} for a doubling in a tree, each way"
+            )
             yield _said(what, sources.get("hop_us"))
 
 

@@ -23,6 +23,7 @@ from ..remat.rules import saved_values
 from ..simulate.stage_memory import Peak, context_bytes, model_peaks, workspace_bytes
 from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
 from .profile import Software
+from .step import layer_of
 from .work import Theirs
 
 # Of scores in their dtype: what softmax and dropout give, and a mask of bytes (Korthikanti et al.
@@ -114,18 +115,22 @@ class Layers:
         costs = Costs(self.cluster, self.plan.mesh.compute, self.plan.sizes)
         pieces = {p.name: Theirs(p, costs, self.software) for p in self.plan.pieces}
         self.theirs = {i.name: pieces[i.piece] for i in self.plan.instances}
+        found: dict[str, str] = {}
+        for name in (i.name for i in self.plan.instances if "." in i.name):
+            found.setdefault(name.rpartition(".")[0], name)
+        self.firsts = frozenset(found.values())
         self.again = self.software.recomputes_whole or self.software.keeps_layers
         self.table: WorkTable = work_table(self.plan, self.cluster)
 
     def units(self, stage: tuple[Unit, ...]) -> Iterator[Unit]:
         """Give the units of a stage in order."""
-        by_layer = groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name)
+        by_layer = groupby(stage, lambda unit: layer_of(unit) or unit.name)
         layers = [list(units) for _, units in by_layer]
         whole = [layer for layer in layers if self._is_whole(layer)]
         # A stack hands its layers values in one layout; where we cut the first, it does not.
         entry = max((layer[0].work.entry_bytes for layer in whole), default=0.0)
         for layer in layers:
-            yield from self._whole(layer, entry) if layer in whole else self._kept(layer)
+            yield from self._whole(layer, entry) if layer in whole else map(self._unit, layer)
 
     def _is_whole(self, layer: list[Unit]) -> bool:
         return self.again and all(self.theirs[unit.name].keeps_nothing for unit in layer)
@@ -148,17 +153,28 @@ class Layers:
         work = self.table.of(piece.graph, piece.placements, every)
         return self._more(work, unit.name, keeps=True)
 
-    def _kept(self, layer: list[Unit]) -> Iterator[Unit]:
-        """Units of a layer as it is kept, copies with the first; such as are in none have none."""
-        for unit in layer:
-            yield self._unit(unit, self.software.kept_copies * (unit is layer[0] is not layer[-1]))
-
-    def _unit(self, unit: Unit, copies: float) -> Unit:
+    def _unit(self, unit: Unit) -> Unit:
         piece = self.theirs[unit.name].piece
         keeps = piece.saved == saved_values(piece.graph, "none")
         work = self._more(unit.work, unit.name, keeps)
-        more = keeps * copies * work.entry_bytes / self.plan.mesh.count(TENSOR)
+        more = keeps * self._copied(unit) - self._shared_entry(unit)
         return replace(unit, work=replace(work, kept_bytes=work.kept_bytes + more))
+
+    def _copied(self, unit: Unit) -> float:
+        """Return the bytes of the copies that a layer keeps and of what it keeps gathered, with its
+        first unit."""
+        if unit.name not in self.firsts:
+            return 0.0
+        ranks, of = self.plan.mesh.count(TENSOR), self.software
+        share = unit.work.entry_bytes / (ranks if self.theirs[unit.name].takes_whole else 1)
+        return share * (of.kept_copies + of.keeps_gathered * (ranks - 1))
+
+    def _shared_entry(self, unit: Unit) -> float:
+        """Return the bytes of what enters a unit that its rank has a share of, where ours has it
+        whole."""
+        if not (self.software.cuts_sequence and self.theirs[unit.name].takes_whole):
+            return 0.0
+        return unit.work.entry_bytes * (1 - 1 / self.plan.mesh.count(TENSOR))
 
     def _more(self, work: PieceWork, name: str, keeps: bool) -> PieceWork:
         """Add scores and logits that are held whole. keeps: whether scores wait for backward."""
@@ -184,7 +200,7 @@ class Layers:
         return sum(
             size * (1.0 if name in spared else 1 - 1 / cuts)
             for name in saved
-            if name in spared or (cuts > 1 and theirs.shares(name))
+            if name in spared or (cuts > 1 and theirs.has_whole(name))
             for size in [theirs.costs.local_bytes(piece.graph.values[name], piece.placements[name])]
         )
 

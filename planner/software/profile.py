@@ -43,17 +43,19 @@ class Software:
     a rank that updates them, under ZeRO 1 and 2, and are sent by one rank after the other.
     slice_us: of the host's time in a step under ZeRO 1 and 2, for each slice of a parameter, of
     which each data rank has one. overlaps_tensor: whether collectives of a split layer run beside
-    the matmuls they feed, in a piece a rank, the first of which is waited for. cuts_sequence:
-    whether each tp rank has its share of the sequence between split layers, also where our layout
-    has all of it there. gathers_again: whether it gathers what enters a split layer again in
-    backward, and keeps its share. scatters_sends: whether each tp rank sends its share of what all
-    of them hold to the next stage, which gathers it. waits_for_sends: whether a rank computes
-    nothing while it sends to another stage or receives from it.
+    the matmuls they feed, in a piece a rank, the first of which is waited for; none hides more than
+    the matmuls take. cuts_sequence: whether each tp rank has its share of the sequence between
+    split layers, also where our layout has all of it there: what ours all-reduces is then scattered
+    and gathered. gathers_again: whether what entered a split layer is gathered again in backward.
+    scatters_sends: whether each tp rank sends its share of what all of them hold to the next stage,
+    which gathers it. waits_for_sends: whether a rank computes nothing while it sends to another
+    stage or receives from it.
 
     Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
     not what enters each half; so it is with recomputes_whole. kept_copies: values as wide as what
     enters a layer that it keeps beside those that its backward reads, such as copies in another
-    order. logits_held: how often a loss on whole logits holds their bytes: as they are left out,
+    order. keeps_gathered: such values that a layer keeps gathered, where each tp rank has a share
+    of them. logits_held: how often a loss on whole logits holds their bytes: as they are left out,
     themselves, and in float32 a copy and a gradient. grad_bytes: of a gradient's element on a rank
     before ZeRO cuts it, 0 where it is as in our programs. flat_bytes: of an element of the share
     that a rank updates, in flat copies of gradients that the optimizer's step makes; copy_bytes:
@@ -91,6 +93,7 @@ class Software:
     waits_for_sends: bool = False
     keeps_layers: bool = False
     kept_copies: float = 0.0
+    keeps_gathered: float = 0.0
     logits_held: float = 5.0
     grad_bytes: int = 0
     flat_bytes: int = 0
@@ -148,6 +151,7 @@ _NUMBERS: dict[str, Callable[[float], bool]] = {
     "matmul_share": lambda share: share >= 1 / _MOST,
     "attention_share": lambda share: share >= 1 / _MOST,
     "kept_copies": lambda times: times >= 0,
+    "keeps_gathered": lambda times: times >= 0,
     "logits_held": lambda times: times >= 0,
     "outside_gib": lambda size: size >= 0,
     "communicator_gib": lambda size: size >= 0,
@@ -165,6 +169,7 @@ _WANTED = {
     "matmul_share": "give a share above 0, 1e-6 at least",
     "attention_share": "give a share above 0, 1e-6 at least",
     "kept_copies": "give a number of values of 0 or more, 1e6 at most",
+    "keeps_gathered": "give a number of values of 0 or more, 1e6 at most",
     "logits_held": "give times of 0 or more, 1e6 at most",
     "waves_of": "give a whole number of 0 or more, 1e6 at most",
     "grad_bytes": "give whole bytes of 0 or more, 1e6 at most",

@@ -1,10 +1,10 @@
 """A plan's step as another stack runs its layout."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import groupby
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from meshwright.ir.mesh import REDUCED, STORAGE, TENSOR
+from meshwright.ir.mesh import REDUCED, REPLICA, STORAGE, TENSOR
 from meshwright.ir.plan import Piece, Plan
 
 from ..cost.op_cost import Costs
@@ -61,7 +61,10 @@ def model_under(
 
     stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
     if software.layer_us:
-        stages = tuple(_at_the_pace_of_a_host(stage, software.layer_us) for stage in stages)
+        again = {p.name for p in plan.pieces if Theirs(p, costs, software).keeps_nothing}
+        names = (i.name for i in plan.instances if i.piece in again)
+        pace = _Pace.of(software.layer_us, model.stages, names)
+        stages = tuple(tuple(map(pace.kept, stage)) for stage in stages)
     reduces = model.reduces_every_microbatch and not software.reduces_once
     model = replace(model, stages=stages, reduces_every_microbatch=reduces)
     if software.reduces_whole:
@@ -75,33 +78,43 @@ def model_under(
     if software.waits_for_sends:
         model = _waiting(model)
     if plan.zero in software.reduces_last:
-        model = _reduced_last(model, plan, Links(cluster, plan.mesh))
+        model = _reduced_last(model, plan, Links(cluster, plan.mesh), software)
     return model
 
 
-def _at_the_pace_of_a_host(stage: tuple[Unit, ...], layer_us: float) -> tuple[Unit, ...]:
-    """Units of which those of a layer take the host so long at least, a third of it in forward."""
-    return tuple(
-        _issued_in(unit, layer_us / len(layer)) if unit.name != key else unit
-        for key, layer in by_layer(stage)
-        for unit in layer
-    )
+def layer_of(unit: Unit) -> str:
+    """Return the name of the layer that a unit is of; "" for one that is in none."""
+    return unit.name.rpartition(".")[0]
 
 
-def by_layer(stage: tuple[Unit, ...]) -> list[tuple[str, list[Unit]]]:
-    """Return the units of each layer, and such as are in none by themselves under their names."""
-    grouped = groupby(stage, lambda unit: unit.name.rpartition(".")[0] or unit.name)
-    return [(key, list(units)) for key, units in grouped]
+@dataclass(frozen=True)
+class _Pace:
+    """The host's least time of a layer, in us. units: of each layer, wherever its stages lie.
+    again: units that backward computes again."""
 
+    layer_us: float
+    units: Mapping[str, int]
+    again: frozenset[str]
 
-def _issued_in(unit: Unit, us: float) -> Unit:
-    work = unit.work
-    ahead, back = _at_least(work.forward, us / 3), _at_least(work.backward, us * 2 / 3)
-    halves = work.split
-    if halves is not None:
-        first, second = (_at_least(x, us / 3) for x in (halves.input_grad, halves.weight_grad))
-        halves = replace(halves, input_grad=first, weight_grad=second)
-    return replace(unit, work=replace(work, forward=ahead, backward=back, split=halves))
+    @staticmethod
+    def of(layer_us: float, stages: Iterable[Iterable[Unit]], again: Iterable[str]) -> "_Pace":
+        units = Counter(layer_of(unit) for stage in stages for unit in stage)
+        return _Pace(layer_us, units, frozenset(again))
+
+    def kept(self, unit: Unit) -> Unit:
+        """Return a unit of a layer at that pace, a third of it in forward."""
+        if not (layer := layer_of(unit)):
+            return unit
+        third, work = self.layer_us / self.units[layer] / 3, unit.work
+        behind = third * (2 + (unit.name in self.again)) * work.runs_backward
+        ahead, back = _at_least(work.forward, third), _at_least(work.backward, behind)
+        halves = work.split
+        if halves is not None:
+            first = _at_least(halves.input_grad, behind - third)
+            halves = replace(
+                halves, input_grad=first, weight_grad=_at_least(halves.weight_grad, third)
+            )
+        return replace(unit, work=replace(work, forward=ahead, backward=back, split=halves))
 
 
 def _at_least(phase: Phase, call_us: float) -> Phase:
@@ -145,18 +158,23 @@ def _later(phase: Phase, us: float) -> Phase:
     return replace(phase, collective_us=phase.collective_us + us)
 
 
-def _reduced_last(model: StepModel, plan: Plan, links: Links) -> StepModel:
+def _reduced_last(model: StepModel, plan: Plan, links: Links, software: Software) -> StepModel:
     """Reductions of gradients after the last backward, before the optimizer. All buckets of a rank
     go together, as its updated parameters do, so that each kind of collective waits once."""
-    axes = STORAGE if plan.zero else REDUCED
-    once = links.group_us("reduce_scatter" if plan.zero else "all_reduce", 0.0, *axes)
-    again = links.group_us("all_gather", 0.0, *STORAGE)
+    whole = software.reduces_whole or not plan.zero
+    kind, axes = ("all_reduce", REDUCED) if whole else ("reduce_scatter", STORAGE)
+    once = links.group_us(kind, 0.0, *axes)
+    summed = links.group_us("all_reduce", 0.0, REPLICA)
+    gathered = 0.0 if software.broadcasts else links.group_us("all_gather", 0.0, *STORAGE)
     refresh = []
     for rank, gathers_us in enumerate(model.refresh_us):
         mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
-        sums = [u.reduce_us + u.replicas_us for s in mine for u in model.stages[s] if u.reduce_us]
-        spared = max(len(sums) - 1, 0) * (once + again * (gathers_us > 0))
-        refresh.append(gathers_us + sum(sums) - spared)
+        units = [unit for s in mine for unit in model.stages[s]]
+        more = [max(sum(map(bool, us)) - 1, 0) for us in (
+            [u.reduce_us for u in units], [u.replicas_us for u in units])]  # fmt: skip
+        spared = more[0] * (once + gathered * (gathers_us > 0)) + more[1] * summed
+        waits = sum(unit.reduce_us + unit.replicas_us for unit in units)
+        refresh.append(gathers_us + waits - spared)
     stages = tuple(
         tuple(replace(unit, reduce_us=0.0, replicas_us=0.0) for unit in stage)
         for stage in model.stages

@@ -57,46 +57,59 @@ class Theirs:
     def work(self, work: PieceWork) -> PieceWork:
         """Return our work of the piece with all that the stack does otherwise."""
         backward = self._again(work.backward) if self.runs_whole else work.backward
-        if self.software.cuts_sequence and (size := self._reduced_bytes()):
-            forward, backward = self._exchanged(work.forward, backward, size)
-            work = replace(work, forward=forward)
-        forward = self._changed(work.forward, self.parts[0])
-        backward = self._changed(backward, self.parts[1])
+        forward = work.forward
+        if self.software.cuts_sequence and self.takes_whole:
+            forward, backward = map(self._exchanged, (forward, backward), self.parts)
+        ahead, back = map(self._changed, (forward, backward), self.parts)
         if self.software.loss_passes and (losses := self.losses):
-            forward, backward = self._whole_loss(forward, backward, losses[0])
-        ahead, back = map(self._matmuls, (forward, backward), self.parts)
+            ahead, back = self._whole_loss(ahead, back, losses[0])
+        ahead, back = map(self._multiplied, (ahead, back), self.parts)
         halves = work.split and _halves(work.split, work.backward, back)
         return replace(work, forward=ahead, backward=back, split=halves)
 
-    def _reduced_bytes(self) -> float:
-        """Return the bytes of what enters the piece, where tp ranks have all of it and so reduce
-        what leaves it; else 0."""
-        mesh, graph = self.costs.mesh, self.piece.graph
-        entries = [item.value for item in graph.inputs_of("activation")]
-        if mesh.count(TENSOR) == 1 or not all(self._has_whole(value.name) for value in entries):
-            return 0.0
+    @cached_property
+    def _entry_bytes(self) -> float:
+        """The bytes of the largest value that enters the piece on a rank."""
+        entries = (item.value for item in self.piece.graph.inputs_of("activation"))
         sizes = (self.costs.local_bytes(v, self.piece.placements[v.name]) for v in entries)
         return max(sizes, default=0.0)
 
-    def _has_whole(self, name: str) -> bool:
+    @cached_property
+    def takes_whole(self) -> bool:
+        """Whether all ranks of a split layer have the whole of what enters the piece."""
+        entries = self.piece.graph.inputs_of("activation")
+        return all(self.has_whole(item.value.name) for item in entries)
+
+    def has_whole(self, name: str) -> bool:
         """Return whether all ranks of a split layer have the whole of a value."""
         cuts = {shard.axis for dim in self.piece.placements[name].dims for shard in dim}
         return cuts.isdisjoint(self.costs.mesh.names(TENSOR))
 
-    def _exchanged(self, forward: Phase, backward: Phase, size: float) -> tuple[Phase, Phase]:
-        """Return functions in which a whole value is not reduced, but scattered and gathered; and
-        where it is not kept, gathered once more in backward. size: bytes of the value."""
+    def _exchanged(self, phase: Phase, parts: Parts) -> Phase:
+        """A function in which a value as wide as the entry is not reduced over tp ranks, but
+        scattered and gathered; and where it is not kept, gathered once more in backward."""
         axes = self.costs.mesh.names(TENSOR)
-        kinds = "all_reduce", "reduce_scatter", "all_gather"
-        reduced, scattered, gathered = (self.costs.collective_us(k, size, *axes) for k in kinds)
-        once = (scattered + gathered) / reduced
-        more = self.software.gathers_again * gathered / reduced
-        return (
-            replace(forward, collective_us=forward.collective_us * once),
-            replace(backward, collective_us=backward.collective_us * (once + more)),
-        )
+        again = self.software.gathers_again and parts is self.parts[1]
+        more = 0.0
+        for part in parts:
+            for op in part.graph.ops:
+                if (size := self._reduced_bytes(op)) and size >= self._entry_bytes > 0:
+                    kinds = "reduce_scatter", *["all_gather"] * (1 + again)
+                    more += sum(self.costs.collective_us(kind, size, *axes) for kind in kinds)
+                    more -= op_us(op, part, self.piece.placements, self.costs)
+        return replace(phase, collective_us=phase.collective_us + more)
 
-    def _matmuls(self, phase: Phase, parts: Parts) -> Phase:
+    def _reduced_bytes(self, op: Op) -> float:
+        """Return the bytes of a value that an op reduces over tp ranks alone; else 0."""
+        if not definition(op).collective or op.attr("kind") != "all_reduce":
+            return 0.0
+        axes = set(str(op.attr("axis")).split("."))
+        if not axes or not axes <= set(self.costs.mesh.names(TENSOR)):
+            return 0.0
+        return self.costs.local_bytes(op.output, self.piece.placements[op.output.name])
+
+    def _multiplied(self, phase: Phase, parts: Parts) -> Phase:
+        """A function with matmuls at the stack's rate."""
         idle = sum(map(self._idle_us, parts)) if self.software.waves_of else 0.0
         return replace(phase, matmul_us=(phase.matmul_us + idle) / self.software.matmul_share)
 
@@ -175,7 +188,7 @@ class Theirs:
         exposed = phase.collective_us
         if of.overlaps_tensor:  # matmuls of a piece wait, and none hides more than all of them take
             pieces = self.costs.mesh.count(TENSOR)
-            exposed = max(exposed / pieces, exposed - phase.matmul_us)
+            exposed = max(exposed / pieces, exposed - self._multiplied(phase, parts).matmul_us)
         return replace(
             phase,
             attention_us=attention,
@@ -207,12 +220,6 @@ class Theirs:
             tuple(placed[name] for name in op.inputs if name),
             tuple(placed[value.name] for value in op.outputs),
         )
-
-    def shares(self, name: str) -> bool:
-        """Return whether a rank of a split layer keeps its share of a value that ours has whole:
-        where it is gathered again, also of what enters a matmul."""
-        multiplied = any(definition(op).kind == "matmul" for op in self.piece.graph.users[name])
-        return self._has_whole(name) and (self.software.gathers_again or not multiplied)
 
     def _is_whole(self, op: Op) -> bool:
         """Whether the values of an op are whole on all ranks of a split layer, or to be summed

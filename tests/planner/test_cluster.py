@@ -18,6 +18,7 @@ from meshwright.planner.hardware.cluster_file import (
     format_cluster,
     parse_cluster,
     parse_cluster_text,
+    resized,
 )
 
 
@@ -118,11 +119,35 @@ def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
         parse_cluster_text(text.replace(line, f"by_nodes = {shares}"))
 
 
-def test_a_hop_has_two_times_above_0() -> None:
+@pytest.mark.parametrize(
+    "hops",
+    [
+        "[500.0]",
+        "[500.0, -1.0]",
+        "[nan, 1.0]",
+        "[1e300, 1e300]",
+        '["1", "2"]',
+        "[true, true]",
+        "500.0",
+    ],
+)
+def test_a_hop_has_two_times_above_0(hops: str) -> None:
     text = format_cluster(parse_cluster("h100:8x4,network=efa"))
-    for times in ("[500.0]", "[500.0, -1.0]"):
-        with pytest.raises(ClusterError, match=r"hop_us is \[500.0.*; give two times above 0"):
-            parse_cluster_text(text.replace("[500.0, 250.0]", times))
+    with pytest.raises(ClusterError, match=r"hop_us is .*; give two times in us above 0"):
+        parse_cluster_text(text.replace("[500.0, 250.0]", hops))
+
+
+def test_a_network_of_a_file_holds_for_more_nodes(tmp_path) -> None:
+    path = tmp_path / "one.toml"
+    text = format_cluster(parse_cluster("h100:8x2")).replace("nodes = 2", "nodes = 1")
+    path.write_text(text)
+    link = resized(f"{path},network=efa", 8, 2).levels[-1]
+    assert (link.name, link.hop_us) == (
+        "efa",
+        parse_cluster("h100:8x2,network=efa").levels[-1].hop_us,
+    )
+    with pytest.raises(ClusterError, match="network is given 2 times; give one"):
+        parse_cluster("h100:8x4,network=efa,network=roce")
 
 
 @pytest.mark.parametrize(

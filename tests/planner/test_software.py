@@ -235,21 +235,20 @@ def test_a_stack_keeps_what_it_gathers_or_gathers_it_again() -> None:
     ]
     # Of attention what enters it and what enters its projections, whole on both ranks.
     width = stage[0].work.entry_bytes
-    assert sizes[1] - sizes[2] == pytest.approx(1 / 2 * width)
-    assert sizes[0] - sizes[1] >= 1 / 2 * width
+    assert sizes[1] == sizes[2] and sizes[0] - sizes[1] >= 2 * width / 2
     cut_already = planned("tiny-llama", "h200:2", *words[:3], words[4], "price=1", seq=64)
     traffic = {
         one: model_under(cut_already, cluster, one).stages[0][1].work.forward.collective_us
         for one in (whole, again)
     }
     assert traffic[whole] == traffic[again] > 0
-    copies = Software("s", kept_copies=3.0)
+    copies = Software("s", kept_copies=3.0, keeps_gathered=4.0)
     layer = predict(plan, cluster).model.stages[0][1:3]
     held = (
         sum(u.work.kept_bytes for u in Layers(plan, cluster, s).units(layer))
         for s in (copies, whole)
     )
-    assert next(held) - next(held) == pytest.approx(3 / 2 * width)
+    assert next(held) - next(held) == pytest.approx((3 / 2 + 4 / 2) * width)
     unit = {
         one: model_under(plan, cluster, one).stages[0][1].work.backward.collective_us
         for one in (whole, cut, again)
