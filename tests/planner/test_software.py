@@ -14,10 +14,12 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.software.memory import Layers
 from meshwright.planner.software.profile import BUILT_IN, Software, read_software
-from meshwright.planner.software.step import model_under, step_us
+from meshwright.planner.software.step import layer_of, model_under, step_us
 from meshwright.planner.software.work import filled_share
 
 CLUSTER = parse_cluster("h200:1")
@@ -202,6 +204,14 @@ def test_reductions_after_the_last_backward_are_waited_for_together() -> None:
     together = own.refresh_us[0] + sum(times) - (len(times) - 1) * sum(latencies)
     assert len(times) > 2 and model.refresh_us[0] == pytest.approx(together)
     assert not any(unit.reduce_us for unit in model.stages[0])
+    ways = ({"reduces_whole": True}, {"broadcasts": True})
+    for way in ways:  # together or one by one, no less than the longest of each kind
+        apart, joined = (
+            model_under(plan, cluster, Software("w", reduces_last=levels, **way))
+            for levels in ((), (1,))
+        )
+        longest = max(unit.reduce_us for unit in apart.stages[0])
+        assert joined.refresh_us[0] >= longest + min(apart.refresh_us[0], latencies[1])
     other = model_under(plan, cluster, Software("other levels", reduces_last=(0, 2)))
     assert [unit.reduce_us for unit in other.stages[0] if unit.reduce_us] == times
     assert other.refresh_us == own.refresh_us
@@ -218,6 +228,39 @@ def test_a_host_handles_each_layer_and_each_slice_of_a_parameter() -> None:
     names = {entry.param for bucket in plan.buckets for entry in bucket.entries}
     sliced = step_us(plan, cluster, Software("s", slice_us=7.0))
     assert sliced - own == pytest.approx(7.0 * 4 * len(names))
+
+
+def test_the_host_runs_no_backward_of_a_frozen_layer_and_forward_again_where_nothing_is_kept() -> (
+    None
+):
+    cluster, pins = parse_cluster("h200:1"), ["micro_batch=1", "recompute=none"]
+    steps = []
+    for freeze, words in (("", pins), ("embed*,layers.0.*", pins),
+                          ("", [pins[0], "recompute=all"])):  # fmt: skip
+        traced = meshwright.trace("tiny-llama", dtype="bf16", freeze=freeze)
+        plan = make_plan(traced, cluster, seq=64, global_batch=4, pins=parse_pins(words))
+        slow = [step_us(plan, cluster, Software("l", layer_us=us)) for us in (3e5, 6e5)]
+        steps.append((slow[1] - slow[0]) / 3e5 / plan.num_microbatches)
+    layers = len({layer_of(unit) for unit in predict(plan, cluster).model.stages[0]} - {""})
+    assert steps[0] == pytest.approx(layers, rel=1e-3)
+    assert steps[1] == pytest.approx(layers - 2 / 3, rel=1e-3)
+    assert steps[2] == pytest.approx(layers * 4 / 3, rel=1e-3)
+
+
+def test_a_layer_that_two_stages_share_takes_the_host_once_and_keeps_its_copies() -> None:
+    words = "pp=2", "dp=1", "micro_batch=1", "cuts=2", "recompute=none"
+    plan, cluster = planned("tiny-llama", "h200:2", *words, seq=64), parse_cluster("h200:2")
+    model = model_under(plan, cluster, Software("l", layer_us=6e5))
+    half = [u for stage in model.stages for u in stage if layer_of(u) == "layers.0"]
+    assert [len(stage) for stage in model.stages][0] == 2 and len(half) == 2
+    assert sum(u.work.forward.call_us + u.work.backward.call_us for u in half) == pytest.approx(6e5)
+    stages = predict(plan, cluster).model.stages
+    kept = [
+        sum(u.work.kept_bytes for stage in stages for u in Layers(plan, cluster, one).units(stage))
+        for one in (Software("c", kept_copies=4.0), Software("s"))
+    ]
+    layers = len({layer_of(u) for stage in stages for u in stage} - {""})
+    assert kept[0] - kept[1] == pytest.approx(4 * layers * half[0].work.entry_bytes)
 
 
 def test_a_stack_keeps_what_it_gathers_or_gathers_it_again() -> None:
