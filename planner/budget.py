@@ -124,6 +124,7 @@ EFFORTS = {
         max_thorough=3,
         enough_gap=0.07,
         memory_shares=(1.0, 0.95),
+        descents=2,
         near_reordered=0.0,
         max_polished=0,
         begins=0,

@@ -23,6 +23,8 @@ from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
 from .candidates import Candidate
 
+# Multiplications of a product that no BLAS gives to several threads (OpenBLAS: from 2**18 on).
+BLOCK = 2**17
 Starts = tuple[int, ...]  # the first unit of every stage
 Floats = NDArray[np.float64]
 
@@ -86,14 +88,14 @@ class Length:
         node_us = self._node_us(cuts)
         more = self.more * self._busiest(node_us)
         bounds = more.copy()
-        for passed, sends_us in zip(self.passed @ node_us, self.sends_us, strict=True):
+        for passed, sends_us in zip(product(self.passed, node_us), self.sends_us, strict=True):
             np.maximum(bounds, more + passed + sends_us, out=bounds)
         followed: set[int] = set()
         while (index := int(np.argmin(bounds))) not in followed:
             us = dict(zip(self.nodes, node_us[:, index].tolist(), strict=True))
             longest_us, path = self.waits.longest(us, self.send_us)
             passed, sends_us = self._add(path)
-            np.maximum(bounds, more + passed @ node_us + sends_us, out=bounds)
+            np.maximum(bounds, more + product(passed[None], node_us)[0] + sends_us, out=bounds)
             bounds[index] = more[index] + longest_us
             followed.add(index)
         return tuple(cuts[index].tolist()), float(bounds[index])
@@ -112,8 +114,19 @@ class Length:
 
     def _busiest(self, node_us: Floats) -> Floats:
         """Return how long a micro-batch takes the busiest rank under each of the cuts, [cuts]."""
-        busiest: Floats = np.max(self.of_rank @ node_us, axis=0)
+        busiest: Floats = np.max(product(self.of_rank, node_us), axis=0)
         return busiest
+
+
+def product(rows: Floats, columns: Floats) -> Floats:
+    """Return rows [rows, nodes] times columns [nodes, columns], a block of columns at a time.
+
+    A product so small that BLAS does not share it out: its threads would take a fifth of a search
+    away from other processes, which bound candidates meanwhile, and make none of it faster.
+    """
+    each = max(1, int(BLOCK / max(rows.size, 1)))
+    blocks = (columns[:, at : at + each] for at in range(0, columns.shape[1], each))
+    return np.concatenate([rows @ block for block in blocks], axis=1)
 
 
 def _kinds(c: Candidate) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from meshwright.planner.pipeline.schedules import (
 from meshwright.planner.search.begins import begun_anew
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate
-from meshwright.planner.search.descent import Length, descend, neighbours
+from meshwright.planner.search.descent import Length, descend, neighbours, product
 from meshwright.planner.search.fitting import descended, fastest_of, fit, step_of
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
@@ -62,6 +62,14 @@ def test_the_best_neighbour_is_that_of_the_shortest_longest_path(name: str) -> N
         assert us == pytest.approx(min(each), rel=1e-12)
         assert length.shortest(np.array([starts]))[1] == pytest.approx(us, rel=1e-12)
         assert len(fresh.passed) <= 0.5 * len(cuts)  # paths followed for it
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 700])
+def test_a_product_in_blocks_is_the_product(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.random((rows, 96)), rng.random((96, 2001))
+    found = product(left, right)
+    assert found.shape == (rows, 2001) and np.allclose(found, left @ right, rtol=1e-12, atol=0)
 
 
 def test_neighbours_are_cuts_without_empty_stages() -> None:
