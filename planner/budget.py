@@ -124,7 +124,6 @@ EFFORTS = {
         max_thorough=3,
         enough_gap=0.07,
         memory_shares=(1.0, 0.95),
-        descents=2,
         near_reordered=0.0,
         max_polished=0,
         begins=0,
