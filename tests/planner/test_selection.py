@@ -14,6 +14,7 @@ from meshwright.planner.remat.selection import (
     Leanest,
     _along_hulls,
     has_options,
+    is_exact,
     leanest_sizes,
     peak_bytes,
     select_options,
@@ -69,11 +70,14 @@ def total(stage: list[UnitOptions], picks: tuple[int, ...]) -> float:
 @given(STAGES, st.integers(1, 4), st.integers(0, 400))
 @settings(max_examples=200, deadline=None)
 def test_a_choice_is_the_fastest_that_fits(stage, held, limit) -> None:
+    """Where it is exact: six units that offload may have more choices than are tried."""
     found, expected = select_options(stage, times_of(stage), held, limit), best(stage, held, limit)
-    assert (found is None) == (expected is None)
+    if is_exact(stage):
+        assert (found is None) == (expected is None)
     if found is not None:
         assert peak_bytes(stage, found, held) <= limit
-        assert total(stage, found) == expected
+        assert expected is not None and total(stage, found) >= expected
+        assert total(stage, found) == expected or not is_exact(stage)
 
 
 @pytest.mark.parametrize("budget", [BUDGET, HULLS])
