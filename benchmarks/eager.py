@@ -113,6 +113,7 @@ def show_host() -> None:
         ms = host_ms(run)
         print(f"host, {name}: {ms / LAYERS:.3f} ms a layer", flush=True)
     print(f"kernels of a layer, forward and backward: {kernels / LAYERS:.1f}", flush=True)
+    torch.distributed.destroy_process_group()
 
 
 def device_ms(run: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from published_fsdp import spearman, summary
 from published_grid import read_rows
-from published_megatron import traced
+from published_megatron import llama_sizes, traced
 
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster import Cluster
@@ -56,11 +56,7 @@ class Scored:
 def model_of(name: str) -> tuple[str, str]:
     """Return a preset and its changes."""
     layers, dim, ffn = SIZES[name]
-    heads = dim // 128
-    sizes = {"layers": layers, "dim": dim, "ffn": ffn, "heads": heads, "kv_heads": heads}
-    return "llama-7b", "".join(
-        f"{key} = {size}\n" for key, size in sizes.items()
-    ) + "vocab = 103168\n"
+    return "llama-7b", llama_sizes(layers, dim, dim // 128, ffn, 103168)
 
 
 def cluster_of(gpus: int) -> Cluster:

@@ -63,6 +63,12 @@ def traced(preset: str, changes: str) -> Traced:
         return meshwright.trace(str(file), dtype="bf16")
 
 
+def llama_sizes(layers: int, dim: int, heads: int, ffn: int, vocab: int) -> str:
+    """Return changes of a Llama preset that has as many heads of keys as of queries."""
+    sizes = {"layers": layers, "dim": dim, "ffn": ffn, "heads": heads, "kv_heads": heads}
+    return "".join(f"{key} = {size}\n" for key, size in (sizes | {"vocab": vocab}).items())
+
+
 def predicted(row: dict[str, str]) -> Scored:
     """Price a row's layout, as our program and as that stack runs it."""
     sizes = dict(re.findall(r"(\w+) ?= ?(\w+)", row["title"]))

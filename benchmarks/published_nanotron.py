@@ -22,7 +22,7 @@ from pathlib import Path
 
 from published_fsdp import spearman, summary
 from published_grid import read_rows
-from published_megatron import traced
+from published_megatron import llama_sizes, traced
 
 from meshwright.ir.plan import Plan
 from meshwright.planner.hardware.cluster import Cluster
@@ -45,9 +45,10 @@ SIZES = {
 }
 TIED = READ = ("1B", "3B")  # the models with one table, and those whose rows were read off
 PROFILE = "nanotron-2025"
-# Runs with stages on several nodes are of later jobs (scripts/scaling_benchmarks.py): these gather
-# what enters a split layer again and keep less of it gathered, and their host takes so many us for
-# a layer by tp, whatever the micro-batch (read off the rows of 1B and 3B).
+# The host's time of a layer in us, by tp, in runs with pipeline stages on several nodes. It was
+# read off the rows of 1B and 3B and does not depend on the micro-batch. These runs used a later
+# version of the code (scripts/scaling_benchmarks.py), which gathers the inputs of split layers
+# again in backward and keeps fewer of them gathered.
 LATER_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 133000.0}
 
 
@@ -65,11 +66,8 @@ class Scored:
 
 def model_of(row: dict[str, str]) -> tuple[str, str]:
     """Return a preset and its changes. Stages have the shared table of a small model twice."""
-    layers, dim, heads, ffn = SIZES[row["model"]]
-    sizes = {"layers": layers, "dim": dim, "ffn": ffn, "heads": heads, "kv_heads": heads}
     tied = "tied = true\n" if row["model"] in TIED and row["pp"] == "1" else ""
-    text = "".join(f"{key} = {size}\n" for key, size in sizes.items())
-    return "llama-7b", f"{text}vocab = {VOCAB}\n{tied}"
+    return "llama-7b", llama_sizes(*SIZES[row["model"]], VOCAB) + tied
 
 
 def layers_of(row: dict[str, str]) -> list[int]:
@@ -203,8 +201,7 @@ def main() -> None:
                 show(f"{' and '.join(models)}, {kind}", these, constant)
         if some:
             show(f"{' and '.join(models)}, all", some, constant)
-            rates = [[r.flop_s / way for r in some for way in [r.seconds]],
-                     [r.flop_s / r.there for r in some]]  # fmt: skip
+            rates = [r.flop_s / r.seconds for r in some], [r.flop_s / r.there for r in some]
             print(f"Spearman of the share reached, {' and '.join(models)}: {spearman(*rates):.3f}")
     show_regret(found)
 

@@ -159,7 +159,7 @@ def _hops_of(table: dict) -> tuple[float, ...]:
         return ()
     hops = given if isinstance(given, list) else [given]
     if len(hops) != 2 or not all(type(us) in (int, float) and 0 < us <= MOST_US for us in hops):
-        raise ClusterError(
+        raise ValueError(
             f"levels.{table['name']}.hop_us is {given}; give two times in us above 0 and up to "
             f"{MOST_US:g}, of rings and of trees, or drop it"
         )

@@ -19,7 +19,10 @@ APART = 0.06
 def begun_anew(
     costs: CandidateCosts, c: Candidate, limit_bytes: float, count: int
 ) -> tuple[Fitted, ...]:
-    """Return what descents from so many begins found, the fastest first, each step once."""
+    """Return the plans found by descents from `count` different cuts, the fastest first.
+
+    Of plans with the same step, the first found is returned.
+    """
     found: dict[float, Fitted] = {}
     for starts in dict.fromkeys(_begins(costs, c, count)):
         begin = fitted_to(costs, c, starts, limit_bytes)

@@ -121,8 +121,8 @@ class Length:
 def product(rows: Floats, columns: Floats) -> Floats:
     """Return rows [rows, nodes] times columns [nodes, columns], a block of columns at a time.
 
-    A product so small that BLAS does not share it out: its threads would take a fifth of a search
-    away from other processes, which bound candidates meanwhile, and make none of it faster.
+    Each block is too small for BLAS to start threads. They take processor time from the other
+    processes of a search, and make this one no faster.
     """
     each = max(1, int(BLOCK / max(rows.size, 1)))
     blocks = (columns[:, at : at + each] for at in range(0, columns.shape[1], each))

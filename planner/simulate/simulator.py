@@ -96,8 +96,8 @@ class _Stage:
         split = all(u.work.split is not None for u in self.units)
         kinds = ("F", "B", "I", "W") if split else ("F", "B")
         self.passes = {kind: [u.pass_us(kind) for u in self.units] for kind in kinds}
-        first = {kind: 0 if kind == "F" else self.first for kind in kinds}
-        self.us = {kind: sum(passes[first[kind] :]) for kind, passes in self.passes.items()}
+        run = {kind: us if kind == "F" else us[self.first :] for kind, us in self.passes.items()}
+        self.us = {kind: sum(us) for kind, us in run.items()}
         self.completes = {kind: [u.completes_in(kind) for u in self.units] for kind in kinds}
 
 

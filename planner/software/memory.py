@@ -23,8 +23,8 @@ from ..remat.rules import saved_values
 from ..simulate.stage_memory import Peak, context_bytes, model_peaks, workspace_bytes
 from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
 from .profile import Software
-from .step import layer_of
-from .work import Theirs
+from .traffic import params_of, updated_buckets
+from .work import Theirs, layer_of
 
 # Of scores in their dtype: what softmax and dropout give, and a mask of bytes (Korthikanti et al.
 # 2022, section 4.1).
@@ -81,9 +81,8 @@ def _waiting_bytes(plan: Plan, software: Software, peak: Peak) -> float:
 def _copied_bytes(plan: Plan, rank: int, software: Software) -> float:
     """Return the copies of gradients that a step of the optimizer makes of a rank's own share:
     blocks that nothing else fits into, so that the allocator keeps them from the first step on."""
-    stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
-    found = [b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages)]
-    names = {entry.param for bucket in found for entry in bucket.entries}
+    found = updated_buckets(plan, rank)
+    names = params_of(found)
     sizes = (math.prod(p.local_shape(plan.mesh)) for p in plan.params if p.name in names)
     cuts = plan.mesh.count(*STORAGE) if plan.zero else 1
     share = sum(bucket.numel for bucket in found) / cuts
@@ -116,15 +115,15 @@ class Layers:
         pieces = {p.name: Theirs(p, costs, self.software) for p in self.plan.pieces}
         self.theirs = {i.name: pieces[i.piece] for i in self.plan.instances}
         found: dict[str, str] = {}
-        for name in (i.name for i in self.plan.instances if "." in i.name):
-            found.setdefault(name.rpartition(".")[0], name)
+        for name in (i.name for i in self.plan.instances if layer_of(i.name)):
+            found.setdefault(layer_of(name), name)
         self.firsts = frozenset(found.values())
         self.again = self.software.recomputes_whole or self.software.keeps_layers
         self.table: WorkTable = work_table(self.plan, self.cluster)
 
     def units(self, stage: tuple[Unit, ...]) -> Iterator[Unit]:
         """Give the units of a stage in order."""
-        by_layer = groupby(stage, lambda unit: layer_of(unit) or unit.name)
+        by_layer = groupby(stage, lambda unit: layer_of(unit.name) or unit.name)
         layers = [list(units) for _, units in by_layer]
         whole = [layer for layer in layers if self._is_whole(layer)]
         # A stack hands its layers values in one layout; where we cut the first, it does not.

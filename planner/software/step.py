@@ -15,7 +15,7 @@ from ..simulate.simulator import simulate
 from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
 from .profile import Software
 from .traffic import reduced_whole, sent_by_owners, with_slices
-from .work import Theirs
+from .work import Theirs, layer_of
 
 More = Callable[[PieceWork, Piece, Costs], PieceWork]
 
@@ -82,11 +82,6 @@ def model_under(
     return model
 
 
-def layer_of(unit: Unit) -> str:
-    """Return the name of the layer that a unit is of; "" for one that is in none."""
-    return unit.name.rpartition(".")[0]
-
-
 @dataclass(frozen=True)
 class _Pace:
     """The host's least time of a layer, in us. units: of each layer, wherever its stages lie.
@@ -98,12 +93,12 @@ class _Pace:
 
     @staticmethod
     def of(layer_us: float, stages: Iterable[Iterable[Unit]], again: Iterable[str]) -> "_Pace":
-        units = Counter(layer_of(unit) for stage in stages for unit in stage)
+        units = Counter(layer_of(unit.name) for stage in stages for unit in stage)
         return _Pace(layer_us, units, frozenset(again))
 
     def kept(self, unit: Unit) -> Unit:
         """Return a unit of a layer at that pace, a third of it in forward."""
-        if not (layer := layer_of(unit)):
+        if not (layer := layer_of(unit.name)):
             return unit
         third, work = self.layer_us / self.units[layer] / 3, unit.work
         behind = third * (2 + (unit.name in self.again)) * work.runs_backward
@@ -170,9 +165,10 @@ def _reduced_last(model: StepModel, plan: Plan, links: Links, software: Software
     for rank, gathers_us in enumerate(model.refresh_us):
         mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
         units = [unit for s in mine for unit in model.stages[s]]
-        more = [max(sum(map(bool, us)) - 1, 0) for us in (
-            [u.reduce_us for u in units], [u.replicas_us for u in units])]  # fmt: skip
-        spared = more[0] * (once + gathered * (gathers_us > 0)) + more[1] * summed
+        buckets, copies = (sum(us > 0 for us in times) for times in (
+            [unit.reduce_us for unit in units], [unit.replicas_us for unit in units]))  # fmt: skip
+        spared = max(buckets - 1, 0) * (once + gathered * (gathers_us > 0))
+        spared += max(copies - 1, 0) * summed
         waits = sum(unit.reduce_us + unit.replicas_us for unit in units)
         refresh.append(gathers_us + waits - spared)
     stages = tuple(

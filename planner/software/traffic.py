@@ -1,9 +1,10 @@
 """Collectives of gradients and parameters as another stack runs them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from meshwright.ir.mesh import REDUCED, STORAGE
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Bucket, Plan
 
 from ..hardware.topology import Links
 from ..simulate.step_model import StepModel, bucket_bytes, precision_of_plan
@@ -32,9 +33,8 @@ def sent_by_owners(model: StepModel, plan: Plan, links: Links) -> StepModel:
     all others, one rank after the other."""
     ranks, found = plan.mesh.count(*STORAGE), []
     for rank in range(len(model.schedule)):
-        stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
-        buckets = [b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages)]
-        owners = min(ranks, len(_params(plan, rank)))
+        buckets = updated_buckets(plan, rank)
+        owners = min(ranks, len(params_of(buckets)))
         size = sum(map(bucket_bytes, buckets)) / max(owners, 1)
         found.append(owners * links.group_us("broadcast", size, *STORAGE))
     return replace(model, refresh_us=tuple(found))
@@ -43,13 +43,19 @@ def sent_by_owners(model: StepModel, plan: Plan, links: Links) -> StepModel:
 def with_slices(model: StepModel, plan: Plan, slice_us: float) -> StepModel:
     """Return a step in which the host handles each slice of a rank's parameters by itself."""
     ranks = plan.mesh.count(*STORAGE)
-    more = (slice_us * ranks * len(_params(plan, rank)) for rank in range(len(model.schedule)))
-    refresh = tuple(us + extra for us, extra in zip(model.refresh_us, more, strict=True))
-    return replace(model, refresh_us=refresh)
+    refresh = (
+        us + slice_us * ranks * len(params_of(updated_buckets(plan, rank)))
+        for rank, us in enumerate(model.refresh_us)
+    )
+    return replace(model, refresh_us=tuple(refresh))
 
 
-def _params(plan: Plan, rank: int) -> set[str]:
-    """Return the names of the parameters that a pipeline rank updates."""
+def updated_buckets(plan: Plan, rank: int) -> list[Bucket]:
+    """Return the buckets that a pipeline rank updates."""
     stages = {stage for stage, home in enumerate(plan.stage_ranks) if home == rank}
-    buckets = (b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages))
+    return [b for b in plan.buckets if b.trainable and not stages.isdisjoint(b.stages)]
+
+
+def params_of(buckets: Iterable[Bucket]) -> set[str]:
+    """Return the names of the parameters in buckets."""
     return {entry.param for bucket in buckets for entry in bucket.entries}

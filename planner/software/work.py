@@ -28,6 +28,11 @@ Parts = tuple[PhaseWork, ...]
 TILE = (128, 256)
 
 
+def layer_of(name: str) -> str:
+    """Return the name of the layer that an instance is of; "" for one that is in none."""
+    return name.rpartition(".")[0]
+
+
 _TIMES = ("matmul_us", "attention_us", "pointwise_us", "collective_us", "call_us")
 
 
@@ -104,7 +109,7 @@ class Theirs:
         if not definition(op).collective or op.attr("kind") != "all_reduce":
             return 0.0
         axes = set(str(op.attr("axis")).split("."))
-        if not axes or not axes <= set(self.costs.mesh.names(TENSOR)):
+        if not axes <= set(self.costs.mesh.names(TENSOR)):
             return 0.0
         return self.costs.local_bytes(op.output, self.piece.placements[op.output.name])
 
@@ -224,9 +229,8 @@ class Theirs:
     def _is_whole(self, op: Op) -> bool:
         """Whether the values of an op are whole on all ranks of a split layer, or to be summed
         over them, as where several projections give parts of one gradient."""
-        placed = (p for some in self._placed(op) for p in some)
-        cuts = {shard.axis for p in placed for dim in p.dims for shard in dim}
-        return cuts.isdisjoint(self.costs.mesh.names(TENSOR))
+        names = (*filter(None, op.inputs), *(value.name for value in op.outputs))
+        return all(map(self.has_whole, names))
 
     def _score_us(self, work: PhaseWork) -> float:
         """Return the time of the passes over all scores of a function's attentions. A function may

@@ -133,8 +133,8 @@ def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
 )
 def test_a_hop_has_two_times_above_0(hops: str) -> None:
     text = format_cluster(parse_cluster("h100:8x4,network=efa"))
-    with pytest.raises(ClusterError, match=r"hop_us is .*; give two times in us above 0"):
-        parse_cluster_text(text.replace("[500.0, 250.0]", hops))
+    with pytest.raises(ClusterError, match=r"mine.*hop_us is .*; give two times in us above 0"):
+        parse_cluster_text(text.replace("[500.0, 250.0]", hops), "mine.toml")
 
 
 def test_a_network_of_a_file_holds_for_more_nodes(tmp_path) -> None:

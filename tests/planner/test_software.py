@@ -19,8 +19,8 @@ from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.software.memory import Layers
 from meshwright.planner.software.profile import BUILT_IN, Software, read_software
-from meshwright.planner.software.step import layer_of, model_under, step_us
-from meshwright.planner.software.work import filled_share
+from meshwright.planner.software.step import model_under, step_us
+from meshwright.planner.software.work import filled_share, layer_of
 
 CLUSTER = parse_cluster("h200:1")
 # Without time of the host, and with a memory so slow that passes over it are most of the step.
@@ -241,7 +241,7 @@ def test_the_host_runs_no_backward_of_a_frozen_layer_and_forward_again_where_not
         plan = make_plan(traced, cluster, seq=64, global_batch=4, pins=parse_pins(words))
         slow = [step_us(plan, cluster, Software("l", layer_us=us)) for us in (3e5, 6e5)]
         steps.append((slow[1] - slow[0]) / 3e5 / plan.num_microbatches)
-    layers = len({layer_of(unit) for unit in predict(plan, cluster).model.stages[0]} - {""})
+    layers = len({layer_of(unit.name) for unit in predict(plan, cluster).model.stages[0]} - {""})
     assert steps[0] == pytest.approx(layers, rel=1e-3)
     assert steps[1] == pytest.approx(layers - 2 / 3, rel=1e-3)
     assert steps[2] == pytest.approx(layers * 4 / 3, rel=1e-3)
@@ -251,7 +251,7 @@ def test_a_layer_that_two_stages_share_takes_the_host_once_and_keeps_its_copies(
     words = "pp=2", "dp=1", "micro_batch=1", "cuts=2", "recompute=none"
     plan, cluster = planned("tiny-llama", "h200:2", *words, seq=64), parse_cluster("h200:2")
     model = model_under(plan, cluster, Software("l", layer_us=6e5))
-    half = [u for stage in model.stages for u in stage if layer_of(u) == "layers.0"]
+    half = [u for stage in model.stages for u in stage if layer_of(u.name) == "layers.0"]
     assert [len(stage) for stage in model.stages][0] == 2 and len(half) == 2
     assert sum(u.work.forward.call_us + u.work.backward.call_us for u in half) == pytest.approx(6e5)
     stages = predict(plan, cluster).model.stages
@@ -259,7 +259,7 @@ def test_a_layer_that_two_stages_share_takes_the_host_once_and_keeps_its_copies(
         sum(u.work.kept_bytes for stage in stages for u in Layers(plan, cluster, one).units(stage))
         for one in (Software("c", kept_copies=4.0), Software("s"))
     ]
-    layers = len({layer_of(u) for stage in stages for u in stage} - {""})
+    layers = len({layer_of(u.name) for stage in stages for u in stage} - {""})
     assert kept[0] - kept[1] == pytest.approx(4 * layers * half[0].work.entry_bytes)
 
 
