@@ -5,17 +5,20 @@
 data/published_nanotron_rows.csv: runs of Llamas of 1B to 80B on 8 to 512 H100s of a cloud, 4,096
 tokens a row and 256 rows a step, in bf16 with sums of gradients in float32, without recomputation
 (huggingface.co/spaces/nanotron/ultrascale-playbook, benchmarks_interactive.html, Apache 2.0; runs
-that it draws as crashed, and those of other batches, are left out).
+that it draws as crashed, and those of other batches, are left out). The number of a run's job, the
+bandwidths that it read before its steps and whether the stack's pipelines had been fixed are of the
+same runs (github.com/eyao600/Rapid-LLM, validation_scripts/huggingface_data/bench_final2_mfu2.csv).
 
 Predictions are of the program of the plan that a layout is pinned to, and of the profile
-nanotron-2025 on nodes that a cloud fabric joins. Its constants were read off the rows of 1B and 3B;
-off those of 8B and 80B nothing was.
+nanotron-2025 on nodes that a cloud fabric joins; of memory on the first rank, which the stack wrote
+its own of (logging/base.py, log_throughput). Its constants were read off the rows of 1B and 3B;
+off those of 8B and 80B nothing was. Pipelines from before their fix are shown by themselves.
 """
 
 import argparse
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +33,7 @@ from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.simulate.predict import predict
-from meshwright.planner.software.memory import peak_bytes
+from meshwright.planner.software.memory import rank_bytes
 from meshwright.planner.software.profile import Software, read_software
 from meshwright.planner.software.step import step_us
 
@@ -45,11 +48,14 @@ SIZES = {
 }
 TIED = READ = ("1B", "3B")  # the models with one table, and those whose rows were read off
 PROFILE = "nanotron-2025"
-# The host's time of a layer in us, by tp, in runs with pipeline stages on several nodes. It was
-# read off the rows of 1B and 3B and does not depend on the micro-batch. These runs used a later
-# version of the code (scripts/scaling_benchmarks.py), which gathers the inputs of split layers
-# again in backward and keeps fewer of them gathered.
-LATER_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 133000.0}
+# Runs from the job LATER on whose all_gather over all cards and nodes of theirs reached less than
+# SLOW GB/s, were on a network with six times the latency of the one before it.
+LATER, SLOW = 13840000, 600.0
+# Of these runs, read off the rows of 1B and 3B: the latencies of their network, as hop_us, and the
+# host's time of a layer in us by tp, whatever the micro-batch. Their code gathers the inputs of
+# split layers again in backward, and keeps fewer of them gathered.
+SLOW_HOP_US = (2400.0, 2500.0)
+SLOW_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 95000.0}
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,21 @@ def cluster_of(row: dict[str, str]) -> Cluster:
     return replace(found, device=replace(found.device, memory_bytes=10**13))
 
 
+def as_run(row: dict[str, str], cluster: Cluster) -> Cluster:
+    """Return a row's nodes with the network that the run was on. What it takes from layers that are
+    split over nodes is in their pace."""
+    if not is_slow(row) or int(row["tp"]) > 8:
+        return cluster
+    *inner, outer = cluster.levels
+    return replace(cluster, levels=(*inner, replace(outer, hop_us=SLOW_HOP_US)))
+
+
+def is_slow(row: dict[str, str]) -> bool:
+    """Return whether a run was on the slow network, by the bandwidth that it read."""
+    reading = int(row["nodes"]) * float(row["all_gather_gb_s"])
+    return row["nodes"] != "1" and int(row["job"]) >= LATER and reading < SLOW
+
+
 def plan_of(row: dict[str, str]) -> tuple[Plan, Cluster]:
     """Pin a row's layout."""
     pp, dp, tp, rows, count = (
@@ -117,33 +138,31 @@ def plan_of(row: dict[str, str]) -> tuple[Plan, Cluster]:
 
 
 def software_of(row: dict[str, str], software: Software) -> Software:
-    """Return the profile of a row's run. Where there are stages, a micro-batch's gradients of bf16
-    are there beside what the others keep."""
-    if row["pp"] == "1":
+    """Return the profile of a row's run."""
+    if not is_slow(row):
         return software
-    if row["nodes"] == "1":
-        return replace(software, grad_bytes=6)
-    return replace(
-        software,
-        grad_bytes=6,
-        gathers_again=True,
-        keeps_gathered=2,
-        layer_us=LATER_US[int(row["tp"])],
-    )
+    pace = SLOW_US[int(row["tp"])]
+    gathered = 2 if int(row["pp"]) <= 2 else 3
+    return replace(software, gathers_again=True, keeps_gathered=gathered, layer_us=pace)
 
 
 def predicted(row: dict[str, str], software: Software) -> Scored:
     """Price a row's layout, as our program and as that stack runs it."""
     plan, cluster = plan_of(row)
     software = software_of(row, software)
-    there = step_us(plan, cluster, software) / 1e6
+    there = step_us(plan, as_run(row, cluster), software) / 1e6
     card = replace(cluster, device=replace(cluster.device, memory_bytes=CARD_GIB * GIB))
-    gib = peak_bytes(plan, card, software) / GIB
+    gib = rank_bytes(plan, card, software)[0] / GIB
     tokens = SEQ * int(row["dp"]) * int(row["micro_batch"]) * int(row["accumulation"])
     seconds = tokens / 8 / int(row["nodes"]) / float(row["tokens_per_s_gpu"])
     prediction = predict(plan, cluster)
     flop_s = float(dict(plan.costs)["predicted_matmul_rate_share"]) * prediction.step_us / 1e6
     return Scored(row, seconds, prediction.step_us / 1e6, there, gib, flop_s)
+
+
+def is_faulty(row: dict[str, str]) -> bool:
+    """Return whether a run was with the stack's pipelines as they were before their fix."""
+    return row["pp"] != "1" and row["pipeline_fixed"] == "0"
 
 
 def priced(rows: list[dict[str, str]], software: Software) -> Iterator[Scored]:
@@ -160,13 +179,10 @@ def priced(rows: list[dict[str, str]], software: Software) -> Iterator[Scored]:
 
 
 KINDS = {
-    "no pipeline": lambda row: row["pp"] == "1",
-    "pipeline, one node or ZeRO 1": lambda row: (
-        row["pp"] != "1" and (row["nodes"] == "1" or row["zero"] == "1")
-    ),
-    "pipeline, ZeRO 0 on several nodes": lambda row: (
-        row["pp"] != "1" and row["nodes"] != "1" and row["zero"] == "0"
-    ),
+    "no pipeline": lambda row: row["pp"] == "1" and not is_slow(row),
+    "no pipeline, slow network": lambda row: row["pp"] == "1" and is_slow(row),
+    "pipelines": lambda row: row["pp"] != "1" and not is_faulty(row),
+    "pipelines before their fix": is_faulty,
 }
 
 
@@ -191,32 +207,38 @@ def main() -> None:
     given = parser.parse_args()
     rows, software = read_rows(given.rows), read_software(PROFILE)
     found = list(priced(rows[:: given.every], software))
-    constant = statistics.median(r.flop_s / r.seconds for r in found if r.row["model"] in READ)
+    read = (r for r in found if r.row["model"] in READ and not is_faulty(r.row))
+    constant = statistics.median(r.flop_s / r.seconds for r in read)
     print(f"\nof {' and '.join(READ)}: constant {constant:.1%}")
     print("| rows | rows | median error | mean | worst | signed median |\n|" + "---|" * 6)
     for models in (READ, [model for model in SIZES if model not in READ]):
-        some = [r for r in found if r.row["model"] in models]
-        for kind, has in KINDS.items():
-            if these := [r for r in some if has(r.row)]:
-                show(f"{' and '.join(models)}, {kind}", these, constant)
-        if some:
-            show(f"{' and '.join(models)}, all", some, constant)
-            rates = [r.flop_s / r.seconds for r in some], [r.flop_s / r.there for r in some]
-            print(f"Spearman of the share reached, {' and '.join(models)}: {spearman(*rates):.3f}")
-    show_regret(found)
+        show_models(models, [r for r in found if r.row["model"] in models], constant)
+    show_regret([r for r in found if not is_faulty(r.row)])
+
+
+def show_models(models: Iterable[str], found: list[Scored], constant: float) -> None:
+    """Print the errors of some models by kind of run, and of all whose pipelines were fixed."""
+    names = " and ".join(models)
+    for kind, has in KINDS.items():
+        if some := [r for r in found if has(r.row)]:
+            show(f"{names}, {kind}", some, constant)
+    if some := [r for r in found if not is_faulty(r.row)]:
+        show(f"{names}, all", some, constant)
+        rates = [r.flop_s / r.seconds for r in some], [r.flop_s / r.there for r in some]
+        print(f"Spearman of the share reached, {names}: {spearman(*rates):.3f}")
 
 
 def show_regret(found: list[Scored]) -> None:
-    """Print the time of the layout ranked first over that of the fastest, less 1, by model and
-    nodes, of layouts without a pipeline and of all."""
+    """Print the time of the layout ranked first over that of the fastest, less 1, by model, nodes
+    and network, of layouts without a pipeline and of all."""
     groups = defaultdict(list)
     for r in found:
-        groups[r.row["model"], int(r.row["nodes"])].append(r)
+        groups[r.row["model"], int(r.row["nodes"]), is_slow(r.row)].append(r)
     print("| model, nodes | layouts | no pipeline | all |\n|---|---|---|---|")
-    for (model, nodes), group in sorted(groups.items()):
-        flat = [r for r in group if KINDS["no pipeline"](r.row)]
+    for (model, nodes, slow), group in sorted(groups.items()):
+        flat = [r for r in group if r.row["pp"] == "1"]
         shown = " | ".join(f"{regret(some):.1%}" if some else "-" for some in (flat, group))
-        print(f"| {model}, {nodes} | {len(group)} | {shown} |")
+        print(f"| {model}, {nodes}{', slow' * slow} | {len(group)} | {shown} |")
 
 
 def regret(group: list[Scored]) -> float:

@@ -4,6 +4,7 @@ Text: TOML whose first line is `# meshwright cluster v1`; printed again it is th
 """
 
 import difflib
+import math
 import re
 import tomllib
 from dataclasses import astuple, replace
@@ -29,7 +30,7 @@ HEADER = "# meshwright cluster v1"
 # What a spec may say besides a name: memory of each device, and of the hosts for all their devices,
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
-MOST_US = 1e6  # of a hop between nodes
+MOST_US = 1e6  # of any latency
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -91,7 +92,7 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
         raise ClusterError(f"{where}: not TOML: {error}") from None
     except KeyError as error:
         raise ClusterError(f"{where}: entry {error} is missing") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, ClusterError):
             raise
         raise ClusterError(f"{where}: an entry has the wrong form: {error}") from None
@@ -182,7 +183,8 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         "device.memory_bytes": device.memory_bytes,
         "device.hbm_bytes_per_s": device.hbm_bytes_per_s,
         "device.efficiency": device.efficiency,
-        "device.matmul_flops_per_s": min(rates.values(), default=0),
+        **{f"device.matmul_flops_per_s.{dtype}": rate for dtype, rate in rates.items()},
+        "device.matmul_flops_per_s": len(rates),
         "levels": len(cluster.levels),
         "device.attention_readings": min(
             (min(astuple(r)[:4]) for r in device.attention_readings), default=1
@@ -193,10 +195,16 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     if device.type not in DEVICES:
         raise ClusterError(f"{where}: device.type is {device.type!r}, must be one of {DEVICES}")
     for name, value in positive.items():
-        if value <= 0:
+        if not 0 < value < math.inf:
             raise ClusterError(f"{where}: {name} is {value}, must be above 0")
-    if device.call_us < 0:
-        raise ClusterError(f"{where}: device.call_us is {device.call_us}, must be 0 or more")
+    times = {
+        "device.launch_us": device.launch_us,
+        "device.call_us": device.call_us,
+        **{f"levels.{v.name}.alpha_us": v.alpha_us for v in cluster.levels},
+    }
+    for name, value in times.items():
+        if not 0 <= value <= MOST_US:
+            raise ClusterError(f"{where}: {name} is {value}, must be from 0 to {MOST_US:g}")
     read = [(r.head_dim, r.positions, r.backend) for r in device.attention_readings]
     if twice := [pair for pair in read if read.count(pair) > 1]:
         head_dim, positions, _ = twice[0]

@@ -1,7 +1,7 @@
 """Kinds of network between nodes, which differ in what more nodes cost.
 
 A catalogue part has the first kind. `network=KIND` behind its name gives it another one of the same
-cards: `h100:8x16,network=efa`. The latency and the bandwidth of a card stay as the part has them.
+cards: `h100:8x16,network=efa`. The bandwidth of a card stays as the part has it.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ from .cluster import Cluster, ClusterError, LinkLevel, Sources
 
 @dataclass(frozen=True)
 class Network:
-    """What LinkLevel has of more nodes, and where it is from."""
+    """What LinkLevel has of more nodes, and from where. alpha_us: 0 where it is the part's."""
 
     by_nodes: tuple[tuple[int, float], ...]
     hop_us: tuple[float, ...]
     sources: Sources
+    alpha_us: float = 0.0
 
 
 # Of the bandwidth over four nodes: 360, 345, 320, 300, 280 and 260 GB/s at 4, 8, ... 128.
@@ -30,18 +31,19 @@ _LLAMA3 = (
     "was tuned equal (arXiv 2407.21783, section 3.3.1)"
 )
 _PLAYBOOK = (
-    "published: collectives of 256 MB over 2 to 64 nodes of H100s with EFA, all_gather at 185 to "
-    "11 GB/s, averages of jobs 3 to 14 times apart, and steps of models of 1B and 3B split over "
-    "nodes (huggingface.co/spaces/nanotron/ultrascale-playbook; benchmarks/published_nanotron.py)"
+    "published: steps of models of 1B and 3B whose layers are split over two and four nodes of "
+    "H100s with EFA (huggingface.co/spaces/nanotron/ultrascale-playbook; "
+    "benchmarks/published_nanotron.py)"
 )
 NETWORKS: Mapping[str, Network] = {
     "infiniband": Network(BY_NODES, (), (("by_nodes", RAILS),)),
     "roce": Network(BY_NODES, (), (("by_nodes", _LLAMA3),)),
-    # At the cards' bandwidth, 0.23 to 0.44 ms a node are left of all_gather's times, and steps of
-    # layers that are split over two and four nodes tell of 0.65. Of all_reduce's times 0.29 to 1.1
-    # ms a doubling are left, and steps tell of 0.25. Both are latencies: gigabytes travel at the
-    # cards' bandwidth.
-    "efa": Network((), (500.0, 250.0), (("hop_us", _PLAYBOOK),)),
+    # A collective of a split layer takes 0.78 ms over two nodes and 1.64 over four. The readings of
+    # all_gather over 2 to 64 nodes, 223 to 44 GB/s, say the same if they are of 1 GB, which is not
+    # told. All are latencies: gradients of gigabytes travel at the cards' bandwidth.
+    "efa": Network(
+        (), (430.0, 250.0), (("alpha_us", _PLAYBOOK), ("hop_us", _PLAYBOOK)), alpha_us=350.0
+    ),
 }
 
 
@@ -65,13 +67,15 @@ def with_network(cluster: Cluster, kind: str) -> Cluster:
 
 def _joined(level: LinkLevel, kind: str) -> LinkLevel:
     network = NETWORKS[kind]
-    sources = {key: said for key, said in level.sources if key not in ("by_nodes", "hop_us")}
+    changed = "by_nodes", "hop_us", *["alpha_us"] * (network.alpha_us > 0)
+    sources = {key: said for key, said in level.sources if key not in changed}
     if kind != level.name and "bytes_per_s" in sources:
         sources["bytes_per_s"] = f"assumed: as of {level.name}; {sources['bytes_per_s']}"
     sources |= dict(network.sources)
     return replace(
         level,
         name=kind,
+        alpha_us=network.alpha_us or level.alpha_us,
         by_nodes=network.by_nodes,
         hop_us=network.hop_us,
         sources=tuple(sources.items()),

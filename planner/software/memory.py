@@ -35,6 +35,11 @@ MOVING = ("activations", "temporaries")
 
 def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     """Return the most memory that a device holds under a profile."""
+    return max(rank_bytes(plan, cluster, software))
+
+
+def rank_bytes(plan: Plan, cluster: Cluster, software: Software) -> tuple[float, ...]:
+    """Return the most memory that a device of each pp rank holds under a profile."""
     model, layers = step_model(plan, cluster), Layers(plan, cluster, software)
     stages = tuple(tuple(layers.units(stage)) for stage in model.stages)
     context = context_bytes(plan.context, plan.inputs, plan.sizes, plan.num_microbatches)
@@ -45,7 +50,7 @@ def peak_bytes(plan: Plan, cluster: Cluster, software: Software) -> float:
     links = software.communicator_gib * communicators(plan.mesh)
     outside = (software.outside_gib + links) * 2**30
     room = cluster.device.memory_bytes - outside
-    return outside + max(used + min(idle, max(room - used, 0.0)) for used, idle in found)
+    return tuple(outside + used + min(idle, max(room - used, 0.0)) for used, idle in found)
 
 
 class _Held(NamedTuple):

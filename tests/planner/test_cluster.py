@@ -1,5 +1,6 @@
 """Clusters: the text that parses back, names, counts, collective times."""
 
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -134,7 +135,7 @@ def test_bad_shares_of_nodes_are_named(shares: str, words: str) -> None:
 def test_a_hop_has_two_times_above_0(hops: str) -> None:
     text = format_cluster(parse_cluster("h100:8x4,network=efa"))
     with pytest.raises(ClusterError, match=r"mine.*hop_us is .*; give two times in us above 0"):
-        parse_cluster_text(text.replace("[500.0, 250.0]", hops), "mine.toml")
+        parse_cluster_text(re.sub(r"(hop_us =) .*", rf"\1 {hops}", text), "mine.toml")
 
 
 def test_a_network_of_a_file_holds_for_more_nodes(tmp_path) -> None:
@@ -166,6 +167,20 @@ def test_a_bad_mesh_is_named(old: str, new: str, words: str) -> None:
     with pytest.raises(ClusterError, match=words) as caught:
         parse_cluster_text(text.replace(old, new))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    "alpha_us bytes_per_s hbm_bytes_per_s memory_bytes launch_us call_us host_link_bytes_per_s "
+    "bf16".split(),
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1.0", "1e400"])
+def test_a_figure_is_a_number_that_is_not_below_0(entry: str, value: str) -> None:
+    text = format_cluster(parse_cluster("h100:8x4"))
+    bad, count = re.subn(rf"(?m)^({entry} =) [0-9.].*", rf"\1 {value}", text, count=1)
+    assert count == 1
+    with pytest.raises(ClusterError, match="mine"):
+        parse_cluster_text(bad, "mine.toml")
 
 
 def test_a_link_without_a_word_of_a_mesh_is_switched() -> None:
