@@ -1,6 +1,6 @@
 """Published throughput and memory of nanotron on H100s against predictions; no GPU needed.
 
-    python benchmarks/published_nanotron.py [--every N] [--rows FILE]
+    python benchmarks/published_nanotron.py [--every N] [--rows FILE | --unfit]
 
 data/published_nanotron_rows.csv: runs of Llamas of 1B to 80B on 8 to 512 H100s of a cloud, 4,096
 tokens a row and 256 rows a step, in bf16 with sums of gradients in float32, without recomputation
@@ -13,11 +13,14 @@ Predictions are of the program of the plan that a layout is pinned to, and of th
 nanotron-2025 on nodes that a cloud fabric joins; of memory on the first rank, which the stack wrote
 its own of (logging/base.py, log_throughput). Its constants were read off the rows of 1B and 3B;
 off those of 8B and 80B nothing was. Pipelines from before their fix are shown by themselves.
+
+--unfit: layouts of data/published_nanotron_unfit.csv, which ran out of memory (the same file); each
+is called feasible or not by its fullest rank.
 """
 
 import argparse
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -38,6 +41,7 @@ from meshwright.planner.software.profile import Software, read_software
 from meshwright.planner.software.step import step_us
 
 ROWS = Path(__file__).parent / "data" / "published_nanotron_rows.csv"
+UNFIT = ROWS.with_name("published_nanotron_unfit.csv")
 SEQ, GIB, VOCAB, CARD_GIB = 4096, 2**30, 131072, 80
 # scripts/scaling_benchmarks.py: layers, features, heads and features in between.
 SIZES = {
@@ -117,7 +121,10 @@ def as_run(row: dict[str, str], cluster: Cluster) -> Cluster:
 
 
 def is_slow(row: dict[str, str]) -> bool:
-    """Return whether a run was on the slow network, by the bandwidth that it read."""
+    """Return whether a run was on the slow network, by the bandwidth that it read. Runs without a
+    reading count as pipelines did."""
+    if "job" not in row:
+        return row["nodes"] != "1" and (row["pp"] != "1" or row["pipeline_fixed"] == "1")
     reading = int(row["nodes"]) * float(row["all_gather_gb_s"])
     return row["nodes"] != "1" and int(row["job"]) >= LATER and reading < SLOW
 
@@ -204,8 +211,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=int, default=1, help="price each N-th row")
     parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--unfit", action="store_true", help="layouts that ran out of memory")
     given = parser.parse_args()
-    rows, software = read_rows(given.rows), read_software(PROFILE)
+    software = read_software(PROFILE)
+    if given.unfit:
+        show_unfit(read_rows(UNFIT)[:: given.every], software)
+        return
+    rows = read_rows(given.rows)
     found = list(priced(rows[:: given.every], software))
     read = (r for r in found if r.row["model"] in READ and not is_faulty(r.row))
     constant = statistics.median(r.flop_s / r.seconds for r in read)
@@ -214,6 +226,24 @@ def main() -> None:
     for models in (READ, [model for model in SIZES if model not in READ]):
         show_models(models, [r for r in found if r.row["model"] in models], constant)
     show_regret([r for r in found if not is_faulty(r.row)])
+
+
+def show_unfit(rows: list[dict[str, str]], software: Software) -> None:
+    """Print how many of the layouts that ran out of memory are called feasible, by model."""
+    asked, feasible = Counter[str](), Counter[str]()
+    for row in rows:
+        try:
+            plan, cluster = plan_of(row)
+        except ValueError as error:
+            print(*row.values(), error, flush=True)
+            continue
+        card = replace(cluster, device=replace(cluster.device, memory_bytes=CARD_GIB * GIB))
+        gib = max(rank_bytes(plan, card, software_of(row, software))) / GIB
+        print(*row.values(), f"{gib:.1f}", flush=True)
+        asked[row["model"]] += 1
+        feasible[row["model"]] += gib <= CARD_GIB
+    for model in SIZES:
+        print(f"{model}: ran out of memory, called feasible: {feasible[model]} of {asked[model]}")
 
 
 def show_models(models: Iterable[str], found: list[Scored], constant: float) -> None:
