@@ -114,20 +114,20 @@ class _Searches:
         return found
 
     def all(self, told: "Callable[[Answer], None]", processes: int) -> "list[Answer]":
-        """Answer all points, one at a time the first, whose results the others begin with."""
+        """Answer all points, as many at once as there are processes; a single one with all."""
         from meshwright.planner.search.in_order import in_order
 
-        found = [self._answer(0, self.say)]
-        told(found[0])
+        found: list[Answer] = []
+        count = len(self.asked)
 
-        def another(number: int, tell: Say) -> "Answer":
-            return self._answer(number + 1, tell, alone=True)
+        def one(number: int, tell: Say) -> "Answer":
+            return self._answer(number, tell, alone=count > 1)
 
         def rates(number: int) -> tuple:
-            point = self.asked[number + 1]
+            point = self.asked[number]
             return point.cluster.rates, point.seq, point.global_batch
 
-        for answer in in_order(another, len(self.asked) - 1, processes, self.say, rates):
+        for answer in in_order(one, count, processes, self.say, rates):
             found.append(answer)
             told(answer)
         return found

@@ -15,7 +15,7 @@ from .forked import Forked, can_fork, several
 Made = TypeVar("Made")
 Say = Callable[[str], None]
 Make = Callable[[int, Say], Made]
-_RUNS = 2  # of numbers, that a process gets at least
+_RUNS = 3  # of numbers, that a process gets at least
 
 
 def in_order(
