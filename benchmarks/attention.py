@@ -1,12 +1,13 @@
 """Rates of the attention kernels on one GPU, and the blocks that suit them.
 
-    python benchmarks/attention.py [--tune]
+    python benchmarks/attention.py [--tune | --heads]
 
 Each row: forward and backward of one attention as programs call it, beside compiled FlexAttention
 and, where it takes the rule, cuDNN; medians of 20, bf16, random data. TF/s count the pairs that the
 mask lets through, backward as 2.5 times forward. The error is of o, dq, dk and dv against float32.
 --tune tries blocks for each kernel and head size, after compiling them in as many processes as
-there are cores, and prints the fastest first.
+there are cores, and prints the fastest first. --heads reads rates by the size of a head instead,
+causal and with a window of a quarter of the row, which other kernels have.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -163,6 +165,28 @@ def compare() -> None:
         torch.cuda.empty_cache()
 
 
+HEADS = (8, 16, 32, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+
+
+def by_heads() -> None:
+    """Print rates by the size of a head, of the kernel that programs call."""
+    print("| head | length | window | backend | forward TF/s | backward TF/s |\n" + "|---" * 6 + "|")
+    for length, windowed, size in itertools.product((4096, 16384), (False, True), HEADS):
+        window = length // 4 if windowed else 0
+        shape = Shape("", max(1, 16384 // length), 16, 16, length, size, window)
+        q, k, v, do = operands(shape)
+        rule = shape.rule._asdict()
+        rule.pop("start")
+        name = backend_of(q, True, window, 0.0)
+        o, lse = attention(q, k, v, **rule)
+        given = do, q, k, v, o, lse
+        ahead = median_ms(partial(attention, q, k, v, **rule), 9)
+        back = median_ms(partial(attention_backward, *given, **rule), 9)
+        rates = (times * shape.flops / ms / 1e9 for times, ms in ((1.0, ahead), (2.5, back)))
+        cells = size, length, window, name, *(f"{rate:.0f}" for rate in rates)
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
 def row(shape: Shape) -> str:
     q, k, v, do = operands(shape)
     rule = shape.rule._asdict()
@@ -240,4 +264,6 @@ def flex(shape: Shape, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tune", action="store_true")
-    tune() if parser.parse_args().tune else compare()
+    parser.add_argument("--heads", action="store_true")
+    given = parser.parse_args()
+    tune() if given.tune else by_heads() if given.heads else compare()
