@@ -170,7 +170,9 @@ HEADS = (8, 16, 32, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256)
 
 def by_heads() -> None:
     """Print rates by the size of a head, of the kernel that programs call."""
-    print("| head | length | window | backend | forward TF/s | backward TF/s |\n" + "|---" * 6 + "|")
+    print(
+        "| head | length | window | backend | forward TF/s | backward TF/s |\n" + "|---" * 6 + "|"
+    )
     for length, windowed, size in itertools.product((4096, 16384), (False, True), HEADS):
         window = length // 4 if windowed else 0
         shape = Shape("", max(1, 16384 // length), 16, 16, length, size, window)

@@ -37,6 +37,10 @@ SLICE_US = 0.01
 FILL_US = 1.1
 # (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23).
 SOFTCAP_SHARE = (0.81, 0.75)
+# Multiprocessors of the H200 whose readings these are, each of which takes a block of so many
+# queries of heads up to 128 in the attention of ours (runtime/engine/kernels/triton_attention.py);
+# of larger heads, twice as many.
+MULTIPROCESSORS, QUERIES = 132, 64
 
 
 class Scores(NamedTuple):
@@ -244,6 +248,7 @@ class Costs:
         else:
             share = self._share(ins + outs) / self._slowest(op, ins)
             flops, rate = self.number(work.flops) / share, self._rate(op, work)
+            flops *= self._idle(rate, op, work, ins)
         launched = any(v is not None for v in work.results)
         fills = asked.kind == "matmul" and self.cluster.device.type == "cuda"
         return Load(flops, rate, moved, self._passed_bytes(op, work, ins), launched, fills)
@@ -338,6 +343,18 @@ class Costs:
         asked = definition(op)
         fused = asked.queries is not None and ITEM_BYTES[work.dtype] == 2
         return Rate(work.dtype, asked.rate_share, self._attention(op, work) if fused else None)
+
+    def _idle(self, rate: Rate, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+        """Return how much longer an attention of ours takes, whose blocks of queries are fewer than
+        the multiprocessors of the device that was read; 1 for all else."""
+        if rate.attention is None or rate.attention.backend != TRITON:
+            return 1.0
+        at = definition(op).queries
+        query = work.operands[at] if at is not None else None
+        assert query is not None and at is not None
+        head_dim = rate.attention.head_dim
+        rows = self.local_bytes(query, ins[at]) / ITEM_BYTES[query.dtype] / head_dim
+        return max(1.0, MULTIPROCESSORS / (rows / (QUERIES * (1 + (head_dim > 128)))))
 
     def _attention(self, op: Op, work: OpWork) -> Attention:
         """Return what the rate of a fused attention follows from."""

@@ -68,18 +68,23 @@ class Device:
     def attention_rate(
         self, head_dim: int, positions: float, backend: str = ""
     ) -> tuple[float, float] | None:
-        """(forward, backward) flops per second of a backend, "" for the vendor's own: of the
-        nearest head size read, between its readings linear in positions, beyond them the last
-        one's. A backend without readings reaches UNREAD_SHARE of the vendor's."""
+        """(forward, backward) flops per second of a backend, "" for the vendor's own: of the next
+        larger head size read, whose tiles a smaller head fills in part, between its readings linear
+        in positions, beyond them the last one's. A backend without readings reaches UNREAD_SHARE of
+        the vendor's."""
         readings = [r for r in self.attention_readings if r.backend == backend]
         if backend and not readings:
             rates = self.attention_rate(head_dim, positions)
             return rates and (rates[0] * UNREAD_SHARE[0], rates[1] * UNREAD_SHARE[1])
         if not readings:
             return self.attention_flops_per_s
-        near = min((abs(r.head_dim - head_dim), -r.head_dim) for r in readings)
+        sizes = {r.head_dim for r in readings}
+        tile = min((size for size in sizes if size >= head_dim), default=max(sizes))
+        filled = min(1.0, head_dim / tile)
         found = sorted(
-            (r.positions, r.forward, r.backward) for r in readings if r.head_dim == -near[1]
+            (r.positions, filled * r.forward, filled * r.backward)
+            for r in readings
+            if r.head_dim == tile
         )
         after = next((k for k, r in enumerate(found) if r[0] >= positions), len(found))
         if after in (0, len(found)):

@@ -32,14 +32,16 @@ return %o
 """)
 
 
-def _costs() -> Costs:
-    return Costs(CLUSTER, Mesh({}), {"B": 2, "S": SEQ})
+def _costs(rows: int = 2, length: int = SEQ) -> Costs:
+    return Costs(CLUSTER, Mesh({}), {"B": rows, "S": length})
 
 
-def _us(graph: Graph) -> float:
+def _us(graph: Graph, rows: int = 2, length: int = SEQ) -> float:
     (op,) = (op for op in graph.ops if op.target == "mw.attention")
     whole = Placement(((),) * 4)
-    return _costs().op_us(op, (whole,) * 3, (whole, Placement(((),) * 3)), GraphWork(graph).of["o"])
+    return _costs(rows, length).op_us(
+        op, (whole,) * 3, (whole, Placement(((),) * 3)), GraphWork(graph).of["o"]
+    )
 
 
 @pytest.mark.parametrize(("window", "length"), list(product((1, 3, 8, 20), (1, 5, 8, 33))))
@@ -64,6 +66,34 @@ def test_a_window_runs_at_the_readings_of_rows_that_see_as_many_keys() -> None:
     assert _us(_graph("bf16", window)) == pytest.approx(expected)
     capped = 4 * pairs * HEAD / (rates[0] * SOFTCAP_SHARE[0]) * 1e6 + device.launch_us
     assert _us(_graph("bf16", window, 30.0)) == pytest.approx(capped)
+
+
+def test_a_short_row_leaves_multiprocessors_without_a_block_of_queries() -> None:
+    """One row of 512 tokens and 4 heads has 32 blocks of 64 queries, for 132 multiprocessors."""
+    graph, launch_us = _graph("bf16", 256), CLUSTER.device.launch_us
+    one, many = _us(graph, 1, 512) - launch_us, _us(graph, 64, 512) - launch_us
+    assert one == pytest.approx(many / 64 * 132 / 32)
+    whole = _graph("bf16", 0)  # by the vendor's kernel
+    one, many = _us(whole, 1, 512) - launch_us, _us(whole, 64, 512) - launch_us
+    assert one == pytest.approx(many / 64)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "forward", "backward"),
+    [(8, 44, 44), (16, 94, 93), (32, 185, 180), (48, 276, 264), (72, 292, 241), (80, 347, 282),
+     (96, 411, 344), (112, 474, 405)],
+)  # fmt: skip
+def test_a_head_fills_a_part_of_the_next_larger_ones_tiles(
+    head_dim: int, forward: float, backward: float
+) -> None:
+    """Read on an H200 at 4,096 tokens (benchmarks/attention.py --heads): 369 and 341 Tflop/s with
+    heads of 64, 545 and 469 with heads of 128."""
+    larger = 64 if head_dim < 64 else 128
+    read = {64: (369, 341), 128: (545, 469)}[larger]
+    own, full = (CLUSTER.device.attention_rate(size, SEQ) for size in (head_dim, larger))
+    assert own is not None and full is not None
+    shares = own[0] / full[0], own[1] / full[1]
+    assert shares == pytest.approx((forward / read[0], backward / read[1]), rel=0.1)
 
 
 def test_a_window_as_long_as_the_row_runs_as_the_whole() -> None:

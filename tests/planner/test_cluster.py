@@ -239,8 +239,8 @@ def test_attention_runs_at_the_readings_of_its_head_size_and_length() -> None:
                             read(128, 4096, 5.0, 9.0)),
     )  # fmt: skip
     assert device.attention_rate(64, 99) == (1.0, 2.0)
-    assert device.attention_rate(80, 9999) == (1.0, 2.0)
-    assert device.attention_rate(96, 1024) == (3.0, 5.0)  # as near to 64; the larger head's
+    assert device.attention_rate(16, 9999) == (0.25, 0.5)  # a quarter of the tiles of 64
+    assert device.attention_rate(96, 1024) == (0.75 * 3.0, 0.75 * 5.0)  # of the tiles of 128
     assert device.attention_rate(128, 3072) == (4.0, 7.0)
     assert device.attention_rate(256, 8192) == (5.0, 9.0)
     assert device.attention_rate(128, 2048, TRITON) == (
@@ -249,7 +249,7 @@ def test_attention_runs_at_the_readings_of_its_head_size_and_length() -> None:
     own = replace(
         device, attention_readings=(*device.attention_readings, read(256, 512, 6.0, 8.0, TRITON))
     )
-    assert own.attention_rate(64, 99, TRITON) == (6.0, 8.0)
+    assert own.attention_rate(64, 99, TRITON) == (1.5, 2.0)
     assert own.attention_rate(128, 3072) == (4.0, 7.0)
     without = replace(device, attention_readings=())
     assert without.attention_rate(64, 1, TRITON) is None
