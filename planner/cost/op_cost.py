@@ -35,8 +35,8 @@ SLICE_US = 0.01
 # What a matmul on a GPU takes beside its flops at the rate of large ones and a launch: the mean of
 # a layer's 21 in a kernel table of llama-125m, 512 tokens (H200, 2026-11-28).
 FILL_US = 1.1
-# (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23).
-SOFTCAP_SHARE = (0.81, 0.75)
+# (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23 and 29).
+SOFTCAP_SHARE = (0.81, 0.83)
 # Multiprocessors of the H200 whose readings these are, each of which takes a block of so many
 # queries of heads up to 128 in the attention of ours (runtime/engine/kernels/triton_attention.py);
 # of larger heads, twice as many.

@@ -47,3 +47,14 @@ def test_kernels_are_the_reference_in_float32() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == len(SHAPES) * len(RULES)
+
+def test_a_soft_cap_takes_blocks_of_its_own_with_heads_above_128() -> None:
+    import torch
+
+    from meshwright.runtime.engine.kernels import triton_attention as ours
+
+    device = torch.device("cpu")
+    for size in (64, 128, 160, 256):
+        capped, plain = (ours.keys_blocks(size, device, capped) for capped in (True, False))
+        assert plain == ours.tuned(size, device).keys
+        assert (capped == ours.CAPPED[256]) == (size > 128) == (capped != plain)
