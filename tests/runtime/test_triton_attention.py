@@ -48,6 +48,7 @@ def test_kernels_are_the_reference_in_float32() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == len(SHAPES) * len(RULES)
 
+
 def test_a_soft_cap_takes_blocks_of_its_own_with_heads_above_128() -> None:
     import torch
 
