@@ -52,8 +52,8 @@ SIZES = {
 }
 TIED = READ = ("1B", "3B")  # the models with one table, and those whose rows were read off
 PROFILE = "nanotron-2025"
-# Runs from the job LATER on whose all_gather over all cards and nodes of theirs reached less than
-# SLOW GB/s, were on a network with six times the latency of the one before it.
+# Runs from the job LATER on were on another network where their reading of all_gather in GB/s,
+# times the nodes, is below SLOW.
 LATER, SLOW = 13840000, 600.0
 # Of these runs, read off the rows of 1B and 3B: the latencies of their network, as hop_us, and the
 # host's time of a layer in us by tp, whatever the micro-batch. Their code gathers the inputs of
@@ -121,8 +121,8 @@ def as_run(row: dict[str, str], cluster: Cluster) -> Cluster:
 
 
 def is_slow(row: dict[str, str]) -> bool:
-    """Return whether a run was on the slow network, by the bandwidth that it read. Runs without a
-    reading count as pipelines did."""
+    """Return whether a run was on the slow network, by the bandwidth that it read. Those that
+    ran out of memory read none: of these it is pipelines and later runs on several nodes."""
     if "job" not in row:
         return row["nodes"] != "1" and (row["pp"] != "1" or row["pipeline_fixed"] == "1")
     reading = int(row["nodes"]) * float(row["all_gather_gb_s"])

@@ -11,13 +11,15 @@ from ..hardware.cluster import Device
 
 class Attention(NamedTuple):
     """What the rate of a fused attention follows from: head size, positions that cost alike, the
-    backend ("": the vendor's own), its direction, and the share that a soft-cap leaves."""
+    backend ("": the vendor's own), its direction, the share that a soft-cap leaves, and how much
+    longer it takes with few blocks, on devices where that backend was read."""
 
     head_dim: int
     alike: float
     backend: str
     backward: bool
     capped: float
+    idle: float = 1.0
 
 
 class Rate(NamedTuple):
@@ -34,7 +36,9 @@ class Rate(NamedTuple):
         if asked is not None:
             rates = device.attention_rate(asked.head_dim, asked.alike, asked.backend)
             if rates is not None:
-                return rates[asked.backward] * asked.capped * self.share
+                read = any(r.backend == asked.backend for r in device.attention_readings)
+                share = self.share / (asked.idle if read else 1.0)
+                return rates[asked.backward] * asked.capped * share
         return device.matmul_rate(self.dtype) * self.share
 
 

@@ -37,10 +37,11 @@ SLICE_US = 0.01
 FILL_US = 1.1
 # (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23 and 29).
 SOFTCAP_SHARE = (0.81, 0.83)
-# Multiprocessors of the H200 whose readings these are, each of which takes a block of so many
-# queries of heads up to 128 in the attention of ours (runtime/engine/kernels/triton_attention.py);
-# of larger heads, twice as many.
-MULTIPROCESSORS, QUERIES = 132, 64
+# Multiprocessors of the cards whose readings these are. In the attention of ours each takes a block
+# of so many queries of heads up to 128, of larger ones twice as many; for the gradients of keys,
+# which are about this share of a backward, a block of so many keys
+# (runtime/engine/kernels/triton_attention.py).
+MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
 
 
 class Scores(NamedTuple):
@@ -247,8 +248,7 @@ class Costs:
             moved += scores.moved_bytes
         else:
             share = self._share(ins + outs) / self._slowest(op, ins)
-            flops, rate = self.number(work.flops) / share, self._rate(op, work)
-            flops *= self._idle(rate, op, work, ins)
+            flops, rate = self.number(work.flops) / share, self._rate(op, work, ins)
         launched = any(v is not None for v in work.results)
         fills = asked.kind == "matmul" and self.cluster.device.type == "cuda"
         return Load(flops, rate, moved, self._passed_bytes(op, work, ins), launched, fills)
@@ -339,24 +339,31 @@ class Costs:
         shards = (shard for shard in ins[queries].dims[2] if not shard.mirrored)
         return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
-    def _rate(self, op: Op, work: OpWork) -> Rate:
+    def _rate(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Rate:
         asked = definition(op)
         fused = asked.queries is not None and ITEM_BYTES[work.dtype] == 2
-        return Rate(work.dtype, asked.rate_share, self._attention(op, work) if fused else None)
+        return Rate(work.dtype, asked.rate_share, self._attention(op, work, ins) if fused else None)
 
-    def _idle(self, rate: Rate, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
-        """Return how much longer an attention of ours takes, whose blocks of queries are fewer than
-        the multiprocessors of the device that was read; 1 for all else."""
-        if rate.attention is None or rate.attention.backend != TRITON:
-            return 1.0
-        at = definition(op).queries
-        query = work.operands[at] if at is not None else None
-        assert query is not None and at is not None
-        head_dim = rate.attention.head_dim
-        rows = self.local_bytes(query, ins[at]) / ITEM_BYTES[query.dtype] / head_dim
-        return max(1.0, MULTIPROCESSORS / (rows / (QUERIES * (1 + (head_dim > 128)))))
+    def _idle(self, op: Op, work: OpWork, ins: tuple[Placement, ...], head_dim: int) -> float:
+        """Return how much longer an attention of ours takes than one whose blocks are as many as
+        the multiprocessors."""
+        asked = definition(op)
+        at = asked.queries
+        assert at is not None
+        queries, keys = (self._rows_of(work.operands[k], ins[k]) for k in (at, at + 1))
+        ahead = max(1.0, MULTIPROCESSORS * (QUERIES << (head_dim > 128)) / queries)
+        if not asked.backward:
+            return ahead
+        behind = max(1.0, MULTIPROCESSORS * KEYS / keys)
+        return OF_KEYS * behind + (1 - OF_KEYS) * ahead
 
-    def _attention(self, op: Op, work: OpWork) -> Attention:
+    def _rows_of(self, value: Value | None, placement: Placement) -> float:
+        """Return the rows of all heads on a rank."""
+        assert value is not None
+        elements = self.local_bytes(value, placement) / ITEM_BYTES[value.dtype]
+        return elements / self.number(value.shape[-1])
+
+    def _attention(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Attention:
         """Return what the rate of a fused attention follows from."""
         asked = definition(op)
         assert asked.queries is not None
@@ -368,7 +375,8 @@ class Costs:
         seen = min(int(op.attr("window", 0) or 0) or length, length)
         alike = seen * (2 - seen / length) if backend else length
         capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
-        return Attention(int(head_dim), alike, backend, asked.backward, capped)
+        idle = self._idle(op, work, ins, int(head_dim)) if backend else 1.0
+        return Attention(int(head_dim), alike, backend, asked.backward, capped, idle)
 
 
 def shard_on(rank: int, dim: int, axis: str, outer: Size = 1) -> Placement:

@@ -24,6 +24,7 @@ class ClusterError(PlanError):
     """A cluster that is unknown, unreadable or impossible."""
 
 
+TILES = (64, 128)  # head sizes that the vendors' kernels are made for
 TRITON = "triton"  # the backend of attention that is ours, and has readings of its own
 # (forward, backward) of a kernel of ours over the vendor's own on the same attention, heads of 128
 # and 64 on an H200 (benchmarks/README.md, 2026-11-23).
@@ -69,18 +70,19 @@ class Device:
         self, head_dim: int, positions: float, backend: str = ""
     ) -> tuple[float, float] | None:
         """(forward, backward) flops per second of a backend, "" for the vendor's own: of the next
-        larger head size read, whose tiles a smaller head fills in part, between its readings linear
-        in positions, beyond them the last one's. A backend without readings reaches UNREAD_SHARE of
-        the vendor's."""
+        larger head size read, or of TILES, of which a GPU fills a part with a smaller head, between
+        its readings linear in positions, beyond them the last one's. A backend without readings
+        reaches UNREAD_SHARE of the vendor's."""
         readings = [r for r in self.attention_readings if r.backend == backend]
         if backend and not readings:
             rates = self.attention_rate(head_dim, positions)
             return rates and (rates[0] * UNREAD_SHARE[0], rates[1] * UNREAD_SHARE[1])
-        if not readings:
-            return self.attention_flops_per_s
-        sizes = {r.head_dim for r in readings}
+        sizes = {r.head_dim for r in readings} or set(TILES)
         tile = min((size for size in sizes if size >= head_dim), default=max(sizes))
-        filled = min(1.0, head_dim / tile)
+        filled = min(1.0, head_dim / tile) if self.type == "cuda" else 1.0
+        if not readings:
+            rates = self.attention_flops_per_s
+            return rates and (filled * rates[0], filled * rates[1])
         found = sorted(
             (r.positions, filled * r.forward, filled * r.backward)
             for r in readings
@@ -137,10 +139,10 @@ class LinkLevel:
     """Links that join groups of up to `span` devices; bytes_per_s is one direction, per device.
 
     by_nodes: (nodes, share of bytes_per_s that a ring over so many reaches) by growing nodes; none:
-    1 for all. hop_us: latency of one more node of a ring, and of one more doubling of the nodes of
-    a tree, which an all_reduce pays twice; none: as NCCL counts it (topology.py). full_mesh:
-    devices of a node that are joined pair by pair without a switch, each pair by an equal share of
-    bytes_per_s; 0: a switch, by which any two have all of it.
+    1 for all. hop_us: latency of a link between nodes in a ring, and of one more doubling of the
+    nodes of a tree, which an all_reduce pays twice; none: as NCCL counts it (topology.py).
+    full_mesh: devices of a node that are joined pair by pair without a switch, each pair by an
+    equal share of bytes_per_s; 0: a switch, by which any two have all of it.
     """
 
     name: str

@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -175,34 +176,12 @@ def _curve_of(table: dict) -> Curve:
 
 def _checked(cluster: Cluster, where: str) -> Cluster:
     device = cluster.device
-    rates = dict(device.matmul_flops_per_s)
-    positive: dict[str, float] = {
-        "devices_per_node": cluster.devices_per_node,
-        "nodes": cluster.nodes,
-        "host_link_bytes_per_s": cluster.host_link_bytes_per_s,
-        "device.memory_bytes": device.memory_bytes,
-        "device.hbm_bytes_per_s": device.hbm_bytes_per_s,
-        "device.efficiency": device.efficiency,
-        **{f"device.matmul_flops_per_s.{dtype}": rate for dtype, rate in rates.items()},
-        "device.matmul_flops_per_s": len(rates),
-        "levels": len(cluster.levels),
-        "device.attention_readings": min(
-            (min(astuple(r)[:4]) for r in device.attention_readings), default=1
-        ),
-        **{f"levels.{v.name}.bytes_per_s": v.bytes_per_s for v in cluster.levels},
-        **{f"levels.{v.name}.span": v.span for v in cluster.levels},
-    }
     if device.type not in DEVICES:
         raise ClusterError(f"{where}: device.type is {device.type!r}, must be one of {DEVICES}")
-    for name, value in positive.items():
+    for name, value in _figures(cluster):
         if not 0 < value < math.inf:
-            raise ClusterError(f"{where}: {name} is {value}, must be above 0")
-    times = {
-        "device.launch_us": device.launch_us,
-        "device.call_us": device.call_us,
-        **{f"levels.{v.name}.alpha_us": v.alpha_us for v in cluster.levels},
-    }
-    for name, value in times.items():
+            raise ClusterError(f"{where}: {name} is {value}, must be a number above 0")
+    for name, value in _latencies(cluster):
         if not 0 <= value <= MOST_US:
             raise ClusterError(f"{where}: {name} is {value}, must be from 0 to {MOST_US:g}")
     read = [(r.head_dim, r.positions, r.backend) for r in device.attention_readings]
@@ -220,11 +199,41 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     return cluster
 
 
+def _figures(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Give the entries that are above 0, by name."""
+    device, rates = cluster.device, cluster.device.matmul_flops_per_s
+    yield "devices_per_node", cluster.devices_per_node
+    yield "nodes", cluster.nodes
+    yield "host_link_bytes_per_s", cluster.host_link_bytes_per_s
+    yield "host_memory_bytes", cluster.host_memory_bytes
+    yield "device.memory_bytes", device.memory_bytes
+    yield "device.hbm_bytes_per_s", device.hbm_bytes_per_s
+    yield "device.efficiency", device.efficiency
+    yield "device.matmul_flops_per_s", len(rates)
+    yield from ((f"device.matmul_flops_per_s.{dtype}", rate) for dtype, rate in rates)
+    for rate in device.attention_flops_per_s or ():
+        yield "device.attention_flops_per_s", rate
+    for reading in device.attention_readings:
+        yield from (("device.attention_readings", figure) for figure in astuple(reading)[:4])
+    yield "levels", len(cluster.levels)
+    for level in cluster.levels:
+        yield f"levels.{level.name}.bytes_per_s", level.bytes_per_s
+        yield f"levels.{level.name}.span", level.span
+        for curve in level.curves:
+            yield from ((f"us of {curve.collective}", us) for _, us in curve.points)
+
+
+def _latencies(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    yield "device.launch_us", cluster.device.launch_us
+    yield "device.call_us", cluster.device.call_us
+    yield from ((f"levels.{level.name}.alpha_us", level.alpha_us) for level in cluster.levels)
+
+
 def _check_shares(level: LinkLevel, where: str) -> None:
     nodes, shares = [n for n, _ in level.by_nodes], [share for _, share in level.by_nodes]
     if nodes != sorted(set(nodes)) or min(nodes, default=1) < 1:
         raise ClusterError(f"{where}: nodes of levels.{level.name}.by_nodes must grow, are {nodes}")
-    if min(shares, default=1) <= 0 or max(shares, default=1) > 1:
+    if not all(0 < share <= 1 for share in shares):
         raise ClusterError(
             f"{where}: shares of levels.{level.name}.by_nodes must lie above 0 and up to 1, "
             f"are {shares}"

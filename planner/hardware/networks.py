@@ -1,7 +1,8 @@
 """Kinds of network between nodes, which differ in what more nodes cost.
 
 A catalogue part has the first kind. `network=KIND` behind its name gives it another one of the same
-cards: `h100:8x16,network=efa`. The bandwidth of a card stays as the part has it.
+cards: `h100:8x16,network=efa`. The latency and the bandwidth of a card stay as the part has
+them.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,11 @@ from .cluster import Cluster, ClusterError, LinkLevel, Sources
 
 @dataclass(frozen=True)
 class Network:
-    """What LinkLevel has of more nodes, and from where. alpha_us: 0 where it is the part's."""
+    """What LinkLevel has of more nodes, and where it is from."""
 
     by_nodes: tuple[tuple[int, float], ...]
     hop_us: tuple[float, ...]
     sources: Sources
-    alpha_us: float = 0.0
 
 
 # Of the bandwidth over four nodes: 360, 345, 320, 300, 280 and 260 GB/s at 4, 8, ... 128.
@@ -38,12 +38,10 @@ _PLAYBOOK = (
 NETWORKS: Mapping[str, Network] = {
     "infiniband": Network(BY_NODES, (), (("by_nodes", RAILS),)),
     "roce": Network(BY_NODES, (), (("by_nodes", _LLAMA3),)),
-    # A collective of a split layer takes 0.78 ms over two nodes and 1.64 over four. The readings of
-    # all_gather over 2 to 64 nodes, 223 to 44 GB/s, say the same if they are of 1 GB, which is not
-    # told. All are latencies: gradients of gigabytes travel at the cards' bandwidth.
-    "efa": Network(
-        (), (430.0, 250.0), (("alpha_us", _PLAYBOOK), ("hop_us", _PLAYBOOK)), alpha_us=350.0
-    ),
+    # A collective of a split layer takes 0.78 ms over two nodes and 1.64 over four. Readings of
+    # all_gather over 2 to 64 nodes, 223 to 44 GB/s, agree within 30% if they are of 1 GB, which is
+    # not told. Both are latencies: gradients of gigabytes travel at the cards' bandwidth.
+    "efa": Network((), (380.0, 250.0), (("hop_us", _PLAYBOOK),)),
 }
 
 
@@ -67,15 +65,13 @@ def with_network(cluster: Cluster, kind: str) -> Cluster:
 
 def _joined(level: LinkLevel, kind: str) -> LinkLevel:
     network = NETWORKS[kind]
-    changed = "by_nodes", "hop_us", *["alpha_us"] * (network.alpha_us > 0)
-    sources = {key: said for key, said in level.sources if key not in changed}
+    sources = {key: said for key, said in level.sources if key not in ("by_nodes", "hop_us")}
     if kind != level.name and "bytes_per_s" in sources:
         sources["bytes_per_s"] = f"assumed: as of {level.name}; {sources['bytes_per_s']}"
     sources |= dict(network.sources)
     return replace(
         level,
         name=kind,
-        alpha_us=network.alpha_us or level.alpha_us,
         by_nodes=network.by_nodes,
         hop_us=network.hop_us,
         sources=tuple(sources.items()),

@@ -113,8 +113,10 @@ def _hops_us(
         return wire_us
     rounds = 2 if collective == "all_reduce" else 1
     hop, step = hop_us or (0.0, 0.0)
+    # A value passes all links of a ring but one, which is within a node where nodes hold several.
+    outer_us = (nodes - (group == nodes)) * hop
     times = [
-        wire_us / share + rounds * ((group - nodes) * inside + (nodes - 1) * (hop or between))
+        wire_us / share + rounds * ((group - nodes) * inside + (outer_us or (nodes - 1) * between))
         for share, inside, between in RINGS.values()
     ]
     if collective == "all_reduce":

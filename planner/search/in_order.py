@@ -15,7 +15,7 @@ from .forked import Forked, can_fork, several
 Made = TypeVar("Made")
 Say = Callable[[str], None]
 Make = Callable[[int, Say], Made]
-_RUNS = 3  # of numbers, that a process gets at least
+_RUNS = 3  # of numbers, that each process gets where there are enough
 
 
 def in_order(
@@ -76,7 +76,7 @@ class _Arriving(Generic[Made]):
 def _runs(count: int, sharing: Callable[[int], Hashable], processes: int) -> list[tuple[int, ...]]:
     """Return numbers below `count` in order, those that share work in one run.
 
-    A run is so short that each process gets several.
+    A run is so short that each process gets several, where there are enough numbers.
     """
     most = max(1, count // (_RUNS * processes))
     found = []

@@ -73,6 +73,8 @@ def test_a_short_row_leaves_multiprocessors_without_a_block_of_queries() -> None
     graph, launch_us = _graph("bf16", 256), CLUSTER.device.launch_us
     one, many = _us(graph, 1, 512) - launch_us, _us(graph, 64, 512) - launch_us
     assert one == pytest.approx(many / 64 * 132 / 32)
+    unread = parse_cluster("a100:1").device
+    assert unread.attention_rate(32, 512) == tuple(0.5 * r for r in unread.attention_rate(64, 512))
     whole = _graph("bf16", 0)  # by the vendor's kernel
     one, many = _us(whole, 1, 512) - launch_us, _us(whole, 64, 512) - launch_us
     assert one == pytest.approx(many / 64)

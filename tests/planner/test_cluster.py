@@ -179,8 +179,23 @@ def test_a_figure_is_a_number_that_is_not_below_0(entry: str, value: str) -> Non
     text = format_cluster(parse_cluster("h100:8x4"))
     bad, count = re.subn(rf"(?m)^({entry} =) [0-9.].*", rf"\1 {value}", text, count=1)
     assert count == 1
-    with pytest.raises(ClusterError, match="mine"):
+    named = f"{entry} is|wrong form: cannot convert float"
+    with pytest.raises(ClusterError, match=rf"mine\.toml: .*({named})"):
         parse_cluster_text(bad, "mine.toml")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-5000.0", "0.0"])
+def test_a_reading_is_above_0(value: str) -> None:
+    text = format_cluster(parse_cluster("h200:8"))
+    for entry in ("us", "attention_readings", "attention_flops_per_s"):
+        bad, count = re.subn(
+            rf"(?m)^({entry} = \[+[^\n]*?)[0-9.e+]+(\]+)$", rf"\g<1>{value}\2", text
+        )
+        if count == 0:  # readings have the name of a kernel last
+            bad, count = re.subn(r"(\[64, 4096, )[0-9.e+]+", rf"\g<1>{value}", text)
+        assert count, entry
+        with pytest.raises(ClusterError, match="must be a number above 0"):
+            parse_cluster_text(bad, "mine.toml")
 
 
 def test_a_link_without_a_word_of_a_mesh_is_switched() -> None:
