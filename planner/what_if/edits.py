@@ -255,7 +255,7 @@ def _faster(level: LinkLevel, value: Value) -> LinkLevel:
     return replace(
         level,
         bytes_per_s=rate,
-        curves=_curves(level, lambda us, first: first + (us - first) / factor),
+        curves=_curves(level, lambda us, first: us + max(us - first, 0.0) * (1 / factor - 1)),
     )
 
 

@@ -83,6 +83,15 @@ def test_counts_are_those_of_the_named_cluster() -> None:
     assert format_cluster(four.cluster) == format_cluster(parse_cluster("h200:8x4"))
 
 
+def test_no_reading_of_a_slower_link_is_below_its_own() -> None:
+    """Some readings of a few KiB are below that of the fewest bytes."""
+    found = changed("h200:8", "link.nvlink.bandwidth=x1,x0.01")
+    own, slow = (point.cluster for point in found)
+    for before, after in zip(own.levels[0].curves, slow.levels[0].curves, strict=True):
+        pairs = zip(before.points, after.points, strict=True)
+        assert all(0 < us <= later for (_, us), (_, later) in pairs)
+
+
 def test_a_link_of_twice_the_bandwidth_halves_what_bytes_take() -> None:
     (twice,) = changed("h200:8", "link.nvlink.bandwidth=x2")
     base = parse_cluster("h200:8")
