@@ -158,13 +158,18 @@ def predicted(row: dict[str, str], software: Software) -> Scored:
     plan, cluster = plan_of(row)
     software = software_of(row, software)
     there = step_us(plan, as_run(row, cluster), software) / 1e6
-    card = replace(cluster, device=replace(cluster.device, memory_bytes=CARD_GIB * GIB))
-    gib = rank_bytes(plan, card, software)[0] / GIB
+    gib = ranks_gib(plan, cluster, software)[0]
     tokens = SEQ * int(row["dp"]) * int(row["micro_batch"]) * int(row["accumulation"])
     seconds = tokens / 8 / int(row["nodes"]) / float(row["tokens_per_s_gpu"])
     prediction = predict(plan, cluster)
     flop_s = float(dict(plan.costs)["predicted_matmul_rate_share"]) * prediction.step_us / 1e6
     return Scored(row, seconds, prediction.step_us / 1e6, there, gib, flop_s)
+
+
+def ranks_gib(plan: Plan, cluster: Cluster, software: Software) -> list[float]:
+    """Return the GiB that a card of each pp rank holds."""
+    card = replace(cluster, device=replace(cluster.device, memory_bytes=CARD_GIB * GIB))
+    return [size / GIB for size in rank_bytes(plan, card, software)]
 
 
 def is_faulty(row: dict[str, str]) -> bool:
@@ -237,8 +242,7 @@ def show_unfit(rows: list[dict[str, str]], software: Software) -> None:
         except ValueError as error:
             print(*row.values(), error, flush=True)
             continue
-        card = replace(cluster, device=replace(cluster.device, memory_bytes=CARD_GIB * GIB))
-        gib = max(rank_bytes(plan, card, software_of(row, software))) / GIB
+        gib = max(ranks_gib(plan, cluster, software_of(row, software)))
         print(*row.values(), f"{gib:.1f}", flush=True)
         asked[row["model"]] += 1
         feasible[row["model"]] += gib <= CARD_GIB

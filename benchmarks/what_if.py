@@ -3,7 +3,8 @@
     python benchmarks/what_if.py [--large] [--clusters] [--equal] [--only TEXT] [--processes N]
 
 Each row says the seconds of a point once the model is captured, the first and the mean of all, how
-many a second these are and those after the first, and the largest gap that a search printed.
+many a second these are and those after the first, and the largest gap that a search printed. With
+several processes the second answer may come with the first: --processes 1 tells what it takes.
 --equal compares answers with those of `plan` instead.
 """
 

@@ -37,10 +37,11 @@ SLICE_US = 0.01
 FILL_US = 1.1
 # (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23 and 29).
 SOFTCAP_SHARE = (0.81, 0.83)
-# Multiprocessors of the cards whose readings these are. In the attention of ours each takes a block
-# of so many queries of heads up to 128, of larger ones twice as many; for the gradients of keys,
-# which are about this share of a backward, a block of so many keys
-# (runtime/engine/kernels/triton_attention.py).
+# Our attention (runtime/engine/kernels/triton_attention.py) was read on cards with this many
+# multiprocessors. Each multiprocessor works on one block of QUERIES queries, or of twice as many
+# where heads are larger than 128. The kernel for the gradients of keys works on blocks of KEYS
+# keys. It takes the share OF_KEYS of a backward's time (Gemma 2 2B, H200, 2026-11-29). Its smaller
+# blocks under a soft-cap are not counted.
 MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
 
 

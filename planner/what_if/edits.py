@@ -252,6 +252,7 @@ def _unknown_link(cluster: Cluster, name: str, wanted: str) -> ClusterError:
 def _faster(level: LinkLevel, value: Value) -> LinkLevel:
     rate = value.on(level.bytes_per_s, 1e9)
     factor = rate / level.bytes_per_s
+    # The time above that of the fewest bytes follows the rate; some readings are below it.
     return replace(
         level,
         bytes_per_s=rate,

@@ -59,3 +59,13 @@ def test_a_soft_cap_takes_blocks_of_its_own_with_heads_above_128() -> None:
         capped, plain = (ours.keys_blocks(size, device, capped) for capped in (True, False))
         assert plain == ours.tuned(size, device).keys
         assert (capped == ours.CAPPED[256]) == (size > 128) == (capped != plain)
+
+
+def test_blocks_are_those_that_the_cost_model_counts() -> None:
+    from meshwright.planner.cost.op_cost import KEYS, QUERIES
+    from meshwright.runtime.engine.kernels import triton_attention as ours
+
+    for size, tuning in ours.TUNED.items():
+        queries = QUERIES * (2 if size > 128 else 1)
+        assert (tuning.forward.queries, tuning.queries.queries) == (queries, queries)
+        assert tuning.keys.keys == KEYS
