@@ -1,11 +1,13 @@
-"""Predict steps of many models and plans on one H200, then run them, and compare.
+"""Predict steps of many models and plans on one or two H200s, then run them, and compare.
 
     python benchmarks/pairs.py predict PROGRAMS      here: plans, programs, benchmarks/pairs.csv
     python benchmarks/pairs.py run PROGRAMS OUT      there: one JSON row a pair into the file OUT
     python benchmarks/pairs.py compare OUT           the table, raw and scaled by the card's matmuls
 
 The pairs stand in benchmarks/pairs.toml. `predict` writes pairs.csv, which is committed before
-anything runs. `run` gives each pair a process and 110 s, and passes over those that OUT has.
+anything runs. `run` gives each pair a process a card and 110 s; it passes over those that OUT has
+and those of more cards than `--cards`. With `--cluster` the predictions are those of a cluster
+file, such as a probe's, and go to `--table`.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "pairs.csv"
-FIELDS = ("pair", "model", "rows", "seq", "pins", "plan", "step_s", "peak_GiB")
+FIELDS = ("pair", "model", "rows", "seq", "pins", "cards", "plan", "step_s", "peak_GiB")
 LIMIT_S = 110
 
 
@@ -32,35 +34,41 @@ def _pairs() -> tuple[dict, dict]:
     return found["models"], found["pairs"]
 
 
-def predict(programs: Path, only: list[str]) -> None:
-    """Plan and compile each pair, and write what is predicted."""
-    import meshwright as mw
-
+def predict(programs: Path, table: Path, cluster: str, only: list[str]) -> None:
+    """Plan and compile each pair, and write what is predicted into the table."""
     models, pairs = _pairs()
-    for name, table in models.items():
-        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        programs.mkdir(parents=True, exist_ok=True)
+    programs.mkdir(parents=True, exist_ok=True)
+    for name, figures in models.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in figures.items()]
         (programs / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    known = {row["pair"]: row for row in read(TABLE)} if TABLE.exists() else {}
-    for name, (model, rows, seq, pins) in pairs.items():
+    known = {row["pair"]: row for row in read(table)} if table.exists() else {}
+    for name, (model, rows, seq, pins, *cards) in pairs.items():
         if only and name not in only:
             continue
         spec = str(programs / f"{model}.toml") if model in models else model
-        job = mw.Job(seq=seq, global_batch=rows, dtype="bf16", pins=_pins(pins))
+        count = cards[0] if cards else 1
         began = time.perf_counter()
-        try:
-            plan = mw.plan(spec, cluster="h200:1", job=job)
-        except mw.MeshwrightError as error:
-            print(f"{name}: {error}", flush=True)
-            continue
-        mw.compile(plan, programs / name)
-        said, step, peak = predicted(plan)
-        known[name] = dict(
-            zip(FIELDS, map(str, (name, model, rows, seq, pins, said, step, peak)), strict=True)
-        )
-        print(f"{name}: {step} s, {peak} GiB ({time.perf_counter() - began:.0f} s)")
-        print(f"    {said}", flush=True)
-        write_table(TABLE, FIELDS, [known[pair] for pair in pairs if pair in known])
+        told = _planned(spec, cluster or f"h200:{count}", rows, seq, pins, programs / name)
+        print(f"{name}: {', '.join(told)} ({time.perf_counter() - began:.0f} s)", flush=True)
+        if len(told) == 3:
+            said = (name, model, rows, seq, pins, count, *told)
+            known[name] = dict(zip(FIELDS, map(str, said), strict=True))
+            write_table(table, FIELDS, [known[pair] for pair in pairs if pair in known])
+
+
+def _planned(
+    spec: str, cluster: str, rows: int, seq: int, pins: str, folder: Path
+) -> tuple[str, ...]:
+    """The plan, its step and peak as text, or the one message of a refusal."""
+    import meshwright as mw
+
+    job = mw.Job(seq=seq, global_batch=rows, dtype="bf16", pins=_pins(pins))
+    try:
+        plan = mw.plan(spec, cluster=cluster, job=job)
+    except mw.MeshwrightError as error:
+        return (str(error),)
+    mw.compile(plan, folder)
+    return predicted(plan)
 
 
 def predicted(plan: Any) -> tuple[str, str, str]:
@@ -97,12 +105,18 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def run(programs: Path, out: Path, limit_s: float, only: list[str]) -> None:
+def run(programs: Path, out: Path, cards: int, limit_s: float, only: list[str]) -> None:
     """Run each pair that `out` does not have yet, until `limit_s` seconds have passed."""
-    table = {row["pair"]: float(row["step_s"]) for row in read(TABLE)}
+    table, began = {row["pair"]: row for row in read(TABLE)}, time.perf_counter()
     names = [name for name in only or table if (programs / name).is_dir()]
-    steps = {name: max(3, min(10, int(12 / table[name]))) for name in names}
-    measure(programs, steps, out, limit_s)
+    for count in range(cards, 0, -1):
+        steps = {
+            name: max(3, min(10, int(12 / float(table[name]["step_s"]))))
+            for name in names
+            if int(table[name]["cards"]) == count
+        }
+        left = limit_s - (time.perf_counter() - began)
+        measure(programs, steps, out, left, cards=count)
 
 
 def measure(
@@ -161,9 +175,9 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def compare(out: Path) -> None:
+def compare(out: Path, table: Path) -> None:
     """Print the table of errors; the reference before a row scales its time."""
-    said = {row["pair"]: row for row in read(TABLE)}
+    said = {row["pair"]: row for row in read(table)}
     share, lines, errors = 1.0, [], []
     for row in rows_of(out):
         if row["what"] == "reference":
@@ -193,10 +207,13 @@ if __name__ == "__main__":
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="these pairs alone, in this order")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for run")
+    parser.add_argument("--cards", type=int, default=1, help="of the machine at hand, for run")
+    parser.add_argument("--cluster", default="", help="predict: this cluster for every pair")
+    parser.add_argument("--table", type=Path, default=TABLE, help="predict, compare: this table")
     given = parser.parse_args()
     if given.what == "predict":
-        predict(given.paths[0], given.only)
+        predict(given.paths[0], given.table, given.cluster, given.only)
     elif given.what == "run":
-        run(*given.paths, given.limit, given.only)
+        run(*given.paths, given.cards, given.limit, given.only)
     else:
-        compare(given.paths[0])
+        compare(given.paths[0], given.table)
