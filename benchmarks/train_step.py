@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--reference", action="store_true", help="time matmuls and links first")
     parser.add_argument("--out", default="", help="append one JSON row a measurement to this file")
+    parser.add_argument("--kernels", action="store_true", help="print a kernel table of each")
     arguments = parser.parse_args()
     device = _start()
     if arguments.reference:
@@ -104,6 +105,8 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         norms.append(norm)
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"  step {index} loss {loss:.4f} norm {norm:.3f} {times[-1]:.3f} s", flush=True)
+    if arguments.kernels and device.type == "cuda":
+        _print_kernels(step)
     median = statistics.median(times[arguments.warmup :])
     peak = _largest(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0, device)
     return {
@@ -118,6 +121,15 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
+
+
+def _print_kernels(step) -> None:  # type: ignore[no-untyped-def]
+    """Print the table of one more step; over several cards that of rank 0."""
+    from kernel_table import kernels_of
+
+    lines = kernels_of(step)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print("\n".join(lines), flush=True)
 
 
 def _largest(number: int, device: torch.device) -> int:

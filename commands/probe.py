@@ -26,7 +26,8 @@ def add(commands: Any) -> None:
         _run,
         "Measure this machine and write a cluster file that plan takes: matmul rates by type, "
         "attention by head size and length, memory bandwidth, the shortest kernel, the link to the "
-        "host, and collectives by kind, size and group. Without a GPU it measures CPU ranks.",
+        "host, collectives by kind, size and group, what one takes from compute beside it, and the "
+        "memory that the driver and communicators hold. Without a GPU it measures CPU ranks.",
     )
     parser.add_argument(
         "-o",
@@ -70,8 +71,11 @@ def _facts(found: "Probed", path: Path) -> dict[str, Any]:
         "memory_bytes_per_s": device.hbm_bytes_per_s,
         "launch_us": device.launch_us,
         "host_link_bytes_per_s": cluster.host_link_bytes_per_s,
+        "host_link_alone_bytes_per_s": found.host_alone_bytes_per_s,
         "link_bytes_per_s": cluster.levels[0].bytes_per_s,
-        "context_bytes": found.context_bytes,
+        "overlap_price": cluster.overlap_price,
+        "context_bytes": device.context_bytes,
+        "communicator_bytes": device.communicator_bytes,
     }
 
 
@@ -79,10 +83,18 @@ def _of(backend: str) -> str:
     return f" by {backend}" if backend else ""
 
 
+def _alone(found: "Probed") -> str:
+    ways = [f"{way} {rate / 1e9:.3g}" for way, rate in found.host_alone_bytes_per_s.items()]
+    return f" at once; alone {', '.join(ways)}" if ways else ""
+
+
 def _text(found: "Probed", path: Path) -> str:
     cluster, device = found.cluster, found.cluster.device
+    sources = dict(device.sources)
     rates = ", ".join(
-        f"{name} {rate / 1e12:.3g}" for name, rate in device.matmul_flops_per_s if name != "fp8"
+        f"{name} {rate / 1e12:.3g}"
+        for name, rate in device.matmul_flops_per_s
+        if sources.get(name, "").startswith("measured")
     )
     lines = [
         f"{cluster.num_devices} x {device.name}",
@@ -94,12 +106,17 @@ def _text(found: "Probed", path: Path) -> str:
         ),
         f"memory     {device.hbm_bytes_per_s / 1e9:,.0f} GB/s; shortest kernel "
         f"{device.launch_us:g} us",
-        f"host link  {cluster.host_link_bytes_per_s / 1e9:.3g} GB/s each way",
+        f"host link  {cluster.host_link_bytes_per_s / 1e9:.3g} GB/s each way{_alone(found)}",
     ]
     if cluster.num_devices > 1:
         link = cluster.levels[0]
-        lines.append(f"{link.name}  {link.bytes_per_s / 1e9:,.3g} GB/s, {link.alpha_us:.0f} us")
-    if found.context_bytes:
-        lines.append(f"context    {found.context_bytes / 2**20:,.0f} MiB of each device")
+        lines.append(
+            f"{link.name}  {link.bytes_per_s / 1e9:,.3g} GB/s, {link.alpha_us:.0f} us; compute "
+            f"beside it takes {cluster.overlap_price:.0%} of the shared time more"
+        )
+    if device.context_bytes:
+        links = f", a communicator {device.communicator_bytes / 2**20:,.0f}"
+        links = links if device.communicator_bytes else ""
+        lines.append(f"context    {device.context_bytes / 2**20:,.0f} MiB of each device{links}")
     lines.append(f"{path} written; what was not measured is of {found.like}, and says so")
     return "\n".join([*lines, f"plan with --cluster {path}, or auto here"])

@@ -6,7 +6,6 @@ The options of a unit differ in compute alone; gathers and reductions belong to 
 from collections.abc import Sequence
 
 from ..remat.options import UnitOptions
-from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 
 # By option of a unit: (forward, backward) of a micro-batch, in us.
@@ -21,41 +20,56 @@ def compute_times(units: Sequence[UnitOptions], kinds: Sequence[int], reduces: b
     reduced after every micro-batch.
     """
     of = dict(zip(kinds, units, strict=True))
-    times = {kind: _times(options, reduces, 0.0, 0.0, 0.0) for kind, options in of.items()}
+    times = {kind: _times(options, reduces) for kind, options in of.items()}
     return [times[kind] for kind in kinds]
 
 
 def overlapped_times(
-    units: Sequence[UnitOptions], kinds: Sequence[int], reduces: bool
+    units: Sequence[UnitOptions], kinds: Sequence[int], reduces: bool, price: float
 ) -> OptionTimes:
     """Return the times of units beside their collectives.
 
     Beside a unit run the gather of the next one and, in backward, before it the reduction of the
     one just done. The next unit waits for its gather. Where backward ends nothing is gathered.
+    price: overlap_price of the cluster.
     """
     of = dict(zip(kinds, units, strict=True))
     triples = list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), strict=True))
-    times = {triple: _between(of, *triple, reduces) for triple in dict.fromkeys(triples)}
+    times = {triple: _between(of, *triple, reduces, price) for triple in dict.fromkeys(triples)}
     return [times[triple] for triple in triples]
 
 
 def _between(
-    of: dict[int, UnitOptions], before: int | None, kind: int, after: int | None, reduces: bool
+    of: dict[int, UnitOptions],
+    before: int | None,
+    kind: int,
+    after: int | None,
+    reduces: bool,
+    price: float,
 ) -> UnitTimes:
     """Return the times of a unit between others, by their kinds. None: there is none."""
     earlier = None if before is None else of[before][0]
     later = None if after is None else of[after][0]
     ahead = later.gather_us if later else 0.0
     gather = earlier.gather_us if earlier and earlier.work.runs_backward else 0.0
-    return _times(of[kind], reduces, ahead, gather, later.reduce_us if later and reduces else 0.0)
+    reduce = later.reduce_us if later and reduces else 0.0
+    return _times(of[kind], reduces, ahead, gather, reduce, price)
 
 
 def _times(
-    options: UnitOptions, reduces: bool, ahead_us: float, gather_us: float, reduce_us: float
+    options: UnitOptions,
+    reduces: bool,
+    ahead_us: float = 0.0,
+    gather_us: float = 0.0,
+    reduce_us: float = 0.0,
+    price: float = 0.0,
 ) -> UnitTimes:
     """Return the times of options beside the collectives of a forward and of a backward."""
     return tuple(
-        (_forward_us(unit, ahead_us), _backward_us(unit, reduces, gather_us, reduce_us))
+        (
+            _beside(unit.work.forward.us, ahead_us, 0.0, price),
+            _backward_us(unit, reduces, gather_us, reduce_us, price),
+        )
         for unit in options
     )
 
@@ -78,23 +92,21 @@ def slack_us(units: Sequence[UnitOptions], compute: OptionTimes, overlapped: Opt
     return max(0.0, forward - first) + max(0.0, 2 * backward - first)
 
 
-def _forward_us(unit: Unit, beside_us: float) -> float:
-    return _beside(unit.work.forward.us, beside_us, 0.0)
-
-
-def _backward_us(unit: Unit, reduces: bool, gather_us: float, reduce_us: float) -> float:
+def _backward_us(
+    unit: Unit, reduces: bool, gather_us: float, reduce_us: float, price: float
+) -> float:
     if not unit.work.runs_backward:
         return 0.0
     blocking = unit.blocking_us if reduces else 0.0
     kinds = ("I", "W") if unit.work.split else ("B",)
-    return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us) + blocking
+    return _beside(sum(map(unit.pass_us, kinds)), gather_us, reduce_us, price) + blocking
 
 
-def _beside(compute_us: float, gather_us: float, reduce_us: float) -> float:
+def _beside(compute_us: float, gather_us: float, reduce_us: float, price: float) -> float:
     """Return the time from the start of a unit to the start of the next one.
 
     Without a gather the next unit has its parameters, and waits for no collective.
     """
     collective_us = gather_us + reduce_us
-    slowed = compute_us + OVERLAP_PRICE * min(compute_us, collective_us)
+    slowed = compute_us + price * min(compute_us, collective_us)
     return max(slowed, collective_us) if gather_us else slowed

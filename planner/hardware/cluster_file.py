@@ -17,6 +17,7 @@ from ..units import parse_bytes
 from .catalogue import CATALOGUE
 from .cluster import (
     COLLECTIVES,
+    OVERLAP_PRICE,
     AttentionReading,
     Cluster,
     ClusterError,
@@ -32,15 +33,19 @@ HEADER = "# meshwright cluster v1"
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
 MOST_US = 1e6  # of any latency
+UNSEEN = "context_bytes", "communicator_bytes"
+MOST_PRICE = 4  # of compute beside collectives, as a share of their time
 
 
 def format_cluster(cluster: Cluster) -> str:
     """The cluster as TOML; parse_cluster_text gives the same cluster back."""
+    price = "overlap_price" if cluster.overlap_price != OVERLAP_PRICE else ""
     lines = [HEADER, *_pairs(cluster, "name devices_per_node nodes host_link_bytes_per_s"
-                             " host_memory_bytes"), *_source_lines("sources", cluster.sources),
-             "", "[device]"]  # fmt: skip
+                             f" host_memory_bytes {price}"),
+             *_source_lines("sources", cluster.sources), "", "[device]"]  # fmt: skip
     device = cluster.device
     lines += _pairs(device, "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency")
+    lines += _pairs(device, " ".join(name for name in UNSEEN if getattr(device, name)))
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     if device.attention_readings:
@@ -109,6 +114,7 @@ def _cluster_of(table: dict) -> Cluster:
         float(table["host_link_bytes_per_s"]),
         int(table["host_memory_bytes"]),
         _sources_of(table),
+        float(table.get("overlap_price", OVERLAP_PRICE)),
     )
 
 
@@ -138,6 +144,8 @@ def _device_of(table: dict) -> Device:
         _sources_of(table),
         str(table.get("type", DEVICES[0])),
         float(table.get("call_us", 0.0)),
+        int(table.get("context_bytes", 0)),
+        int(table.get("communicator_bytes", 0)),
     )
 
 
@@ -181,6 +189,13 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     for name, value in _figures(cluster):
         if not 0 < value < math.inf:
             raise ClusterError(f"{where}: {name} is {value}, must be a number above 0")
+    for name, value in _shares_of_memory(cluster):
+        if not 0 <= value < device.memory_bytes:
+            most = device.memory_bytes
+            raise ClusterError(f"{where}: {name} is {value}, must be from 0 to less than {most}")
+    if not 0 <= cluster.overlap_price <= MOST_PRICE:
+        price = cluster.overlap_price
+        raise ClusterError(f"{where}: overlap_price is {price}, must be from 0 to {MOST_PRICE}")
     for name, value in _latencies(cluster):
         if not 0 <= value <= MOST_US:
             raise ClusterError(f"{where}: {name} is {value}, must be from 0 to {MOST_US:g}")
@@ -221,6 +236,11 @@ def _figures(cluster: Cluster) -> Iterator[tuple[str, float]]:
         yield f"levels.{level.name}.span", level.span
         for curve in level.curves:
             yield from ((f"us of {curve.collective}", us) for _, us in curve.points)
+
+
+def _shares_of_memory(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Give the entries that are a part of a device's memory, by name."""
+    yield from ((f"device.{name}", getattr(cluster.device, name)) for name in UNSEEN)
 
 
 def _latencies(cluster: Cluster) -> Iterator[tuple[str, float]]:

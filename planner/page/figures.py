@@ -9,10 +9,10 @@ from meshwright.ir.placement import format_placement
 from meshwright.ir.plan import Piece, Plan
 
 from ..cost.piece_cost import PieceWork
+from ..hardware.usable import usable_bytes
 from ..report.shares import shares_of
 from ..simulate.predict import Prediction
 from ..simulate.simulator import Event
-from ..simulate.stage_memory import usable_bytes
 from ..simulate.timeline import Sample, memory_of, streams_of
 
 Figure = dict[str, Any]

@@ -10,11 +10,11 @@ from string import Template
 from meshwright.ir.plan import Plan
 from meshwright.ir.text.plan_text import plan_hash
 
+from ..hardware.usable import usable_bytes
 from ..report.coverage import coverage
 from ..report.report import runners_up, told_gap
 from ..search.search import Found
 from ..simulate.predict import Prediction
-from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from ..what_if.prices import read_prices
 from . import figures, words

@@ -4,11 +4,11 @@ from meshwright.ir.mesh import CONTEXT, DATA, PIPELINE, REPLICA, TENSOR
 from meshwright.ir.plan import Plan
 
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..report.report import runners_up
 from ..report.shares import shares_of
 from ..search.search import Found
 from ..simulate.predict import Prediction
-from ..simulate.stage_memory import usable_bytes
 from ..units import duration, gib
 from ..what_if.ask import priced
 from ..what_if.edits import Point, parse_sweep, with_figures

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from meshwright.ir.plan import Plan
 
-from ..hardware.cluster import Cluster, Device
-from ..simulate.simulator import OVERLAP_PRICE
-from ..simulate.stage_memory import HOST_SHARE, RESERVED_SHARE
+from ..hardware.cluster import OVERLAP_PRICE, OVERLAP_SOURCE, Cluster, Device
+from ..hardware.usable import HOST_SHARE, reserved_bytes
 from .backends import backends
 
 
@@ -84,6 +83,12 @@ def _node(cluster: Cluster) -> Iterator[str]:
     yield _said("link to the host", sources.get("host_link_bytes_per_s"))
     yield _said("memory of the host", sources.get("host_memory_bytes"))
     yield f"assumed: {HOST_SHARE:.0%} of the host's memory for what plans keep there"
+    price = cluster.overlap_price
+    what = f"compute beside a collective takes {price:.0%} of the shared time more"
+    ours = OVERLAP_SOURCE if price == OVERLAP_PRICE else None
+    yield _said(what, sources.get("overlap_price", ours))
+    reserved = reserved_bytes(cluster) / cluster.device.memory_bytes
+    yield f"assumed: {100 * reserved:.3g}% of the memory for the driver, links and fragments"
 
 
 def _said(what: str, source: str | None) -> str:
@@ -95,8 +100,6 @@ def _said(what: str, source: str | None) -> str:
 
 
 def _rest(plan: Plan, slower: bool) -> Iterator[str]:
-    yield f"assumed: compute beside a collective takes {OVERLAP_PRICE:.0%} of the shared time more"
-    yield f"assumed: {RESERVED_SHARE:.0%} of the memory for the driver, links and fragments"
     alone = [p.name for p in plan.pieces if sum(i.piece == p.name for i in plan.instances) == 1]
     yield f"segments that did not repeat: {', '.join(alone) or 'none'}"
     proofs = [line for line in plan.coverage if line.startswith("capture: ")]

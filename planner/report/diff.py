@@ -17,11 +17,11 @@ from meshwright.ir.mesh import BATCH, PIPELINE
 from meshwright.ir.plan import Piece, Plan, silent_stages
 
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..pipeline.schedules import has_chunks, make_schedule, runs, stage_ranks
 from ..remat.options import CHOSEN
 from ..remat.rules import saved_values
 from ..simulate.predict import Prediction, predict
-from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 
 _MOST_VALUES = 6  # on hosts, that are named

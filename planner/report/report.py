@@ -4,10 +4,11 @@ from meshwright.ir.plan import Plan
 
 from ..budget import SearchBudget
 from ..cost.piece_cost import PieceWork
+from ..hardware.cluster import Cluster
+from ..hardware.usable import communicators, reserved_bytes, usable_bytes, usable_host_bytes
 from ..search.incumbent import Loser
 from ..search.search import Found
 from ..simulate.predict import Prediction
-from ..simulate.stage_memory import usable_bytes, usable_host_bytes
 from ..units import gib
 from .coverage import coverage
 from .explain import summary
@@ -24,7 +25,7 @@ def search_report(plan: Plan, found: Found, prediction: Prediction) -> str:
         ["us of one micro-batch by segment, forward + backward", *_segments(plan, prediction)],
         [f"ranks (device {gib(cluster.device.memory_bytes)}, usable {gib(limit)})",
          *_ranks(plan, prediction)],
-        [f"memory at the peak of rank {prediction.peak_rank}", *_memory(prediction)],
+        [f"memory at the peak of rank {prediction.peak_rank}", *_memory(plan, prediction)],
         ["runners-up: why each lost, or was passed over", *_losers(found)],
         ["coverage", *coverage(plan, cluster)],
         ["bound", *_bound(found)],
@@ -90,13 +91,30 @@ def _thinned(lines: list[str]) -> list[str]:
     return [*lines[:10], f"  ... {len(lines) - 18} more", *lines[-8:]]
 
 
-def _memory(prediction: Prediction) -> list[str]:
+def _memory(plan: Plan, prediction: Prediction) -> list[str]:
     peak = prediction.peaks[prediction.peak_rank]
     rows = [(kind, size) for kind, size in peak.bytes_by_kind if size]
     if away := prediction.host_bytes:
         most = gib(usable_host_bytes(prediction.cluster))
         rows.append((f"host memory, of {most}", away))
-    return [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
+    lines = [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
+    return [*lines, *_beside(plan, prediction.cluster)]
+
+
+def _beside(plan: Plan, cluster: Cluster) -> list[str]:
+    """Return what is reserved of a device, and for what, where that is known."""
+    device, reserved = cluster.device, reserved_bytes(cluster)
+    count = communicators(plan.mesh)
+    known = {
+        "CUDA context": device.context_bytes,
+        f"{count} communicators": count * device.communicator_bytes,
+    }
+    rows = [(kind, float(size)) for kind, size in known.items() if size]
+    if not rows:
+        return []
+    rows.append(("blocks that cannot be reused, and errors", reserved - sum(s for _, s in rows)))
+    lines = [f"beside it, {gib(reserved)} that no plan may use"]
+    return lines + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
 
 
 def runners_up(found: Found) -> list[Loser]:

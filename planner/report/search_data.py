@@ -5,9 +5,9 @@ from typing import Any
 from meshwright.ir.plan import Plan
 
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..search.search import Found
 from ..simulate.predict import Prediction, predict
-from ..simulate.stage_memory import usable_bytes
 from .diff import away, check, compared
 from .report import runners_up
 

@@ -10,9 +10,9 @@ from html import escape
 
 from meshwright.ir.plan import Plan
 
+from ..hardware.usable import usable_bytes
 from ..simulate.predict import Prediction
 from ..simulate.simulator import Event
-from ..simulate.stage_memory import usable_bytes
 from ..simulate.timeline import RankMemory, memory_of, streams_of
 from .timeline_view import BREAK, Mark, View, merged
 

@@ -28,7 +28,6 @@ from ..hardware.topology import Links
 from ..pipeline.partition import MemoryCost
 from ..pipeline.schedules import PLAIN, SPLIT
 from ..remat.options import OptionHulls, StageMemoryCost
-from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import UnitTable
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
@@ -123,7 +122,7 @@ class CandidateBounds:
     def _collectives_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the least time until some rank has done its collectives."""
         traffic, late, m = self._traffic_us(c, units), units.last_reduced_us, c.num_microbatches
-        beside = m * units.busy_us + OVERLAP_PRICE / (1 + OVERLAP_PRICE) * traffic
+        beside = m * units.busy_us + units.overlapped_share * traffic
         if late and c.chunks == 1:
             late += units.least_until_last_us(m)
         elif late:
@@ -141,7 +140,7 @@ class CandidateBounds:
     ) -> float:
         """Return the bound of a rank that runs all units."""
         m, sharded = c.num_microbatches, c.zero >= 2
-        late = 0.0 if sharded else OVERLAP_PRICE / (1 + OVERLAP_PRICE)
+        late = 0.0 if sharded else units.overlapped_share
         ends, *others = units.options[units.frozen :]  # the unit that backward ends with
         slowed = late * sum(options[0].reduce_us for options in others)
         one = sum(units.least_overlapped_us)

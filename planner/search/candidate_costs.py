@@ -282,7 +282,8 @@ class CandidateCosts:
         ]
         units = tuple(of_kind[kind] for kind in kinds)
         given = units, kinds, c.zero >= 2
-        return CandidateUnits(table, units, kinds, compute_times(*given), overlapped_times(*given))
+        beside = overlapped_times(*given, table.links.cluster.overlap_price)
+        return CandidateUnits(table, units, kinds, compute_times(*given), beside)
 
     def _unit_kinds(self, c: Candidate) -> UnitKinds:
         key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)

@@ -12,7 +12,6 @@ from ..bounds.analytic import OptionTimes, UnitTimes, slack_us
 from ..bounds.each import of_each
 from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
-from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import UnitBuckets, UnitTable, bucket_bytes
 
 
@@ -73,6 +72,16 @@ class CandidateUnits:
             found[options] = found.get(options, 0) + counts[kind]
         return found
 
+    @property
+    def overlap_price(self) -> float:
+        """Return what compute beside collectives takes longer by, as a share of their time."""
+        return self.table.links.cluster.overlap_price
+
+    @property
+    def overlapped_share(self) -> float:
+        """Return how much shorter collectives make compute seem, at most, as a share of theirs."""
+        return self.overlap_price / (1 + self.overlap_price)
+
     @cached_property
     def compute_hulls(self) -> OptionHulls:
         return OptionHulls.of(self.options, self.compute)
@@ -127,7 +136,7 @@ class CandidateUnits:
     def _least(self, times: OptionTimes) -> LeastTimes:
         sharded = self.table.zero >= 2  # then reductions run after every backward
         reduces = [0.0 if sharded else options[0].reduce_us for options in self.options]
-        return LeastTimes.of(times, reduces, OVERLAP_PRICE)
+        return LeastTimes.of(times, reduces, self.overlap_price)
 
     @cached_property
     def least_passing_bytes(self) -> float:

@@ -8,7 +8,7 @@ from ..cost.counts import number
 from ..hardware.catalogue import CATALOGUE
 from ..hardware.cluster import Cluster
 from ..hardware.cluster_file import parse_cluster
-from ..simulate.stage_memory import usable_bytes
+from ..hardware.usable import usable_bytes
 from .problem import Problem
 
 

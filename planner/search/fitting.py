@@ -13,6 +13,7 @@ from itertools import pairwise
 from meshwright.ir.plan import silent_stages
 
 from ..budget import LpEffort, SearchBudget
+from ..hardware.usable import usable_host_bytes
 from ..pipeline.partition import stages_of
 from ..pipeline.schedules import PLAIN, stage_ranks
 from ..remat.options import fastest
@@ -20,7 +21,7 @@ from ..remat.rules import SavedSet
 from ..remat.selection import Picks, is_exact
 from ..simulate.least_step import least_step_us
 from ..simulate.simulator import Timeline, simulate
-from ..simulate.stage_memory import Peak, host_bytes, model_peaks, usable_host_bytes
+from ..simulate.stage_memory import Peak, host_bytes, model_peaks
 from ..simulate.step_model import StepModel
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts

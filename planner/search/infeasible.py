@@ -18,8 +18,8 @@ from itertools import combinations, islice
 from meshwright.ir.errors import PlanError
 
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..remat.options import CHOSEN
-from ..simulate.stage_memory import usable_bytes
 from ..units import gib
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate, candidates_of

@@ -17,7 +17,6 @@ from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.options import UnitOptions
-from ..simulate.simulator import OVERLAP_PRICE
 from ..simulate.step_model import Unit
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
@@ -160,7 +159,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
         stage_ranks=ranks,
         spared=spared,
         send_us=CandidateBounds(costs).bound_sends_us(c, ranks),
-        overlap_price=OVERLAP_PRICE,
+        overlap_price=units.overlap_price,
         limit_bytes=limit_bytes,
         fixed_bytes=_fixed_bytes(costs, c, units, ranks),
         passing_bytes=passing,
@@ -275,7 +274,8 @@ class _Kinds:
         This one takes longer than under its fastest option, so more reductions end before the next.
         """
         us = [u.pass_us("B") for u in self.units.options[index]]
-        return [OVERLAP_PRICE * (1 + OVERLAP_PRICE) * (one - min(us)) for one in us]
+        price = self.units.overlap_price
+        return [price * (1 + price) * (one - min(us)) for one in us]
 
     def _spared(self) -> dict[str, float]:
         """Return what the ends of a stage may spare an action, as analytic.slack_us says for both
@@ -297,15 +297,15 @@ def _slowed(units: CandidateUnits, reduce: Sequence[float]) -> tuple[list[float]
     before that is left what the time between was too short for. Where compute waits for a copy
     meanwhile, it loses more than the reductions that it then runs without would have slowed it.
     """
-    least = units.least_backward_us
+    least, price = units.least_backward_us, units.overlap_price
     pairs = zip(least, units.options, strict=True)
-    walls = [(1 + OVERLAP_PRICE) * (us + options[0].blocking_us) for us, options in pairs]
+    walls = [(1 + price) * (us + options[0].blocking_us) for us, options in pairs]
     walls, late = [*walls, 0.0], [*reduce, 0.0, 0.0]
     found, second = [], []
     for index, us in enumerate(least):
         left = max(0.0, late[index + 2] - walls[index + 1])
-        second.append(OVERLAP_PRICE * min(us, late[index + 1]))
-        found.append(OVERLAP_PRICE * min(us, late[index + 1] + left))
+        second.append(price * min(us, late[index + 1]))
+        found.append(price * min(us, late[index + 1] + left))
     ahead = [0.0, *(one - other for one, other in zip(found, second, strict=True))]
     return found, max(one + more for one, more in zip(found, ahead, strict=False))
 

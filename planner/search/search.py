@@ -28,12 +28,12 @@ from meshwright.ir.traced import Traced
 from ..budget import BUDGET, SearchBudget
 from ..clock import Clock
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..pipeline.partition import cut_stages
 from ..pipeline.schedules import FORWARDS_FIRST, PLAIN
 from ..remat.options import CHOSEN
 from ..remat.rules import check_rule
 from ..simulate.predict import Prediction, predict, with_costs
-from ..simulate.stage_memory import usable_bytes
 from .ahead import FIRST_S, Ahead
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts

@@ -13,8 +13,8 @@ and W the units of a stage run in order, as the emitted loops do:
                 backward of as many. Out and back are a stream each, as the host link carries both
                 at once
 
-Overlap is not free: compute beside a collective takes OVERLAP_PRICE of the shared time longer, and
-copies take their share of the memory's bandwidth (cost/piece_cost.py).
+Overlap is not free: compute beside a collective takes the cluster's overlap_price of the shared
+time longer, and copies take their share of the memory's bandwidth (cost/piece_cost.py).
 After the last action come pending reductions, tied gradients, one world-wide all_reduce for the
 norm, the optimizer's memory traffic and, for ZeRO 1 and 2, gathering updated parameters.
 """
@@ -31,10 +31,6 @@ from ..pipeline.repeats import Repeats
 from ..pipeline.validation import grid
 from .skipping import skip
 from .step_model import IN_TRANSIT, StepModel, Unit
-
-# Measured on 8 H200, 2026-11-20: 20 matmuls of 8192^3 beside 4 all_gathers of 512 MiB took longer
-# by 0.40, 0.31 and 0.43 of the gathers' own time on 2, 4 and 8 ranks.
-OVERLAP_PRICE = 0.38
 
 
 @dataclass(frozen=True)
@@ -207,7 +203,6 @@ class _Rank:
 
 def simulate(
     model: StepModel,
-    price: float = OVERLAP_PRICE,
     *,
     streams: bool = False,
     events: bool = True,
@@ -218,7 +213,7 @@ def simulate(
     streams: whether to give the events of collectives and transfers too. events: whether to give
     any. repeats: of the schedule, some of which are skipped where no events are given.
     """
-    run = _Run(model, price, streams, events)
+    run = _Run(model, model.overlap_price, streams, events)
     position = [0] * len(run.ranks)
     if repeats and not events:
         skip(run, repeats, position, partial(_advance, run, position))

@@ -21,7 +21,6 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import COMPUTE, Action
 from meshwright.ir.sizes import evaluate, num_elements
 
-from ..hardware.cluster import Cluster
 from ..pipeline.computing import Computing, computing_of
 from ..pipeline.schedules import most_held
 from .step_model import (
@@ -33,25 +32,7 @@ from .step_model import (
     precision_of_plan,
 )
 
-# What a plan may not use of a device. Read where an H200 ran out of memory (2026-11-21): 1.4% for
-# the driver's context and communicators, 2.8% in blocks that the allocator could not reuse, and 3%
-# that predictions fall short by at micro-batches of many rows; rounded up, as a plan that fills
-# memory to the last byte and dies is worth less than one a little slower.
-RESERVED_SHARE = 0.09
 WORKSPACE_BYTES = 32 * 2**20
-# Of a host's memory, what offloaded values may take; the rest is for the system, the data that it
-# keeps of files and a checkpoint on its way to disk.
-HOST_SHARE = 0.6
-
-
-def usable_bytes(cluster: Cluster) -> float:
-    """Memory of one device that a plan may count on."""
-    return (1 - RESERVED_SHARE) * cluster.device.memory_bytes
-
-
-def usable_host_bytes(cluster: Cluster) -> float:
-    """Memory of the host that one device may offload to."""
-    return HOST_SHARE * cluster.host_memory_bytes / cluster.devices_per_node
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from meshwright.ir.schedule import Schedule
 
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, WorkTable
-from ..hardware.cluster import Cluster
+from ..hardware.cluster import OVERLAP_PRICE, Cluster
 from ..hardware.topology import Links
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
@@ -139,7 +139,7 @@ class StepModel:
     stage_ranks: of every stage its pp rank. send_us: by stage, activations to the next one (and
     gradients back). optimizer_us: by rank, memory traffic of the update. refresh_us: by rank,
     gathering updated parameters (ZeRO 1, 2). tied_us: by rank, summing gradients of parameters with
-    homes elsewhere.
+    homes elsewhere. overlap_price: of the cluster.
     """
 
     stages: tuple[tuple[Unit, ...], ...]
@@ -153,6 +153,7 @@ class StepModel:
     refresh_us: tuple[float, ...]
     tied_us: tuple[float, ...]
     sync_us: float
+    overlap_price: float = OVERLAP_PRICE
 
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
@@ -225,6 +226,7 @@ class UnitTable:
             tuple(sum(self.refresh_us(b) for b, _ in found) for found in stored),
             tuple(sum(self._tied_us(b) for b, tied in found if tied) for found in stored),
             self.links.world_us(),
+            self.links.cluster.overlap_price,
         )
 
     def _sends(

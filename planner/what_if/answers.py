@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from meshwright.ir.mesh import Mesh
 
+from ..hardware.usable import usable_bytes
 from ..report.shares import shares_of
 from ..simulate.simulator import Timeline
-from ..simulate.stage_memory import usable_bytes
 from ..simulate.step_model import StepModel
 from .edits import Point
 from .prices import Part

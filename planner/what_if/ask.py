@@ -11,6 +11,7 @@ from meshwright.ir.traced import Traced
 
 from ..budget import SearchBudget
 from ..hardware.cluster import Cluster
+from ..hardware.usable import usable_bytes
 from ..search.candidate_costs import CandidateCosts
 from ..search.demands import check_pins
 from ..search.make_plan import flops_per_token, make_plan
@@ -18,7 +19,6 @@ from ..search.memo import Memo
 from ..search.pins import Pins, pins_for
 from ..search.problem import Problem
 from ..search.search import plan_of, search
-from ..simulate.stage_memory import usable_bytes
 from ..software.memory import peak_bytes
 from ..software.profile import Software
 from ..software.step import step_us

@@ -1,22 +1,23 @@
-"""Readings of one device: matmuls, copies, attention, the shortest kernel, the host link."""
+"""Readings of one device: matmuls, copies, the shortest kernel, the host link."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ..engine.kernels import attention, attention_backward
-from ..engine.kernels.attention import backend_of
-from .timing import Reading, reading_of, seconds_of
+from .timing import Reading, reading_of, seconds_of, unseen_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
-HEADS, KEY_HEADS = 32, 8
-HEAT_S = 5.0
+FP8 = torch.float8_e4m3fn
+HALVES = (torch.bfloat16, torch.float16, FP8)
+HEAT_S = 10.0  # after which the rate of matmuls falls no more (H200, 2026-11-29)
 _SMALL = 200  # kernels of a reading of the shortest one
+# What kernels of a layer take beside their bytes, over the shortest one (H200, 2026-11-29).
+LAYER_SHARE = 1.7
 
 
 @dataclass(frozen=True)
@@ -56,27 +57,6 @@ def extent_of(device: torch.device, full: bool) -> Extent:
     return Extent(16384, 4096, (64, 128), (1024, 4096, 16384), 16384, 2**31, 1.0, windowed)
 
 
-@dataclass(frozen=True)
-class AttentionRead:
-    """Flops a second of causal attention, for heads of one size at one length.
-
-    window: 0 for none. backend: as `backend_of` names it.
-    """
-
-    head_dim: int
-    length: int
-    window: int
-    backend: str
-    forward: Reading
-    backward: Reading
-
-    @property
-    def positions(self) -> int:
-        """Return the length of the row without a window whose queries see as many keys."""
-        seen = self.window or self.length
-        return round(seen * (2 - seen / self.length))
-
-
 @contextmanager
 def threads_of_a_rank(device: torch.device) -> Iterator[None]:
     """Compute on one thread of a CPU, as a rank does."""
@@ -101,12 +81,18 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, extent: Extent) -> Rea
 
     The device is kept busy between readings, as a step keeps it.
     """
+    each_s = extent.each_s if dtype in HALVES else extent.each_s / 2
     found = [
-        2.0 * extent.rows * k * n / seconds_of(work, device, extent.each_s).median
+        2.0 * extent.rows * k * n / seconds_of(work, device, each_s).median
         for k, n, work in _matmuls(dtype, device, extent)
     ]
     middle = reading_of(found)
     return Reading(middle.median, min(found), max(found), len(found))
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Return whether this is a card that multiplies eight-bit floats: of Ada, Hopper or later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _matmuls(
@@ -116,7 +102,17 @@ def _matmuls(
     for k, n in ((extent.width, extent.width), (extent.width, wide), (wide, extent.width)):
         x = torch.randn(extent.rows, k, device=device).to(dtype)
         w = torch.randn(k, n, device=device).to(dtype)
-        yield k, n, partial(torch.mm, x, w)
+        yield k, n, _scaled(x, w) if dtype == FP8 else partial(torch.mm, x, w)
+
+
+def _scaled(x: Tensor, w: Tensor) -> partial[Tensor]:
+    """Return a product of eight-bit floats with a scale for each whole operand."""
+    one = torch.ones((), device=x.device)
+    whole = functional.ScalingType.TensorWise
+    columns = w.t().contiguous().t()
+    return partial(
+        functional.scaled_mm, x, columns, one, whole, one, whole, output_dtype=torch.bfloat16
+    )
 
 
 def copy_rate(device: torch.device, extent: Extent) -> Reading:
@@ -144,80 +140,36 @@ def shortest_kernel(device: torch.device, extent: Extent) -> Reading:
     return Reading(found.median / _SMALL, found.low / _SMALL, found.high / _SMALL, found.count)
 
 
-def attention_reads(
-    dtype: torch.dtype, device: torch.device, extent: Extent
-) -> Iterator[AttentionRead]:
-    """Yield readings of the attention that programs run, each between matmuls as in a step."""
-    whole = ((*sizes, 0) for sizes in product(extent.head_dims, extent.lengths))
-    for head_dim, length, window in (*whole, *extent.windowed):
-        yield _attention(dtype, device, extent, head_dim, length, window)
-
-
-def _attention(
-    dtype: torch.dtype,
-    device: torch.device,
-    extent: Extent,
-    head_dim: int,
-    length: int,
-    window: int,
-) -> AttentionRead:
-    rows = max(1, extent.tokens // length)
-
-    def heads(count: int) -> Tensor:
-        return torch.randn(rows, length, count, head_dim, device=device, dtype=dtype)
-
-    q, do, k, v = (heads(n).transpose(1, 2) for n in (HEADS, HEADS, KEY_HEADS, KEY_HEADS))
-    kind = {"scale": head_dim**-0.5, "causal": True, "window": window, "softcap": 0.0}
-    forward = partial(attention, q, k, v, **kind)
-    o, lse = forward()
-    each_s = extent.each_s / 2 if window or head_dim not in extent.head_dims else extent.each_s
-    backward = partial(attention_backward, do, q, k, v, o, lse, **kind)
-    x, w = (torch.randn(n, extent.width, device=device).to(dtype) for n in _sides(extent))
-    before = partial(torch.mm, x, w)
-    seen = window or length
-    pairs = rows * HEADS * (length * seen - seen * seen / 2)
-    return AttentionRead(
-        head_dim,
-        length,
-        window,
-        backend_of(q, True, window, 0.0),
-        seconds_of(forward, device, each_s, before).per(4 * pairs * head_dim),
-        seconds_of(backward, device, each_s, before).per(10 * pairs * head_dim),
-    )
-
-
-def _sides(extent: Extent) -> tuple[int, int]:
-    return extent.rows, extent.width
-
-
-def host_rate(device: torch.device, extent: Extent) -> Reading:
-    """Return bytes per second of one direction of the link to the host, both in use at once.
+def host_rates(device: torch.device, extent: Extent) -> dict[str, Reading]:
+    """Return bytes per second of the link to the host: `both` at once, each; `out` and `back`.
 
     Of a rank on a CPU, where nothing is moved: those of a copy, one direction counted.
     """
     if device.type != "cuda":
         found = copy_rate(device, extent)
-        return Reading(found.median / 2, found.low / 2, found.high / 2, found.count)
+        return {"both": Reading(found.median / 2, found.low / 2, found.high / 2, found.count)}
     size = min(extent.copied_bytes, 2**28)
-    away, back = (torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    away, from_host = (torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     leaves, comes = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     other = torch.cuda.Stream(device)
+    out = partial(away.copy_, leaves, non_blocking=True)
+    back = partial(comes.copy_, from_host, non_blocking=True)
 
-    def work() -> None:
+    def both() -> None:
         other.wait_stream(torch.cuda.current_stream(device))
-        away.copy_(leaves, non_blocking=True)
+        out()
         with torch.cuda.stream(other):
-            comes.copy_(back, non_blocking=True)
+            back()
         torch.cuda.current_stream(device).wait_stream(other)
 
-    return seconds_of(work, device, extent.each_s).per(size)
+    each_s = extent.each_s / 2
+    works: dict[str, Callable[[], object]] = {"both": both, "out": out, "back": back}
+    return {name: seconds_of(work, device, each_s).per(size) for name, work in works.items()}
 
 
 def context_bytes(device: torch.device) -> int:
     """Return bytes of a card that the CUDA context holds, which no allocator sees; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    torch.zeros(1, device=device)
-    torch.cuda.synchronize(device)
-    free, whole = torch.cuda.mem_get_info(device)
-    return whole - free - torch.cuda.memory_reserved(device)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+    return unseen_bytes(device)

@@ -1,4 +1,8 @@
-"""Readings of collectives between the devices at hand, one process a device."""
+"""Readings of collectives between the devices at hand, one process a device.
+
+Cards are given several at once behind matmuls, as a program that replays a recorded micro-batch
+has them: the host's time to issue one, 60 us on a virtual machine, is no part of a reading.
+"""
 
 import json
 import os
@@ -17,11 +21,16 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from ..engine.collectives import RENAMED
+from .timing import hold, unseen_bytes
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+KINDS = (*RINGS, "all_to_all", "send_recv")
 SIZES = tuple(2**k for k in (16, 20, 23, 26, 29))  # bytes of the largest buffer on a rank
 ON_CPU = tuple(2**k for k in (16, 20, 22, 24))
 _READINGS = 9
+# Bytes of an all_gather beside matmuls of 8192^3, and the number of both: 33 and 26 ms on H200s.
+_GATHERED, _BESIDE = 2**29, 24
+_AT_ONCE, _LARGE = 16, 2**25  # collectives of a reading on cards; one alone from so many bytes
 
 
 @dataclass(frozen=True)
@@ -33,18 +42,34 @@ class LinkRead:
     points: tuple[tuple[int, float, float], ...]
 
 
-def link_reads(kind: str, ranks: int, readings: int = _READINGS) -> list[LinkRead]:
+@dataclass(frozen=True)
+class Links:
+    """What was read between devices.
+
+    communicator_bytes: of a card, that one communicator of all ranks holds once it has run RINGS; 0
+    on a CPU. overlap: (price, least, most) of matmuls beside all_gathers, as a share
+    of the time of these that matmuls take longer by; None on a CPU.
+    """
+
+    reads: tuple[LinkRead, ...] = ()
+    communicator_bytes: int = 0
+    overlap: tuple[float, float, float] | None = None
+
+
+def links_read(kind: str, ranks: int, readings: int = _READINGS) -> Links:
     """Time every collective over 2, 4, ... of the ranks. kind: cuda or cpu.
 
     A time is that of the slowest rank; bytes count the largest buffer on a rank, as in a cluster
     file.
     """
     if ranks < 2:
-        return []
+        return Links()
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (kind, ranks, readings, folder), nprocs=ranks)
         found = json.loads((Path(folder) / "found.json").read_text())
-    return [LinkRead(k, group, tuple(map(tuple, points))) for k, group, points in found]
+    reads = (LinkRead(k, group, tuple(map(tuple, points))) for k, group, points in found["reads"])
+    overlap = found["overlap"]
+    return Links(tuple(reads), found["communicator_bytes"], overlap and tuple(overlap))
 
 
 def groups_of(ranks: int) -> list[int]:
@@ -69,12 +94,22 @@ def _rank(rank: int, kind: str, ranks: int, readings: int, folder: str) -> None:
         world_size=ranks,
         device_id=device if kind == "cuda" else None,
     )
-    found = []
+    reads, held, overlap = [], 0, None
+    dist.barrier()
+    if kind == "cuda":
+        hold()  # so that kernels of matmuls are loaded before memory is read
     for group_size in groups_of(ranks):
+        before = unseen_bytes(device)
         group = dist.new_group(list(range(group_size)))
         if rank < group_size:
-            found += [_read(k, group, rank, device, readings) for k in KINDS]
+            reads += [_read(k, group, rank, device, readings) for k in RINGS]
+            held = unseen_bytes(device) - before
+            reads += [_read(k, group, rank, device, readings) for k in KINDS[len(RINGS) :]]
+    if kind == "cuda":
+        prices = sorted(_overlap_price(group, device) for _ in range(readings))
+        overlap = statistics.median(prices), prices[1], prices[-2]
     if rank == 0:
+        found = {"reads": reads, "communicator_bytes": held, "overlap": overlap}
         (Path(folder) / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -87,21 +122,79 @@ def _read(
     for size in SIZES if device.type == "cuda" else ON_CPU:
         work = _work(kind, size, group, rank, device)
         work()
-        taken = sorted(_slowest(work, group, device) for _ in range(readings))
+        once = partial(_queued_us, work, size) if device.type == "cuda" else partial(_us, work)
+        taken = sorted(_slowest(once, group, device) for _ in range(readings))
         points.append((size, round(statistics.median(taken), 1), round(taken[-2], 1)))
     return kind, group.size(), points
 
 
-def _slowest(work: Callable[[], object], group: dist.ProcessGroup, device: torch.device) -> float:
+def _slowest(once: Callable[[], float], group: dist.ProcessGroup, device: torch.device) -> float:
     """Return the us of a collective on its slowest rank."""
     dist.barrier(group)
     _wait(device)
-    began = time.perf_counter()
-    work()
-    _wait(device)
-    taken = torch.tensor(1e6 * (time.perf_counter() - began), device=device)
+    taken = torch.tensor(once(), device=device)
     dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
     return taken.item()
+
+
+def _us(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return 1e6 * (time.perf_counter() - began)
+
+
+def _queued_us(work: Callable[[], object], size: int) -> float:
+    """Return the us of each of several collectives that a card is given at once.
+
+    One before them lets the ranks begin together.
+    """
+    count = 1 if size >= _LARGE else _AT_ONCE
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    hold()
+    work()
+    first.record()
+    for _ in range(count):
+        work()
+    last.record()
+    torch.cuda.synchronize()
+    return 1e3 * first.elapsed_time(last) / count
+
+
+def _overlap_price(group: dist.ProcessGroup, device: torch.device) -> float:
+    """Return by what share of all_gathers' own time matmuls beside them take longer.
+
+    Both are issued behind other matmuls, so that a card has the clock of a step.
+    """
+    a = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16).normal_()
+    whole = torch.empty(_GATHERED // 2, device=device, dtype=torch.bfloat16)
+    part = whole[: whole.numel() // group.size()].clone()
+
+    def gathers() -> list[dist.Work]:
+        gather = partial(dist.all_gather_into_tensor, whole, part, group=group, async_op=True)
+        return [gather() for _ in range(_BESIDE)]
+
+    def matmuls() -> None:
+        for _ in range(_BESIDE):
+            torch.mm(a, a)
+
+    def timed(beside: bool, computes: bool) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        dist.barrier(group)
+        hold()
+        first.record()
+        works = gathers() if beside else []
+        if computes:
+            matmuls()
+            last.record()
+        for work in works:
+            work.wait()
+        if not computes:
+            last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last)
+
+    alone, gathered, both = timed(False, True), timed(True, False), timed(True, True)
+    return max(0.0, both - alone) / gathered
 
 
 def _wait(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Times of work on a device: a median, and what most readings lie between."""
+"""Times of work on a device, a median and what most readings lie between, and unseen memory."""
 
 import statistics
 import time
@@ -72,6 +72,22 @@ def _timed_on_card(work: Callable[[], object], before: Callable[[], object]) -> 
         pairs.append((first, last))
     torch.cuda.synchronize()
     return [first.elapsed_time(last) / 1e3 for first, last in pairs]
+
+
+def hold(side: int = 8192, times: int = 5) -> None:
+    """Give this process's card matmuls of some 8 ms, for the host to queue other work meanwhile."""
+    a = torch.empty(side, side, device="cuda", dtype=torch.bfloat16).normal_()
+    for _ in range(times):
+        torch.mm(a, a)
+
+
+def unseen_bytes(device: torch.device) -> int:
+    """Return bytes in use of a card that torch's allocator of this process does not hold; 0 on a
+    CPU."""
+    if device.type != "cuda":
+        return 0
+    free, whole = torch.cuda.mem_get_info(device)
+    return whole - free - torch.cuda.memory_reserved(device)
 
 
 def _wait(device: torch.device) -> None:

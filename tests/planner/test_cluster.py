@@ -21,6 +21,7 @@ from meshwright.planner.hardware.cluster_file import (
     parse_cluster_text,
     resized,
 )
+from meshwright.planner.hardware.usable import usable_bytes
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,35 @@ def test_a_hop_has_two_times_above_0(hops: str) -> None:
         parse_cluster_text(re.sub(r"(hop_us =) .*", rf"\1 {hops}", text), "mine.toml")
 
 
+@pytest.mark.parametrize("field", ["context_bytes", "communicator_bytes", "overlap_price"])
+def test_what_a_probe_alone_reads_stays_in_its_file(field: str) -> None:
+    cluster = parse_cluster("h200:2")
+    device = replace(cluster.device, context_bytes=2**29, communicator_bytes=2**28)
+    text = format_cluster(replace(cluster, device=device, overlap_price=0.25))
+    again = parse_cluster_text(text)
+    assert (again.device.context_bytes, again.device.communicator_bytes) == (2**29, 2**28)
+    assert again.overlap_price == 0.25 and format_cluster(again) == text
+    assert "context_bytes" not in format_cluster(cluster)
+    for value in ("-1", "1e30"):
+        with pytest.raises(ClusterError, match=rf"mine.*{field} is .*must be from 0 to"):
+            parse_cluster_text(re.sub(rf"\n({field}) = .*", rf"\n\1 = {value}", text), "mine.toml")
+
+
+def test_a_plan_leaves_more_free_where_context_and_communicators_hold_more() -> None:
+    """The least share is kept for all; on 12 GiB a context of 1.5 and links of 0.2 each leave 58 of
+    thousand beside them."""
+    cluster = parse_cluster("h200:2")
+    memory = cluster.device.memory_bytes
+    read = replace(cluster.device, context_bytes=804 * 2**20, communicator_bytes=300 * 2**20)
+    for device in (cluster.device, read):
+        assert usable_bytes(replace(cluster, device=device)) == pytest.approx(0.91 * memory)
+    small = replace(read, memory_bytes=12 * 2**30, context_bytes=3 * 2**29)
+    left = usable_bytes(replace(cluster, device=small))
+    assert left == pytest.approx((1 - 0.058) * 12 * 2**30 - 3 * 2**29 - 4 * 300 * 2**20)
+    alone = usable_bytes(replace(parse_cluster("h200:1"), device=small))
+    assert alone == left + 4 * 300 * 2**20
+
+
 def test_a_network_of_a_file_holds_for_more_nodes(tmp_path) -> None:
     path = tmp_path / "one.toml"
     text = format_cluster(parse_cluster("h100:8x2")).replace("nodes = 2", "nodes = 1")
@@ -215,7 +245,7 @@ def figures(item: object, left_out: str) -> set[str]:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_figure_of_the_catalogue_says_where_it_is_from(name: str) -> None:
     cluster, device = CATALOGUE[name], CATALOGUE[name].device
-    left_out = "sources levels device nodes span"
+    left_out = "sources levels device nodes span overlap_price"  # one for all, with its source
     rates = {dtype for dtype, _ in device.matmul_flops_per_s}
     wanted = figures(device, left_out) - ({"efficiency"} if device.efficiency == 1 else set())
     if rates <= dict(device.sources).keys():

@@ -17,6 +17,7 @@ from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.cost.piece_cost import offloadable, offloading
 from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.hardware.usable import HOST_SHARE, RESERVED_SHARE
 from meshwright.planner.remat.options import offloads
 from meshwright.planner.report.explain import explain_value
 from meshwright.planner.report.report import search_report
@@ -28,7 +29,7 @@ from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
 from meshwright.planner.simulate.predict import predict
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import HOST_SHARE, RESERVED_SHARE, memory_of_units
+from meshwright.planner.simulate.stage_memory import memory_of_units
 from meshwright.planner.simulate.step_model import StepModel, Unit
 
 SIZES = {"seq": 256, "global_batch": 4}

@@ -10,6 +10,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import MOST_SUMMED, Plan
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.hardware.usable import RESERVED_SHARE
 from meshwright.planner.report.explain import memory_by_kind
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates_of
@@ -18,7 +19,7 @@ from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
-from meshwright.planner.simulate.stage_memory import RESERVED_SHARE, WORKSPACE_BYTES
+from meshwright.planner.simulate.stage_memory import WORKSPACE_BYTES
 
 PURE = ["precision=pure", "rounding=nearest"]
 CLUSTER = parse_cluster("h200:4")

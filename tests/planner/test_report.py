@@ -42,15 +42,29 @@ NOT_SAID = {
 }  # fmt: skip
 
 
-def report_on(cluster: str) -> str:
+def report_on(cluster: str, **read: int) -> str:
+    """read: bytes that a probe found of the device."""
+    given = parse_cluster(cluster)
     found = search_plan(
         traced("tiny-llama"),
-        parse_cluster(cluster),
+        replace(given, device=replace(given.device, **read)),
         seq=64,
         global_batch=8,
         pins=parse_pins(["pp=1"]),
     )
     return search_report(*found)
+
+
+def test_a_report_says_what_the_reserve_is_for_where_a_probe_has_read_it() -> None:
+    text = report_on("h200:4", context_bytes=767 * 2**20, communicator_bytes=2**28)
+    _, _, said = text.partition("beside it, 12.64 GiB that no plan may use\n")
+    context, links, rest, *_ = said.splitlines()
+    assert context.split() == ["CUDA", "context", "0.75", "GiB"]
+    count, _, size, unit = links.split()
+    assert (float(size), unit) == (pytest.approx(int(count) / 4), "GiB")
+    left = 0.09 * 140.4 - 767 / 1024 - int(count) / 4
+    assert float(rest.split()[-2]) == pytest.approx(left, abs=0.01)
+    assert "that no plan may use" not in report_on("h200:4")
 
 
 @pytest.mark.parametrize("cluster", SAID)

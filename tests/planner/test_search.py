@@ -19,6 +19,7 @@ from meshwright.planner.bounds.lp import bound_pipeline
 from meshwright.planner.cost.counts import number
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.hardware.usable import usable_bytes
 from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.search import problem
 from meshwright.planner.search.candidate_bounds import CandidateBounds
@@ -39,7 +40,6 @@ from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search, search_plan
 from meshwright.planner.search.stopping import Stop
 from meshwright.planner.simulate.predict import predict
-from meshwright.planner.simulate.stage_memory import usable_bytes
 
 SEQ = 64
 

@@ -33,34 +33,34 @@ def test_any_stages_equal_the_longest_path(longest_path, name, chunks, stages, p
     assert max(timeline.finish_us) == pytest.approx(expected, rel=1e-9)
 
 
-def one_stage(units: list[Unit], zero: int, m: int = 1) -> StepModel:
+def one_stage(units: list[Unit], zero: int, m: int = 1, price: float = 0.38) -> StepModel:
     made = model("1f1b", [(0, 0)], m)
     return StepModel(
-        (tuple(units),), (0,), made.schedule, zero, zero >= 2, m, (0,), (0,), (0,), (0,), 0.0
+        (tuple(units),), (0,), made.schedule, zero, zero >= 2, m, (0,), (0,), (0,), (0,), 0.0, price
     )
 
 
 def test_gathers_hide_behind_the_unit_before_at_a_price() -> None:
     units = [unit(10, 10, gather_us=4), unit(10, 10, gather_us=4)]
-    free = simulate(one_stage(units, 3), price=0.0)
+    free = simulate(one_stage(units, 3, price=0.0))
     # forward: 4 exposed, then both units; backward: 4 exposed for the last, the first is hidden
     assert free.step_us == pytest.approx(4 + 20 + 4 + 20)
     assert free.exposed_us[0] == pytest.approx(8)
-    priced = simulate(one_stage(units, 3), price=0.5)
+    priced = simulate(one_stage(units, 3, price=0.5))
     assert priced.step_us == pytest.approx(free.step_us + 2 * 0.5 * 4)
 
 
 def test_gathers_longer_than_compute_set_the_pace() -> None:
     units = [unit(1, 1, gather_us=10)] * 3
-    timeline = simulate(one_stage(units, 3), price=0.0)
+    timeline = simulate(one_stage(units, 3, price=0.0))
     assert timeline.step_us == pytest.approx(2 * (3 * 10 + 1))
 
 
 def test_reductions_run_behind_backward_and_the_last_is_exposed() -> None:
     units = [unit(10, 10, reduce_us=4)] * 3
-    assert simulate(one_stage(units, 0), price=0.0).step_us == pytest.approx(60 + 4)
-    assert simulate(one_stage(units, 0, m=2), price=0.0).step_us == pytest.approx(120 + 4)
-    assert simulate(one_stage(units, 2, m=2), price=0.0).step_us == pytest.approx(120 + 4)
+    assert simulate(one_stage(units, 0, price=0.0)).step_us == pytest.approx(60 + 4)
+    assert simulate(one_stage(units, 0, m=2, price=0.0)).step_us == pytest.approx(120 + 4)
+    assert simulate(one_stage(units, 2, m=2, price=0.0)).step_us == pytest.approx(120 + 4)
 
 
 def test_a_split_backward_reduces_after_its_weight_gradients() -> None:

@@ -9,6 +9,7 @@ from meshwright.ir.traced import Traced
 from meshwright.planner.budget import EFFORTS
 from meshwright.planner.hardware.cluster import Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.hardware.usable import usable_bytes
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import Candidate, candidates_of
@@ -17,7 +18,6 @@ from meshwright.planner.search.lp_bound import tightened, weighted_us
 from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
-from meshwright.planner.simulate.stage_memory import usable_bytes
 
 SEQ, ROWS = 64, 32
 

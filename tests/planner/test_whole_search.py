@@ -17,6 +17,7 @@ from machines import in_nodes, machine
 from meshwright.ir.errors import InfeasibleError
 from meshwright.ir.traced import Traced
 from meshwright.planner.budget import BUDGET, EFFORTS, SearchBudget
+from meshwright.planner.hardware.usable import RESERVED_SHARE
 from meshwright.planner.pipeline.schedules import GENERATORS
 from meshwright.planner.remat.options import proposals
 from meshwright.planner.search.candidate_costs import CandidateCosts
@@ -26,7 +27,7 @@ from meshwright.planner.search.pins import Pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
 from meshwright.planner.simulate.simulator import simulate
-from meshwright.planner.simulate.stage_memory import RESERVED_SHARE, model_peaks
+from meshwright.planner.simulate.stage_memory import model_peaks
 
 SEQ = 64
 EXACT = 1 + 1e-9
@@ -46,6 +47,8 @@ MACHINES = [
 ]
 # Machines whose plans may offload, with one set of values to keep a piece; of two nodes.
 OFFLOADING, TWO_NODES = (7,), (8,)
+# What compute beside collectives takes more, of their time, where it is not the catalogue's.
+OVERLAP_PRICES = {3: 1.5, 5: 0.0, 8: 0.8}
 
 
 def free_pins(number: int) -> Pins:
@@ -78,6 +81,8 @@ def costs_of(number: int) -> CandidateCosts:
     cluster = machine(devices, 2**40, flops, link, launch)
     if number in TWO_NODES:
         cluster = in_nodes(cluster, 2, 10.0)
+    if number in OVERLAP_PRICES:
+        cluster = replace(cluster, overlap_price=OVERLAP_PRICES[number])
     costs = CandidateCosts(Problem(model(), cluster, SEQ, rows, free_pins(number)))
     for mesh in {c.compute for c in candidates(cluster, rows, Pins(), 4)}:
         for name, low in costs.sharding(mesh).lowered.items():

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from meshwright.ir import mesh as planned
+from meshwright.planner.hardware.usable import communicators
 from meshwright.runtime.engine import mesh
+from meshwright.runtime.engine.p2p import Transfers
 
 SIZES = {"pp": 2, "rep": 2, "dp": 3, "cp": 2, "tp": 2}
 
@@ -45,3 +47,24 @@ def test_an_index_counts_along_roles_row_major(coordinates: dict[str, int]) -> N
     assert mesh.index(*mesh.BATCH) == 1 * 3 + 2
     assert mesh.index(*mesh.STORAGE) == 2 * 2 + 1
     assert mesh.count(*mesh.REDUCED) == 2 * 3 * 2
+
+
+@pytest.mark.parametrize("sizes", ["pp=1 dp=1 tp=1", "pp=2 dp=1 tp=1", "pp=2 rep=2 dp=2 cp=2 tp=2"])
+def test_the_planner_counts_its_communicators(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of each axis and of roles together, one of all ranks, and two for what stages send:
+    to the next one, and back."""
+    made: list[tuple[str, ...]] = []
+
+    def noted(axes: tuple[str, ...], rank: int) -> None:
+        if any(named.size(axis) > 1 for axis in axes):
+            made.append(axes)
+
+    named = planned.parse_mesh(sizes)
+    monkeypatch.setattr(mesh, "_state", mesh._State())
+    monkeypatch.setattr(mesh, "_group_along", noted)
+    monkeypatch.setattr(mesh, "check_world", lambda *_: None)
+    monkeypatch.setattr(mesh, "another_group", lambda *_: None)
+    mesh.start(dict(named.axes), torch.device("cpu"))
+    several, stages = named.num_devices > 1, named.count(planned.PIPELINE)
+    sends = len(Transfers(tuple(range(stages))).groups) if stages > 1 else 0
+    assert communicators(named) == several * (1 + len(made)) + sends

@@ -1,0 +1,75 @@
+"""Where the time of a step goes on a card: kernels by kind, the longest ones, and idle time."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+LONGEST = 25  # kernels that are named
+# By a part of a kernel's name, the first that fits; others are "pointwise".
+KINDS = (
+    ("nccl", "links"),
+    ("memcpy", "copies"),
+    ("memset", "copies"),
+    ("attention", "attention"),
+    ("fmha", "attention"),
+    ("flash", "attention"),
+    ("cudnn", "attention"),
+    ("sdpa", "attention"),
+    ("gemm", "matmul"),
+    ("nvjet", "matmul"),
+    ("cutlass", "matmul"),
+    ("splitk", "matmul"),
+    ("xmma", "matmul"),
+)
+
+
+def kernels_of(step: Callable[[], object]) -> list[str]:
+    """Run a step under the profiler and return lines: ms and kernels by kind, then by name.
+
+    Of links the time includes that in which a rank waits for the others. Idle is what no kernel of
+    any stream fills between the first and the last.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    spans = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in found.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    kinds, names = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for name, start, end in spans:
+        kinds[kind_of(name)].append(end - start)
+        names[name].append(end - start)
+    covered, whole = _covered((start, end) for _, start, end in spans)
+    lines = [f"{whole / 1e3:9.2f} ms from first to last, idle {(whole - covered) / 1e3:.2f}"]
+    lines += [_line(kind, times) for kind, times in _longest(kinds)]
+    lines += [_line(f"{kind_of(name)}: {name[:110]}", times) for name, times in _longest(names)]
+    return lines
+
+
+def kind_of(kernel: str) -> str:
+    """Return the kind that a kernel's name tells."""
+    lower = kernel.lower()
+    return next((kind for part, kind in KINDS if part in lower), "pointwise")
+
+
+def _longest(found: dict[str, list[float]]) -> list[tuple[str, list[float]]]:
+    order = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return [item for _, item in zip(range(LONGEST), order, strict=False)]
+
+
+def _line(name: str, times: list[float]) -> str:
+    return f"{sum(times) / 1e3:9.2f} ms {len(times):6d} x {sum(times) / len(times):9.1f} us  {name}"
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the us that at least one span covers, and those from the first to the last."""
+    ordered, covered = sorted(spans), 0.0
+    reached = ordered[0][0]
+    for start, end in ordered:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered, reached - ordered[0][0]
