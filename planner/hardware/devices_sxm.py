@@ -10,24 +10,27 @@ from .cluster import CALL_US, TRITON, AttentionReading, Cluster, Curve, Device, 
 from .networks import BY_NODES, RAILS
 
 GIB = 2**30
-# NCCL on the H200 host: us at the sizes below, by (collective, ranks).
+# NCCL on H200 hosts: us at the sizes below, by (collective, ranks). Over two they were queued
+# behind matmuls (2026-11-29). Over four and eight they were issued one at a time (2026-11-20): up
+# to 8 MiB they stand here without the host's part, which is what those over two took longer that
+# way, and never below what two take.
 _NCCL_BYTES = (2**16, 2**20, 2**23, 2**26, 2**29)
 _NCCL_H200_US = {
-    ("all_reduce", 2): (30, 35, 66, 264, 1708),
-    ("all_gather", 2): (28, 33, 52, 173, 1060),
-    ("reduce_scatter", 2): (27, 29, 51, 182, 1107),
-    ("all_to_all", 2): (35, 34, 50, 155, 922),
-    ("send_recv", 2): (64, 63, 89, 285, 1562),
-    ("all_reduce", 4): (40, 40, 79, 336, 2332),
-    ("all_gather", 4): (35, 33, 62, 202, 1287),
-    ("reduce_scatter", 4): (32, 32, 59, 204, 1314),
-    ("all_to_all", 4): (34, 38, 58, 225, 1453),
-    ("send_recv", 4): (57, 66, 107, 464, 1564),
-    ("all_reduce", 8): (83, 62, 105, 395, 2747),
-    ("all_gather", 8): (65, 49, 73, 220, 1407),
-    ("reduce_scatter", 8): (66, 49, 85, 216, 1413),
-    ("all_to_all", 8): (52, 54, 86, 249, 1469),
-    ("send_recv", 8): (64, 71, 151, 873, 1576),
+    ("all_reduce", 2): (8, 16, 51, 263, 1771),
+    ("all_gather", 2): (7, 13, 40, 169, 1125),
+    ("reduce_scatter", 2): (8, 12, 37, 171, 1130),
+    ("all_to_all", 2): (9, 15, 34, 180, 1054),
+    ("send_recv", 2): (10, 17, 57, 298, 1537),
+    ("all_reduce", 4): (18, 21, 64, 336, 2332),
+    ("all_gather", 4): (13, 13, 50, 202, 1287),
+    ("reduce_scatter", 4): (13, 15, 45, 204, 1314),
+    ("all_to_all", 4): (9, 19, 42, 225, 1453),
+    ("send_recv", 4): (10, 20, 75, 464, 1564),
+    ("all_reduce", 8): (43, 43, 90, 395, 2747),
+    ("all_gather", 8): (29, 29, 61, 220, 1407),
+    ("reduce_scatter", 8): (32, 32, 71, 216, 1413),
+    ("all_to_all", 8): (26, 35, 70, 249, 1469),
+    ("send_recv", 8): (10, 25, 119, 873, 1576),
 }
 _LAUNCH = ("launch_us", "assumed: shortest kernel on the stream, launches queued ahead")
 _CALL = ("call_us", "measured: compiled functions of small models on H200s, 30% apart by run")
@@ -122,11 +125,11 @@ H200 = Cluster(
     ),
     (
         LinkLevel(
-            "nvlink", 49.0, 333.9e9, 8, _nccl_h200(),
+            "nvlink", 29.0, 333.9e9, 8, _nccl_h200(),
             (
-                ("alpha_us", "measured: NCCL all_gather of 1 MiB over 8"),
+                ("alpha_us", "measured: NCCL all_gather of 1 MiB over 8, less the host's part"),
                 ("bytes_per_s", "measured: NCCL all_gather of 512 MiB over 8"),
-                ("curves", "measured: NCCL, 64 KiB to 512 MiB"),
+                ("curves", "measured: NCCL, 64 KiB to 512 MiB, without the host's part"),
             ),
         ),
         LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
@@ -165,7 +168,7 @@ H100 = Cluster(
         ),
     ),
     (
-        LinkLevel("nvlink", 49.0, 334e9, 8,
+        LinkLevel("nvlink", 29.0, 334e9, 8,
                   sources=_as_h200("the 900 GB/s both ways (NVIDIA H100 datasheet), 450 GB/s")),
         LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
     ),
@@ -205,7 +208,7 @@ A100 = Cluster(
         ),
     ),
     (
-        LinkLevel("nvlink", 49.0, 223e9, 8,
+        LinkLevel("nvlink", 29.0, 223e9, 8,
                   sources=_as_h200("the 600 GB/s both ways (NVIDIA A100 datasheet), 300 GB/s")),
         LinkLevel("infiniband", 60.0, 0.8 * 25e9, 8, sources=(
             ("alpha_us", "assumed"),
@@ -253,7 +256,7 @@ B200 = Cluster(
         ),
     ),
     (
-        LinkLevel("nvlink", 49.0, 668e9, 8,
+        LinkLevel("nvlink", 29.0, 668e9, 8,
                   sources=_as_h200("the 1.8 TB/s both ways (NVIDIA HGX B200), 900 GB/s")),
         LinkLevel("infiniband", 60.0, 0.8 * 50e9, 8, sources=_NDR, by_nodes=BY_NODES),
     ),
