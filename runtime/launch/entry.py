@@ -39,6 +39,8 @@ def main(folder: Path) -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # NCCL would register what a CUDA graph sends, which memory of that kind does not allow.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    # Each way between stages has a communicator of its own, whose transfers come in order.
+    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
     try:
         options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)
