@@ -219,7 +219,8 @@ class OptionHulls:
         return found
 
 
-Storing = Callable[[float, float], float]  # (bucket bytes, the largest of them) -> bytes of a rank
+# (bucket bytes, the largest mean of two that follow each other) -> bytes of a rank
+Storing = Callable[[float, float], float]
 
 
 @dataclass
@@ -244,7 +245,8 @@ class StageMemoryCost:
     least_bytes: float = 0.0
     moment_bytes: float = 0.0
     bucket_bytes: float = 0.0
-    largest_bytes: float = 0.0
+    moving_bytes: float = 0.0
+    last_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         self.freeing = self.hulls.freeing()
@@ -258,12 +260,13 @@ class StageMemoryCost:
         self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
         unit = self.hulls.units[index][0]
         self.bucket_bytes += unit.owned_bytes
-        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+        self.moving_bytes = max(self.moving_bytes, (self.last_bytes + unit.bucket_bytes) / 2)
+        self.last_bytes = unit.bucket_bytes
         return self.freeing.us(self._excess())
 
     def _excess(self) -> float:
         """Return the bytes of a micro-batch that the fastest options keep too many."""
-        free = self.limit_bytes - self.stored(self.bucket_bytes, self.largest_bytes)
+        free = self.limit_bytes - self.stored(self.bucket_bytes, self.moving_bytes)
         excess = self.fastest_bytes - (free - self.least_passing) / self.held
         if self.held == 1:
             return float("inf") if self.moment_bytes > free else excess

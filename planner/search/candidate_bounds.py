@@ -252,10 +252,10 @@ class CandidateBounds:
             least_passing = units.least_passing_bytes
 
         # What is stored grows with both in proportion.
-        of_bucket, of_largest = (self.costs.storage_bytes(c, one, 1.0 - one) for one in (1.0, 0.0))
+        of_bucket, of_moving = (self.costs.storage_bytes(c, one, 1.0 - one) for one in (1.0, 0.0))
 
-        def stored(bucket: float, largest: float) -> float:
-            return of_bucket * bucket + of_largest * largest
+        def stored(bucket: float, moving: float) -> float:
+            return of_bucket * bucket + of_moving * moving
 
         def of_stage(stage: int) -> Callable[[int], float]:
             return StageMemoryCost(hulls, stored, held_of(c, stage), rest, least_passing).add

@@ -301,7 +301,7 @@ class CandidateCosts:
         trained, frozen = self.layout(c).stored_bytes
         return self.storage_bytes(c, (trained + share * frozen) / c.pp, 0.0)
 
-    def storage_bytes(self, c: Candidate, bucket: float, largest: float) -> float:
-        """Return the bytes that a rank stores. bucket: bytes of all its buckets; largest: of the
-        largest one."""
-        return Storage(bucket, largest, c.mesh, c.zero, self.precision(c)).total_bytes
+    def storage_bytes(self, c: Candidate, bucket: float, moving: float) -> float:
+        """Return the bytes that a rank stores. bucket: bytes of all its buckets; moving: `beside`
+        of them."""
+        return Storage(bucket, moving, c.mesh, c.zero, self.precision(c)).total_bytes

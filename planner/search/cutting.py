@@ -29,7 +29,7 @@ from ..remat.selection import (
     leanest_sizes,
     select_options,
 )
-from ..simulate.stage_memory import StageMemory
+from ..simulate.stage_memory import Beside, StageMemory, beside
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
@@ -154,13 +154,14 @@ class Cutter:
         units = self.units.options[start:stop]
         times = [[f + b for f, b in us] for us in self.units.overlapped[start:stop]]
         stored = sum(options[0].owned_bytes for options in units)
-        largest = max(options[0].bucket_bytes for options in units)
+        moving = beside(options[0].bucket_bytes for options in units)
         held, budget = held_of(self.c, stage), self.costs.problem.budget
-        return units, times, held, self.free_bytes(limit, stored, largest), self.stays, budget
+        return units, times, held, self.free_bytes(limit, stored, moving), self.stays, budget
 
-    def free_bytes(self, limit: float, stored: float, largest: float) -> float:
-        """Return what a rank that stores buckets has left for activations. largest: bucket."""
-        return limit - self.context - self.costs.storage_bytes(self.c, stored, largest)
+    def free_bytes(self, limit: float, stored: float, moving: float) -> float:
+        """Return what a rank that stores buckets has left for activations. moving: `beside` of
+        them."""
+        return limit - self.context - self.costs.storage_bytes(self.c, stored, moving)
 
     @cached_property
     def leanest(self) -> list[Sizes]:
@@ -220,7 +221,7 @@ class Cutter:
 
             def extra(index: int) -> float:
                 memory.add(self.units.options[index][picks[index]])
-                stored = memory.bucket_bytes, memory.largest_bytes
+                stored = memory.bucket_bytes, memory.beside_units.mean
                 size = self.costs.storage_bytes(c, *stored) + memory.peak(*counts).total_bytes
                 return 0.0 if size <= share else INF
 
@@ -234,15 +235,15 @@ class _Growing:
 
     def __init__(self, cutter: Cutter, stage: int) -> None:
         self.cutter, self.held = cutter, held_of(cutter.c, stage)
-        self.holds, self.stored, self.largest = Leanest(), 0.0, 0.0
+        self.holds, self.stored, self.moving = Leanest(), 0.0, Beside()
 
     def fits(self, index: int) -> bool | None:
         """Add a unit, and return whether some options fit; None where the leanest do not tell."""
         unit, cutter = self.cutter.units.options[index][0], self.cutter
         self.stored += unit.owned_bytes
-        self.largest = max(self.largest, unit.bucket_bytes)
+        self.moving.add(unit.bucket_bytes)
         self.holds.add(cutter.leanest[index])
-        free = cutter.free_bytes(cutter.limit, self.stored, self.largest)
+        free = cutter.free_bytes(cutter.limit, self.stored, self.moving.mean)
         if self.holds.fits(self.held, free):
             return True
         return None if self.holds.may_fit(self.held, free) else False

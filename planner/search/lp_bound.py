@@ -17,6 +17,7 @@ from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.options import UnitOptions
+from ..simulate.stage_memory import beside
 from ..simulate.step_model import Unit
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts
@@ -181,13 +182,15 @@ def _start(unit: Unit, c: Candidate) -> Phase:
 def _fixed_bytes(
     costs: CandidateCosts, c: Candidate, units: CandidateUnits, ranks: tuple[int, ...]
 ) -> tuple[float, ...]:
-    """Return by rank bytes of data and context, and of its largest bucket's buffers at least."""
+    """Return by rank bytes of data and context, and of what buckets take on their way at least."""
     sizes = [options[0].bucket_bytes for options in units.options]
-    largest = [min(sizes)] * c.pp
+    moving = [beside([min(sizes)])] * c.pp
     for rank, size in ((ranks[0], sizes[0]), (ranks[-1], sizes[-1])):
-        largest[rank] = max(largest[rank], size)
+        moving[rank] = max(moving[rank], beside([size]))
+    if c.pp == 1:
+        moving = [beside(sizes)]
     context = costs.problem.context_bytes(c)
-    return tuple(context + costs.storage_bytes(c, 0.0, size) for size in largest)
+    return tuple(context + costs.storage_bytes(c, 0.0, size) for size in moving)
 
 
 class _Kinds:

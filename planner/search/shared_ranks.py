@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.selection import INF, Picks, select_along
-from ..simulate.stage_memory import StageMemory, memory_of_units, walk
+from ..simulate.stage_memory import StageMemory, beside, memory_of_units, walk
 from ..simulate.step_model import Unit
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
@@ -67,9 +67,9 @@ def _rank_picks(
     computing = costs.memo.schedules.computing(c.listing)[rank]
     indices = [index for within in stages.values() for index in within]
     stored = sum(units.options[i][0].owned_bytes for i in indices)
-    largest = max(units.options[i][0].bucket_bytes for i in indices)
+    moving = beside(units.options[i][0].bucket_bytes for i in indices)
     free = limit_bytes - costs.problem.context_bytes(c)
-    free -= costs.storage_bytes(c, stored, largest)
+    free -= costs.storage_bytes(c, stored, moving)
     held = costs.memo.schedules.held(c.listing)
     counts = {i: held[s] for s, within in stages.items() for i in within}
     staying = set(indices) if stays else {within[-1] for within in stages.values()}

@@ -51,11 +51,12 @@ class Peak:
 class Storage:
     """Bytes of a rank's buckets, and how the ZeRO level cuts them over the mesh.
 
-    bucket_bytes: as units own them, frozen parameters for their share. frozen_bytes: those in full.
+    bucket_bytes: as units own them, frozen parameters for their share. beside_bytes: the largest
+    `Beside.mean`, of units that follow each other. frozen_bytes: those in full.
     """
 
     bucket_bytes: float
-    largest_bytes: float
+    beside_bytes: float
     mesh: Mesh
     zero: int
     precision: Precision
@@ -73,7 +74,7 @@ class Storage:
             "optimizer": trained * self.precision.state / self.precision.param / cut[2],
         }
         if self.mesh.count(*STORAGE) > 1 and self.zero == 3:
-            found["gathered parameters"] = 2 * self.largest_bytes
+            found["gathered parameters"] = 2 * self.beside_bytes
         if size := self._buffer_bytes():
             found["gradient buffers"] = size
         return found
@@ -81,17 +82,41 @@ class Storage:
     def _buffer_bytes(self) -> float:
         """Gradients on their way: a reduction runs behind each backward until the next one begins.
 
-        Levels 2 and 3 sum in buffers, which a copy that travels takes the place of.
+        Levels 2 and 3 sum in buffers, beside which a copy travels where it has another dtype.
         """
         grad, carried = self.precision.grad, self.precision.carried
-        item = 2 * grad if self.zero >= 2 else 0
+        item = grad if self.zero >= 2 else 0
         if self.mesh.count(*REDUCED) > 1 and self.precision.copies:
-            item = 2 * carried + (grad if self.zero >= 2 else 0)
-        return item / self.precision.param * self.largest_bytes
+            item += carried
+        return 2 * item / self.precision.param * self.beside_bytes
 
     @property
     def total_bytes(self) -> float:
         return sum(self.by_kind().values())
+
+
+@dataclass
+class Beside:
+    """What is gathered and reduced beside units, as they are added in order.
+
+    mean: the largest mean of the buckets of two that follow each other. One of them is gathered or
+    reduced while the other one runs, so twice the mean is what both take.
+    """
+
+    mean: float = 0.0
+    last: float = 0.0
+
+    def add(self, bucket_bytes: float) -> None:
+        self.mean = max(self.mean, (self.last + bucket_bytes) / 2)
+        self.last = bucket_bytes
+
+
+def beside(buckets: Iterable[float]) -> float:
+    """Return the largest mean of two buckets that follow each other, in bytes."""
+    found = Beside()
+    for size in buckets:
+        found.add(size)
+    return found.mean
 
 
 class Moment(NamedTuple):
@@ -128,7 +153,7 @@ class StageMemory:
 
     split: bool = False
     bucket_bytes: float = 0.0
-    largest_bytes: float = 0.0
+    beside_units: Beside = field(default_factory=Beside)
     kept_bytes: float = 0.0
     handed_bytes: float = 0.0
     away_bytes: float = 0.0
@@ -162,7 +187,7 @@ class StageMemory:
         else:
             self._see("B", fetched, work.backward.peak_bytes, unit)
         self.bucket_bytes += unit.owned_bytes
-        self.largest_bytes = max(self.largest_bytes, unit.bucket_bytes)
+        self.beside_units.add(unit.bucket_bytes)
 
     def _hand(self, size: float) -> None:
         """Add what a later unit's I hands over to the I of earlier units, which run after it."""
@@ -288,9 +313,9 @@ def model_peaks(
         mine = [s for s, home in enumerate(model.stage_ranks) if home == rank]
         units = [u for s in mine for u in model.stages[s]]
         stored = sum(u.owned_bytes for u in units)
-        largest = max(u.bucket_bytes for u in units)
         frozen = sum(u.frozen_bytes for u in units)
-        storage = Storage(stored, largest, mesh, model.zero, precision, frozen)
+        moving = beside(u.bucket_bytes for u in units)
+        storage = Storage(stored, moving, mesh, model.zero, precision, frozen)
         known = computing[rank] if computing else None
         peaks.append(rank_peak(model, rank, storage, context, workspaces, known))
     return tuple(peaks)

@@ -1,6 +1,7 @@
 """The dtype in which gradients travel: chosen in the plan, priced, and told apart by `diff`."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from families import traced
@@ -91,19 +92,29 @@ def test_bytes_on_the_wire_and_the_copy_are_priced(zero: int) -> None:
 @pytest.mark.parametrize(
     ("zero", "pins", "item_bytes"),
     [
-        (0, [*PURE, "reduce_dtype=f32"], 2 * 4),  # two copies: one under way, one being made
+        (0, [*PURE, "reduce_dtype=f32"], 4),
         (0, PURE, 0),
-        (1, ["precision=master", "reduce_dtype=bf16"], 2 * 2),
-        (2, PURE, 2 * 2),
-        (2, [*PURE, "reduce_dtype=f32"], 2 * 4 + 2),
-        (3, ["precision=master", "reduce_dtype=bf16"], 2 * 2 + 4),
+        (1, ["precision=master", "reduce_dtype=bf16"], 2),
+        (2, PURE, 2),
+        (2, [*PURE, "reduce_dtype=f32"], 4 + 2),
+        (3, ["precision=master", "reduce_dtype=bf16"], 2 + 4),
     ],
 )
-def test_the_copies_are_counted_in_memory(zero: int, pins: list, item_bytes: int) -> None:
+def test_gradients_on_their_way_are_counted_in_memory(
+    zero: int, pins: list, item_bytes: int
+) -> None:
+    """Of two units that follow each other: one is under way while the other one is made."""
     plan = planned("dp=4", f"zero={zero}", *pins)
-    largest = max(b.numel for b in plan.buckets)
-    found = memory_by_kind(plan, 0).get("gradient buffers", 0)
-    assert found == item_bytes * largest
+    found, both = memory_by_kind(plan, 0), _two_in_a_row(plan)
+    assert found.get("gradient buffers", 0) == item_bytes * both
+    assert found.get("gathered parameters", 0) == (2 * both if zero == 3 else 0)
+
+
+def _two_in_a_row(plan: Plan) -> int:
+    """Return the most elements that the buckets of two neighbouring units have."""
+    size = {bucket.name: bucket.numel for bucket in plan.buckets}
+    units = [sum(size[name] for name in i.buckets) for i in plan.instances]
+    return max(a + b for a, b in pairwise(units))
 
 
 def test_one_data_rank_copies_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 92c3554b7147d52e."""
+"""What every rank of golden-llama shares; plan 70ae447f1e43ccd6."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
