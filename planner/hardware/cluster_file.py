@@ -34,6 +34,7 @@ HEADER = "# meshwright cluster v1"
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
 MOST_US = 1e6  # of any latency
 UNSEEN = "context_bytes", "communicator_bytes"
+COUNTS = "devices_per_node nodes host_memory_bytes memory_bytes span full_mesh group".split()
 MOST_PRICE = 4  # of compute beside collectives, as a share of their time
 
 
@@ -93,7 +94,9 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
     if first != HEADER:
         raise ClusterError(f"{where}: the first line must be {HEADER!r}, found {first!r}")
     try:
-        return _checked(_cluster_of(tomllib.loads(text)), where)
+        table = tomllib.loads(text)
+        _check_kinds(table, where)
+        return _checked(_cluster_of(table), where)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"{where}: not TOML: {error}") from None
     except KeyError as error:
@@ -102,6 +105,18 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
         if isinstance(error, ClusterError):
             raise
         raise ClusterError(f"{where}: an entry has the wrong form: {error}") from None
+
+
+def _check_kinds(table: dict, where: str, inside: str = "") -> None:
+    """Raise ClusterError for a truth value, which no entry has, and for a broken count."""
+    for key, value in table.items():
+        if isinstance(value, bool):
+            raise ClusterError(f"{where}: {inside}{key} is {str(value).lower()}; give a number")
+        if key in COUNTS and isinstance(value, float) and not value.is_integer():
+            raise ClusterError(f"{where}: {inside}{key} is {value}; give a whole number")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                _check_kinds(part, where, f"{inside}{key}.")
 
 
 def _cluster_of(table: dict) -> Cluster:
