@@ -216,8 +216,9 @@ class Builder:
             bounds.append(step * self.unit_us * (1 - TOLERANCE))
             if bounds[-1] >= self.enough_us:
                 return self._lp_bound(bounds[-1])
-            paths = self._longest()
-            end_us = self.program.values([self.end])[0] * self.unit_us
+            values = self.program.values()
+            paths = self._longest(values)
+            end_us = values[self.end] * self.unit_us
             gained = len(bounds) <= rounds + 1 or bounds[-1] > near * bounds[-1 - rounds]
             if self.best.end_us <= near * end_us or not gained:
                 return self._lp_bound(bounds[-1])
@@ -226,10 +227,10 @@ class Builder:
                     self.rows[self.program.at_least(terms, least)] = path
         return LpBound(INF if step is None else bounds[-1])
 
-    def _longest(self) -> list[Path]:
+    def _longest(self, values: list[float]) -> list[Path]:
         """Return the longest paths of the solution, and of a point between it and the best one."""
         waits, send_us = self.pipeline.waits, self.pipeline.send_us
-        solution, best = self._solution(), self.best
+        solution, best = self._solution(values), self.best
         points = (solution, best.toward(solution, self.step)) if best.durations else (solution,)
         found = []
         for point in points:
@@ -241,22 +242,20 @@ class Builder:
                 self.paths.append(path)
         return found
 
-    def _solution(self) -> Point:
+    def _solution(self, values: list[float]) -> Point:
         """Return the program's last solution as a point, its longest path not known."""
-        values = self.program.values(self.durations.values())
-        us = {n: x * self.unit_us for n, x in zip(self.durations, values, strict=True)}
-        return Point(INF, us, self._stage_us())
+        us = {node: values[d] * self.unit_us for node, d in self.durations.items()}
+        return Point(INF, us, self._stage_us(values))
 
     def _lp_bound(self, step_us: float) -> LpBound:
         """Return the bound, and the times of the stages of the best point."""
-        return LpBound(step_us, self.best.stage_us or self._stage_us())
+        return LpBound(step_us, self.best.stage_us or self._stage_us(self.program.values()))
 
-    def _stage_us(self) -> tuple[float, ...]:
+    def _stage_us(self, values: list[float]) -> tuple[float, ...]:
         """Return the times of the stages of the program's last solution."""
         stages = [0.0] * self.pipeline.num_stages
         for s, shares in self.shares.items():
-            values = self.program.values(v for _, _, v in shares)
-            stages[s] = sum(n * k.fastest_us for n, (k, _, _) in zip(values, shares, strict=True))
+            stages[s] = sum([values[v] * k.fastest_us for k, _, v in shares if values[v]])
         return tuple(stages)
 
     def _new(self, name: str, cost: float = 0.0) -> int:
