@@ -49,36 +49,41 @@ class Waits:
 
         def waited(index: int) -> int:
             before, source = self.before[index], self.source[index]
-            received = source >= 0 and ends[source] + sends[self.send[index]] > ends[before]
+            received = source >= 0 and ends[source + 1] + sends[index] > ends[before + 1]
             return source if received else before
 
-        last = max((actions[-1] for actions in self.ranks), key=ends.__getitem__)
-        return ends[last], self._path(last, waited)
+        last = max((actions[-1] for actions in self.ranks), key=lambda index: ends[index + 1])
+        return ends[last + 1], self._path(last, waited)
 
     def longest_us(self, node_us: dict[Node, float], send_us: Sequence[float]) -> float:
         """Return how long the longest path is."""
         ends, _ = self._ends(node_us, send_us)
-        return max(ends[actions[-1]] for actions in self.ranks)
+        return max(ends[actions[-1] + 1] for actions in self.ranks)
 
     def _ends(
         self, node_us: dict[Node, float], send_us: Sequence[float]
     ) -> tuple[list[float], list[float]]:
-        """Return when each action ends, 0 at -1, and what each transfer takes, 0 at -1."""
-        distinct, rows = self._rows
+        """Return when each action ends, after a 0 where none is before; and by action what the
+        transfer to it takes, 0 for none."""
+        distinct, which, before, source = self._rows
         us = [node_us[node] for node in distinct]
-        sends = [*send_us, 0.0]  # the last, at -1, of actions that receive nothing
-        ends = [0.0] * (len(rows) + 1)  # the last, at -1, where no action is before
-        for index, (node, before, source, send) in enumerate(rows):
-            start, arrival = ends[before], ends[source] + sends[send]
-            ends[index] = (arrival if arrival > start else start) + us[node]
+        each = list(map(us.__getitem__, which))
+        sends = list(map([*send_us, 0.0].__getitem__, self.send))  # -1 is of what receives nothing
+        ends = [0.0]
+        add = ends.append
+        for taken, ahead, maker, send in zip(each, before, source, sends, strict=True):
+            start, arrival = ends[ahead], ends[maker] + send
+            add((arrival if arrival > start else start) + taken)
         return ends, sends
 
     @cached_property
-    def _rows(self) -> tuple[list[Node], list[tuple[int, int, int, int]]]:
-        """The distinct nodes, and of each action the index of its node, before, source and send."""
+    def _rows(self) -> tuple[list[Node], list[int], list[int], list[int]]:
+        """The distinct nodes, and of each action the index of its node, and the places among ends
+        of the one before it and of its source."""
         numbers = {node: k for k, node in enumerate(dict.fromkeys(self.nodes))}
         which = [numbers[node] for node in self.nodes]
-        return list(numbers), list(zip(which, self.before, self.source, self.send, strict=True))
+        before, source = ([index + 1 for index in of] for of in (self.before, self.source))
+        return list(numbers), which, before, source
 
     def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
         end = self.nodes[index]

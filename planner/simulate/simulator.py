@@ -302,10 +302,10 @@ class _Run:
             if kind == "F" or index > stage.first:
                 rank.gather(stage, index + (1 if kind == "F" else -1))
             rank.wait(stage.ready.pop(index, 0.0))  # its parameters are there, and freed after it
-        if stage.offloads and kind in ("B", "I"):
+        if stage.offloads and kind in ("B", "I") and stage.fetched[index]:
             rank.bring(stage, index, action.microbatch)
         rank.run(stage.passes[kind][index], self.price)
-        if kind == "F" and (stage.offloads or rank.leaving):
+        if kind == "F" and (rank.leaving or stage.away_us[index]):
             rank.offload(stage, index, action.microbatch)
         if reduces and stage.completes[kind][index]:
             unit = stage.units[index]
