@@ -104,7 +104,14 @@ class CandidateBounds:
         Some rank is busy for the mean over ranks at least. A backward in two reads what both halves
         need twice and writes what I hands to W, so it is no faster than in one, whose units serve.
         """
-        units = self.costs.units_of(c.unsplit)
+        of, several = c.unsplit, c.chunks > 1
+        given = c.micro_batch, c.num_microbatches, c.zero, c.recompute
+        key = self.costs.placed(c.compute), c.mesh, *given, self.costs.problem.replays(of), several
+        if key not in self.costs.floors:
+            self.costs.floors[key] = self._floor_us(c, self.costs.units_of(of))
+        return self.costs.floors[key]
+
+    def _floor_us(self, c: Candidate, units: CandidateUnits) -> float:
         busy = c.num_microbatches * units.busy_us / c.pp
         return max(busy, self._collectives_us(c, units)) + self._tail_us(c, units)
 
@@ -183,7 +190,7 @@ class CandidateBounds:
         several stages a rank, some rank is busy for more than the mean, as units are whole.
         """
         m, split = c.num_microbatches, c.schedule in SPLIT
-        forward = [min(f for f, _ in times) for times in units.compute]
+        forward = units.least_forward_us
         both = units.least_compute_us
         if c.chunks == 1:
             return warmup_bound(forward, both, c.pp, m)

@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Piece
 
-from ..bounds.analytic import compute_times, overlapped_times
+from ..bounds.analytic import compute_times
 from ..bounds.lp import LpBound
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import WorkTable
@@ -105,6 +105,15 @@ class CandidateCosts:
     def pipelines(self) -> dict[Hashable, float]:
         """Bounds of pipelines without memory (candidate_bounds.py)."""
         return self.memo.table("pipelines", self.problem.read_by_bounds)
+
+    @cached_property
+    def floors(self) -> dict[Hashable, float]:
+        """Return the floors of candidates (candidate_bounds.py)."""
+        return self.memo.table("floors", self.problem.read_by_bounds)
+
+    @cached_property
+    def _stored(self) -> dict[Hashable, float]:
+        return self.memo.table("stored bytes")
 
     @cached_property
     def tails(self) -> dict[Hashable, float]:
@@ -281,9 +290,7 @@ class CandidateCosts:
             for piece, held in distinct
         ]
         units = tuple(of_kind[kind] for kind in kinds)
-        given = units, kinds, c.zero >= 2
-        beside = overlapped_times(*given, table.links.cluster.overlap_price)
-        return CandidateUnits(table, units, kinds, compute_times(*given), beside)
+        return CandidateUnits(table, units, kinds, compute_times(units, kinds, c.zero >= 2))
 
     def _unit_kinds(self, c: Candidate) -> UnitKinds:
         key = (self.placed(c.compute), c.tp, c.cp, c.dp, c.zero)
@@ -297,9 +304,13 @@ class CandidateCosts:
 
     def stored_bytes(self, c: Candidate) -> float:
         """Return what some stage stores at least: the mean of parameters and their states."""
-        share = frozen_share(c.mesh, c.zero, self.precision(c))
-        trained, frozen = self.layout(c).stored_bytes
-        return self.storage_bytes(c, (trained + share * frozen) / c.pp, 0.0)
+        key = self.placed(c.compute), c.mesh, c.zero, self.precision(c)
+        if key not in self._stored:
+            share = frozen_share(c.mesh, c.zero, self.precision(c))
+            trained, frozen = self.layout(c).stored_bytes
+            mean = (trained + share * frozen) / c.pp
+            self._stored[key] = self.storage_bytes(c, mean, 0.0)
+        return self._stored[key]
 
     def storage_bytes(self, c: Candidate, bucket: float, moving: float) -> float:
         """Return the bytes that a rank stores. bucket: bytes of all its buckets; moving: `beside`

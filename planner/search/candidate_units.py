@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from meshwright.ir.plan import Bucket, InstancePlan, Param
 
-from ..bounds.analytic import OptionTimes, UnitTimes, slack_us
+from ..bounds.analytic import OptionTimes, UnitTimes, overlapped_times, slack_us
 from ..bounds.each import of_each
 from ..bounds.partition_bound import LeastTimes
 from ..remat.options import OptionHulls, UnitOptions
@@ -53,15 +53,20 @@ def unit_kinds(units: Iterable[tuple[str, UnitBuckets]]) -> UnitKinds:
 class CandidateUnits:
     """The units of a candidate in order, as if on one stage, each with its options.
 
-    kinds: a number for each unit, the same for units of equal options and buckets. compute,
-    overlapped: times without collectives and beside them (bounds/analytic.py).
+    kinds: a number for each unit, the same for units of equal options and buckets. compute: times
+    without collectives (bounds/analytic.py).
     """
 
     table: UnitTable
     options: tuple[UnitOptions, ...]
     kinds: tuple[int, ...]
     compute: OptionTimes
-    overlapped: OptionTimes
+
+    @cached_property
+    def overlapped(self) -> OptionTimes:
+        """Return times beside collectives (bounds/analytic.py)."""
+        reduces = self.table.zero >= 2
+        return overlapped_times(self.options, self.kinds, reduces, self.overlap_price)
 
     @cached_property
     def distinct(self) -> dict[UnitOptions, int]:
@@ -160,7 +165,12 @@ class CandidateUnits:
     @cached_property
     def forwards_us(self) -> float:
         """Return the least forward of a micro-batch through all units."""
-        return sum(min(f for f, _ in times) for times in self.compute)
+        return sum(self.least_forward_us)
+
+    @cached_property
+    def least_forward_us(self) -> list[float]:
+        """Return the least forward of each unit without collectives, whatever its option."""
+        return of_each(lambda times: min(f for f, _ in times), self.compute)
 
     @cached_property
     def reduces_us(self) -> float:

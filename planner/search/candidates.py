@@ -61,10 +61,7 @@ class Candidate:
 
     @cached_property
     def mesh(self) -> Mesh:
-        sizes = {
-            PIPELINE: self.pp, REPLICA: self.rep, DATA: self.dp, CONTEXT: self.cp, TENSOR: self.tp,
-        }  # fmt: skip
-        return make_mesh(sizes, ROLES[self.outer], self.inner)
+        return _mesh_of(self.pp, self.rep, self.dp, self.cp, self.tp, self.outer, self.inner)
 
     def __str__(self) -> str:
         schedule = f" {self.schedule}" if self.pp > 1 else ""
@@ -85,7 +82,7 @@ class Candidate:
         """The axes in canonical order, whichever is outermost."""
         return str(replace(self, outer=OUTER[0]).mesh)
 
-    @property
+    @cached_property
     def unsplit(self) -> "Candidate":
         """Return the candidate with its backward in one, itself where it is."""
         return self if self.schedule not in SPLIT else replace(self, schedule=PLAIN[0], chunks=1)
@@ -98,6 +95,13 @@ class Candidate:
         if 1 in (self.pp, self.rep * self.dp):
             return None
         return replace(self, outer=next(axis for axis in OUTER if axis != self.outer))
+
+
+@cache
+def _mesh_of(pp: int, rep: int, dp: int, cp: int, tp: int, outer: str, inner: int) -> Mesh:
+    """Return the mesh of a candidate, one for all that have it."""
+    sizes = {PIPELINE: pp, REPLICA: rep, DATA: dp, CONTEXT: cp, TENSOR: tp}
+    return make_mesh(sizes, ROLES[outer], inner)
 
 
 def candidates_of(
