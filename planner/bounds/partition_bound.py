@@ -15,7 +15,7 @@ from .each import of_each
 
 INF = float("inf")
 # Shares that bounds may be below what could be proven, and those that are enough.
-CLOSE, COARSE = 1e-5, 1e-2
+CLOSE, COARSE = 1e-6, 1e-2
 
 
 @dataclass(frozen=True)
@@ -100,31 +100,40 @@ def pipeline_bound(
     """
     warmups = [warmup(s) for s in range(num_stages)]
     limits = _Limits(units, num_microbatches, warmups, memory, send_us, silent)
-    if not limits.met(INF):
+    if not limits.packed_at(INF)[0]:
         return INF
     whole = sum(units.both)
     busy = num_microbatches * whole / num_stages  # of the mean stage
     low = max(whole, busy, num_microbatches * send_us * (num_stages > 1))
-    if low < enough_us < INF and not limits.met(enough_us):
-        low = enough_us
-    return _least(limits.met, low, COARSE if low >= enough_us else CLOSE)
+    if low < enough_us < INF:
+        met, nearest = limits.packed_at(enough_us)
+        low = low if met else nearest
+    return _least(limits.packed_at, low, COARSE if low >= enough_us else CLOSE)
 
 
-def _least(met: Callable[[float], bool], low: float, close: float = CLOSE) -> float:
+# Whether a limit is met, and the least limit under which stages are the same, or the next under
+# which one of them takes more.
+Packed = tuple[bool, float]
+
+
+def _least(packed_at: Callable[[float], Packed], low: float, close: float = CLOSE) -> float:
     """Return the most, within a share `close`, below which no limit is met. low: such a limit.
 
     The step up from it doubles until a limit is met, which is then near.
     """
-    step = 0.02 * low
-    while not met(high := low + step):
-        low, step = high, 2 * step
-    while high - low > close * high:
-        limit = (low + high) / 2
-        if met(limit):
-            high = limit
+    step, met, high = 0.02 * low, False, low
+    while not met:
+        met, nearest = packed_at(low + step)
+        if met:
+            high = nearest
+        elif nearest == INF:
+            return INF
         else:
-            low = limit
-    return low
+            low, step = nearest, 2 * step
+    while high - low > close * high:
+        met, nearest = packed_at((low + high) / 2)
+        low, high = (low, nearest) if met else (nearest, high)
+    return min(low, high)
 
 
 class _Limits:
@@ -153,72 +162,83 @@ class _Limits:
         grows = memory is None and units.grows
         self.packed = self._packed_by_halves if grows else self._packed
 
-    def met(self, limit: float) -> bool:
-        """Whether stages packed in order, each as far as it may, take all units."""
-        index = 0
+    def packed_at(self, limit: float) -> Packed:
+        """Pack stages in order, each as far as it may, and return whether they take all units."""
+        index, longest, following = 0, 0.0, INF
         for stage, warmup in enumerate(self.warmups):
             if index == len(self.units.both):
-                return True
-            index = self.packed(index, warmup, stage, limit)
-        return index == len(self.units.both)
-
-    def _packed(self, index: int, w: int, stage: int, limit: float) -> int:
-        """The first unit that a stage starting at `index` cannot take."""
-        first, extra = index, self._extra(stage, index)
-        while index < len(self.units.both):
-            if self._exceeds(limit, first, index, w, stage, extra.at(index)):
                 break
-            index += 1
-        return index
+            index, taken, more = self.packed(index, warmup, stage, limit)
+            longest, following = max(longest, taken), min(following, more)
+        met = index == len(self.units.both)
+        return met, longest if met else following
 
-    def _packed_by_halves(self, index: int, w: int, stage: int, limit: float) -> int:
+    def _packed(self, index: int, w: int, stage: int, limit: float) -> tuple[int, float, float]:
+        """Return the first unit that a stage starting at `index` cannot take; the least limit under
+        which it takes those before, and that one."""
+        extra, step_us = self._extra(stage, index), self._step_us(index, w, stage)
+        longest = 0.0
+        while index < len(self.units.both):
+            us = step_us(index, extra.at(index))
+            if us > limit:
+                return index, longest, us
+            longest = max(longest, us)
+            index += 1
+        return index, longest, INF
+
+    def _packed_by_halves(
+        self, index: int, w: int, stage: int, limit: float
+    ) -> tuple[int, float, float]:
         """Return the same, where no memory is short and each unit adds to the time.
 
         Limits come close to each other, so a stage mostly has as many units as at the last one.
         """
-        first, low, high = index, index, len(self.units.both)
-        near = index + self.counts[stage]
-        for last in (near - 1, near):
-            if low <= last < high:
-                if self._exceeds(limit, first, last, w, stage, 0.0):
-                    high = last
-                else:
-                    low = last + 1
-        step = 1
-        while low + step < high:  # low units are taken
-            if self._exceeds(limit, first, low + step - 1, w, stage, 0.0):
-                high = low + step - 1
-                break
-            low, step = low + step, 2 * step
-        while low < high:
-            middle = (low + high) // 2
-            if self._exceeds(limit, first, middle, w, stage, 0.0):
-                high = middle
+        first, low, high = index - 1, index - 1, len(self.units.both)
+        step_us, us = self._step_us(index, w, stage), {low: 0.0, high: INF}
+        last, step = min(first + max(1, self.counts[stage]), high - 1), 1
+        while high - low > 1:  # units up to low are taken
+            us[last] = step_us(last)
+            if us[last] > limit:
+                last, high = last - step, last
             else:
-                low = middle + 1
+                last, low = last + step, last
+            step *= 2
+            if not low < last < high:
+                last = (low + high) // 2
         self.counts[stage] = low - first
-        return low
+        return low + 1, us[low], us[high]
 
-    def _exceeds(
-        self, limit: float, first: int, last: int, w: int, stage: int, more: float
-    ) -> bool:
-        """Return whether the least step with a stage of these units is longer than a limit. more:
-        us of them for short memory."""
-        m, stop, before = self.m, last + 1, self.both[first]
-        t = self.both[stop] - before + more
-        slowed = self.slowed[stop] - self.ahead[stage]
-        last_pass = slowed if slowed > 0.0 else 0.0
-        if m * t + (before + self.sends_us[stage]) + last_pass > limit:
-            return True
-        backward, steady = self.backward[stop] - self.backward[first], (m - w) * t
-        shorter = t - (self.longest[stop] - self.longest[first])
-        late = (w - 1) * (shorter if shorter > backward else backward)
-        if self.through + more + steady + late + last_pass > limit:
-            return True
-        if m == 1:
-            return False
-        started = self.forward[stop] - self.forward[first] + self.reduce[stop] - self.reduce[first]
-        return self.behind[stop] + steady + (w - 1) * backward + started > limit
+    def _step_us(self, first: int, w: int, stage: int) -> Callable[..., float]:
+        """Return the least step with a stage that begins with a unit: by its last one, and the us
+        of its units for short memory."""
+        m, start = self.m, self.both[first] + self.sends_us[stage]
+        both, backward, longest, slowed = self.both, self.backward, self.longest, self.slowed
+        forward, reduce, through, behind = self.forward, self.reduce, self.through, self.behind
+        before, backward_before, longest_before = both[first], backward[first], longest[first]
+        forward_before, reduce_before = forward[first], reduce[first]
+        ahead, later, waits = self.ahead[stage], m - w, w - 1
+
+        def step_us(last: int, more: float = 0.0) -> float:
+            stop = last + 1
+            t = both[stop] - before + more
+            last_pass = slowed[stop] - ahead
+            if last_pass < 0.0:
+                last_pass = 0.0
+            us = m * t + start + last_pass
+            back, steady = backward[stop] - backward_before, later * t
+            shorter = t - (longest[stop] - longest_before)
+            late = waits * (shorter if shorter > back else back)
+            other = through + more + steady + late + last_pass
+            if other > us:
+                us = other
+            if m > 1:
+                started = forward[stop] - forward_before + reduce[stop] - reduce_before
+                other = behind[stop] + steady + waits * back + started
+                if other > us:
+                    us = other
+            return us
+
+        return step_us
 
     def _extra(self, stage: int, first: int) -> "_Extra":
         """What memory adds to a stage that begins at a unit: the same whatever the limit."""
@@ -255,20 +275,26 @@ def warmup_bound(
     after the forwards P ahead of it: step >= m t + P.
     """
     busy = num_microbatches * sum(both) / num_stages  # of the mean stage
-    met = partial(_starts_within, forward, both, num_stages, num_microbatches)
-    return _least(met, max(sum(forward), busy))
+    packed_at = partial(_started, forward, both, num_stages, num_microbatches)
+    return _least(packed_at, max(sum(forward), busy))
 
 
-def _starts_within(
+def _started(
     forward: Sequence[float], both: Sequence[float], num_stages: int, m: int, limit: float
-) -> bool:
-    """Whether stages packed in order, each as far as it may, take all units within a limit."""
-    before, index = 0.0, 0
+) -> Packed:
+    """Pack stages in order, each as far as it may, and return whether they take all units."""
+    before, index, longest, following = 0.0, 0, 0.0, INF
     for _ in range(num_stages):
-        busy = ahead = 0.0
-        while index < len(both) and m * (busy + both[index]) + before <= limit:
+        busy = ahead = us = 0.0
+        while index < len(both):
+            us = m * (busy + both[index]) + before
+            if us > limit:
+                following = min(following, us)
+                break
+            longest = max(longest, us)
             busy += both[index]
             ahead += forward[index]
             index += 1
         before += ahead
-    return index == len(both)
+    met = index == len(both)
+    return met, longest if met else following
