@@ -400,7 +400,8 @@ def test_a_wrong_file_is_refused_by_its_entry(text: str, tmp_path: Path) -> None
 def test_an_unknown_name_is_refused_with_those_that_are_there() -> None:
     names = ", ".join(
         ("pytorch-eager", "pytorch-compiled", "megatron-2022", "megatron-deepspeed-2022",
-         "megatron-2025", "kempnerforge-2026", "internevo-2023", "nanotron-2025")
+         "megatron-2025", "kempnerforge-2026", "internevo-2023", "nanotron-2025",
+         "torchtitan-2024")
     )  # fmt: skip
     with pytest.raises(MeshwrightError, match=f"unknown; give {names}, or"):
         read_software("jax")

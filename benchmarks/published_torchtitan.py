@@ -1,0 +1,230 @@
+"""Published throughput and memory of torchtitan against predictions; no GPU needed.
+
+    python benchmarks/published_torchtitan.py [--rows FILE]
+
+data/published_torchtitan_rows.csv: Llamas of 8B to 405B on 4 to 512 A100s, H100s, H200s and
+MI300Xs under FSDP2 alone, with TP, CP and PP, in bf16 and Float8 (pytorch/torchtitan, docs and
+benchmarks; pytorch/ao, torchao/float8/README.md; README.md beside this file has them by table).
+memory_gib is what the allocator reserves, of the fullest rank.
+
+Predictions are of the program of the plan that a layout is pinned to, and of the profile
+torchtitan-2024. Nothing is read off these rows. Where the compiler is off the profile is not fused;
+selective checkpointing of every second layer is the mean of a plan that keeps all and one that
+keeps nothing. Float8 has no entry in a profile: its matmuls are at the card's rate of fp8, and what
+casting takes is left out.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from published_fsdp import spearman, summary
+from published_grid import read_rows
+from published_megatron import llama_sizes, traced
+
+from meshwright.ir.plan import Plan
+from meshwright.ir.traced import Traced
+from meshwright.planner.hardware.cluster import Cluster
+from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.planner.remat.rules import candidates
+from meshwright.planner.search.make_plan import make_plan
+from meshwright.planner.search.pins import Pins
+from meshwright.planner.simulate.predict import predict
+from meshwright.planner.software.memory import peak_bytes
+from meshwright.planner.software.profile import Software, read_software
+from meshwright.planner.software.step import step_us
+
+ROWS = Path(__file__).parent / "data" / "published_torchtitan_rows.csv"
+PROFILE, GIB = "torchtitan-2024", 2**30
+MODELS = {
+    "8B": ("llama-7b", ""),
+    "70B": ("llama-70b", ""),
+    "405B": ("llama-405b", ""),
+    "13B": ("llama-7b", llama_sizes(40, 5120, 40, 13824, 32000)),
+    "70B-2": ("llama-70b", "vocab = 32000\n"),
+}
+LAYERS = {"405B": 126}
+# GiB of a card that its driver shows.
+CARD_GIB = {"a100": 79.1, "h100-96": 95.0, "h200": 139.8, "mi300x": 192.0}
+# Of 2.4 TB/s, the share that the catalogue's cards reach.
+HBM2E_BYTES_PER_S = 0.88 * 2.4e12
+# What the policy of selective checkpointing keeps of a block: the outputs of attention and of every
+# other matmul, of which queries, values and gate are read in backward.
+KEPT = ("q_linear", "v_linear", "attention_o", "attention_lse", "gate_linear")
+# Since 2025 the loss is compiled with the model: logits are read, and their gradient is written
+# over nothing wider than they are.
+COMPILED_LOSS = {"loss_passes": (1, 2), "logits_held": 2.0}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row and its predictions: seconds of a step, GiB of the fullest device. flop_s: at the rate
+    of large matmuls."""
+
+    row: dict[str, str]
+    seconds: float
+    pinned: float
+    there: float
+    gib: float
+    flop_s: float
+
+    @property
+    def memory(self) -> float:
+        """The share by which memory is off."""
+        return self.gib / float(self.row["memory_gib"]) - 1
+
+
+def sizes_of(row: dict[str, str]) -> tuple[int, int, int, int]:
+    """Return the sizes of dp, tp, cp and pp."""
+    gpus, tp, cp, pp = (int(row[key]) for key in ("gpus", "tp", "cp", "pp"))
+    return gpus // (tp * cp * pp), tp, cp, pp
+
+
+def cluster_of(row: dict[str, str]) -> Cluster:
+    """Return nodes of eight of a row's cards, with room for whatever ran."""
+    gpus, name = int(row["gpus"]), row["gpu"].partition("-")[0]
+    found = parse_cluster(f"{name}:{min(gpus, 8)}" + (f"x{gpus // 8}" if gpus > 8 else ""))
+    device = replace(found.device, memory_bytes=10**13)
+    if row["gpu"] == "h100-96":
+        device = replace(device, hbm_bytes_per_s=HBM2E_BYTES_PER_S)
+    if row["matmuls"] != "bf16":
+        rates = dict(device.matmul_flops_per_s)
+        rates["bf16"] = rates["fp8"]
+        device = replace(device, matmul_flops_per_s=tuple(rates.items()))
+    return replace(found, device=device)
+
+
+def model_of(row: dict[str, str]) -> Traced:
+    preset, changes = MODELS[row["model"]]
+    long = f"max_seq = {row['seq']}\n" if int(row["seq"]) > 8192 else ""
+    return traced(preset, changes + long)
+
+
+def cuts_of(row: dict[str, str]) -> str | None:
+    """Return the first piece of each stage but the first: all have as many layers, and of those
+    left over the second to the last but one have one more."""
+    stages = int(row["pp"]) * int(row["chunks"])
+    if stages == 1:
+        return None
+    per, left = divmod(LAYERS[row["model"]], stages)
+    starts = [per * n + min(n - 1, left) for n in range(1, stages)]
+    return ",".join(str(1 + 2 * start) for start in starts)
+
+
+def plan_of(row: dict[str, str], recompute: str) -> tuple[Plan, Cluster]:
+    """Pin a row's layout."""
+    dp, tp, cp, pp = sizes_of(row)
+    rows, chunks = int(row["local_batch"]), int(row["chunks"])
+    pins = Pins(
+        pp=pp, dp=dp, tp=tp, cp=cp, micro_batch=rows // pp, zero=2 if pp > 1 else 3,
+        precision="master", reduce_dtype="f32", recompute="all", cuts=cuts_of(row),
+        schedule="interleaved" if chunks > 1 else "1f1b" if pp > 1 else None,
+        chunks=chunks if chunks > 1 else None, shard_weights=int(tp > 1),
+    )  # fmt: skip
+    cluster, model = cluster_of(row), model_of(row)
+    given = {"seq": int(row["seq"]), "global_batch": dp * rows}
+    plan = make_plan(model, cluster, pins=pins, **given)
+    if recompute != "full":
+        names = again(plan) if recompute == "op" else "none"
+        plan = make_plan(model, cluster, pins=replace(pins, recompute=names), **given)
+    return plan, cluster
+
+
+def again(plan: Plan) -> str:
+    """Return the values of blocks that selective checkpointing computes again."""
+    blocks = (piece for piece in plan.pieces if piece.name in ("attention", "ffn"))
+    names = (name for piece in blocks for name in candidates(piece.graph))
+    return ",".join(name for name in names if not name.endswith(KEPT))
+
+
+def software_of(row: dict[str, str]) -> Software:
+    """Return the profile as a row ran it."""
+    found = read_software(PROFILE)
+    if row["compiled"] == "False":
+        eager = read_software("pytorch-eager")
+        found = replace(found, fused=False, kernel_us=eager.kernel_us, layer_us=eager.layer_us)
+    elif row["date"] >= "2025":
+        found = replace(found, **COMPILED_LOSS)
+    if not row["gpu"].startswith("h"):  # these cards' rates are FlashAttention-2's own
+        found = replace(found, attention_share=1.0)
+    return replace(found, overlaps_tensor=row["async_tp"] == "True")
+
+
+def predicted(row: dict[str, str]) -> Scored:
+    """Price a row's layout, as our program and as that stack runs it."""
+    ways = ("none", "full") if row["recompute"] == "layer" else (row["recompute"],)
+    found = [_priced(row, *plan_of(row, way)) for way in ways]
+    return replace(found[0], **{
+        key: statistics.mean(getattr(r, key) for r in found)
+        for key in ("pinned", "there", "gib", "flop_s")
+    })  # fmt: skip
+
+
+def _priced(row: dict[str, str], plan: Plan, cluster: Cluster) -> Scored:
+    dp, *_ = sizes_of(row)
+    tokens = int(row["seq"]) * int(row["local_batch"]) * dp / int(row["gpus"])
+    software, own = software_of(row), predict(plan, cluster)
+    flop_s = float(dict(plan.costs)["predicted_matmul_rate_share"]) * own.step_us / 1e6
+    return Scored(
+        row,
+        tokens / float(row["tokens_per_gpu_s"]),
+        own.step_us / 1e6,
+        step_us(plan, cluster, software) / 1e6,
+        peak_bytes(plan, cluster, software) / GIB,
+        flop_s,
+    )
+
+
+def priced(rows: list[dict[str, str]]) -> Iterator[Scored]:
+    for row in rows:
+        r = predicted(row)
+        print(*row.values(), f"{r.seconds:.3f} {r.pinned:.3f} {r.there:.3f} "
+              f"{r.there / r.seconds - 1:+.1%} {r.gib:.1f}",
+              f"{r.memory:+.1%}" if row["memory_gib"] else "", flush=True)  # fmt: skip
+        yield r
+
+
+KINDS: dict[str, Callable[[dict[str, str]], bool]] = {
+    "all": lambda row: True,
+    "bf16": lambda row: row["matmuls"] == "bf16",
+    "Float8": lambda row: row["matmuls"] != "bf16",
+    "FSDP alone": lambda row: row["tp"] == row["cp"] == row["pp"] == "1",
+    "TP, CP or PP": lambda row: {row["tp"], row["cp"], row["pp"]} != {"1"},
+}
+
+
+def show(name: str, found: list[Scored], constant: float) -> None:
+    """Print the errors of some rows, of each way to predict them."""
+    ways: dict[str, Callable[[Scored], float]] = {
+        "pinned plan": lambda r: r.pinned,
+        PROFILE: lambda r: r.there,
+        "constant": lambda r: r.flop_s / constant,
+    }
+    for way, of in ways.items():
+        print(summary(f"{name}: {way}", [of(r) / r.seconds - 1 for r in found]))
+    told = [r for r in found if r.row["memory_gib"]]
+    print(summary(f"{name}: memory", [r.memory for r in told]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    found = list(priced(read_rows(parser.parse_args().rows)))
+    constant = statistics.median(r.flop_s / r.seconds for r in found)
+    print(f"\nconstant, their own median: {constant:.1%}")
+    print("| rows | rows | median error | mean | worst | signed median |\n|" + "---|" * 6)
+    for kind, has in KINDS.items():
+        if some := [r for r in found if has(r.row)]:
+            show(kind, some, constant)
+    reached = [r.flop_s / r.seconds for r in found]
+    for name, way in {"pinned plan": lambda r: r.pinned, PROFILE: lambda r: r.there}.items():
+        share = spearman(reached, [r.flop_s / way(r) for r in found])
+        print(f"Spearman of the share reached, {name}: {share:.3f}")
+    unfit = sum(r.gib > CARD_GIB[r.row["gpu"]] for r in found)
+    print(f"ran, called infeasible: {unfit} of {len(found)}")
+
+
+if __name__ == "__main__":
+    main()
