@@ -10,8 +10,8 @@ memory_gib is what the allocator reserves, of the fullest rank.
 Predictions are of the program of the plan that a layout is pinned to, and of the profile
 torchtitan-2024. Nothing is read off these rows. Where the compiler is off the profile is not fused;
 selective checkpointing of every second layer is the mean of a plan that keeps all and one that
-keeps nothing. Float8 has no entry in a profile: its matmuls are at the card's rate of fp8, and what
-casting takes is left out.
+keeps nothing. Float8 with a scale a row is priced as with one a tensor. Where the loss is compiled,
+or its vocabulary split, it is another than the profile's.
 """
 
 import argparse
@@ -48,20 +48,30 @@ MODELS = {
 LAYERS = {"405B": 126}
 # GiB of a card that its driver shows.
 CARD_GIB = {"a100": 79.1, "h100-96": 95.0, "h200": 139.8, "mi300x": 192.0}
-# Of 2.4 TB/s, the share that the catalogue's cards reach.
-HBM2E_BYTES_PER_S = 0.88 * 2.4e12
+# What these H100s reach, as the people who ran them read it: 0.6 of the data sheet's rates in large
+# matmuls, 0.92 of 2.4 TB/s (torchao, testing/float8/roofline_utils.py as it was in 2024 and 2025;
+# later versions have 0.69 in bf16 and 0.78 in fp8).
+MATMULS, HBM2E_BYTES_PER_S = 0.6, 0.92 * 2.4e12
+# As published rows of PyTorch stacks told of A100s (published_fsdp.py).
+A100_MATMULS = 0.92
 # What the policy of selective checkpointing keeps of a block: the outputs of attention and of every
 # other matmul, of which queries, values and gate are read in backward.
 KEPT = ("q_linear", "v_linear", "attention_o", "attention_lse", "gate_linear")
-# Since 2025 the loss is compiled with the model: logits are read, and their gradient is written
-# over nothing wider than they are.
+# The profile counts those by itself, as often as it says.
+LOGITS = "loss_logits"
+# Where the vocabulary is split, the loss makes each of its values by a kernel of its own
+# (torch/distributed/tensor/parallel/loss.py): backward holds four of float32.
+SPLIT_LOSS = {"loss_passes": (19, 19), "logits_held": 8.0}
+# Since then (pull requests 755 and 1033) the loss is compiled with the model: logits are read, and
+# their gradient is written, nothing wider than they are.
+COMPILED_SINCE = "2025-04"
 COMPILED_LOSS = {"loss_passes": (1, 2), "logits_held": 2.0}
 
 
 @dataclass(frozen=True)
 class Scored:
     """A row and its predictions: seconds of a step, GiB of the fullest device. flop_s: at the rate
-    of large matmuls."""
+    of large matmuls, of fp8 where the row's are."""
 
     row: dict[str, str]
     seconds: float
@@ -88,11 +98,7 @@ def cluster_of(row: dict[str, str]) -> Cluster:
     found = parse_cluster(f"{name}:{min(gpus, 8)}" + (f"x{gpus // 8}" if gpus > 8 else ""))
     device = replace(found.device, memory_bytes=10**13)
     if row["gpu"] == "h100-96":
-        device = replace(device, hbm_bytes_per_s=HBM2E_BYTES_PER_S)
-    if row["matmuls"] != "bf16":
-        rates = dict(device.matmul_flops_per_s)
-        rates["bf16"] = rates["fp8"]
-        device = replace(device, matmul_flops_per_s=tuple(rates.items()))
+        device = replace(device, efficiency=MATMULS, hbm_bytes_per_s=HBM2E_BYTES_PER_S)
     return replace(found, device=device)
 
 
@@ -122,21 +128,23 @@ def plan_of(row: dict[str, str], recompute: str) -> tuple[Plan, Cluster]:
         precision="master", reduce_dtype="f32", recompute="all", cuts=cuts_of(row),
         schedule="interleaved" if chunks > 1 else "1f1b" if pp > 1 else None,
         chunks=chunks if chunks > 1 else None, shard_weights=int(tp > 1),
+        shard_sequence=0 if tp > 1 else None, price=1e-6 if tp > 1 else None,
     )  # fmt: skip
     cluster, model = cluster_of(row), model_of(row)
     given = {"seq": int(row["seq"]), "global_batch": dp * rows}
     plan = make_plan(model, cluster, pins=pins, **given)
-    if recompute != "full":
-        names = again(plan) if recompute == "op" else "none"
-        plan = make_plan(model, cluster, pins=replace(pins, recompute=names), **given)
+    names = LOGITS
+    if recompute != "none":
+        names += "," + again(plan, KEPT if recompute == "op" else ())
+    plan = make_plan(model, cluster, pins=replace(pins, recompute=names), **given)
     return plan, cluster
 
 
-def again(plan: Plan) -> str:
-    """Return the values of blocks that selective checkpointing computes again."""
+def again(plan: Plan, kept: tuple[str, ...]) -> str:
+    """Return the values of blocks that checkpointing computes again: all but those that end so."""
     blocks = (piece for piece in plan.pieces if piece.name in ("attention", "ffn"))
     names = (name for piece in blocks for name in candidates(piece.graph))
-    return ",".join(name for name in names if not name.endswith(KEPT))
+    return ",".join(name for name in names if not name.endswith(kept))
 
 
 def software_of(row: dict[str, str]) -> Software:
@@ -145,18 +153,25 @@ def software_of(row: dict[str, str]) -> Software:
     if row["compiled"] == "False":
         eager = read_software("pytorch-eager")
         found = replace(found, fused=False, kernel_us=eager.kernel_us, layer_us=eager.layer_us)
-    elif row["date"] >= "2025":
+    elif row["date"] >= COMPILED_SINCE:
         found = replace(found, **COMPILED_LOSS)
+    elif row["tp"] != "1":
+        found = replace(found, **SPLIT_LOSS)
+    if row["gpu"] == "a100":
+        found = replace(found, matmul_share=A100_MATMULS)
     if not row["gpu"].startswith("h"):  # these cards' rates are FlashAttention-2's own
         found = replace(found, attention_share=1.0)
-    return replace(found, overlaps_tensor=row["async_tp"] == "True")
+    if row["tp"] != "1" and row["recompute"] == "op":  # sums over ranks are kept
+        found = replace(found, keeps_layers=False)
+    narrow, overlaps = row["matmuls"] != "bf16", row["async_tp"] == "True"
+    return replace(found, float8=narrow, overlaps_tensor=overlaps)
 
 
 def predicted(row: dict[str, str]) -> Scored:
     """Price a row's layout, as our program and as that stack runs it."""
     ways = ("none", "full") if row["recompute"] == "layer" else (row["recompute"],)
-    found = [_priced(row, *plan_of(row, way)) for way in ways]
-    return replace(found[0], **{
+    found = [_priced(row | {"recompute": way}, *plan_of(row, way)) for way in ways]
+    return replace(found[0], row=row, **{
         key: statistics.mean(getattr(r, key) for r in found)
         for key in ("pinned", "there", "gib", "flop_s")
     })  # fmt: skip
@@ -167,14 +182,24 @@ def _priced(row: dict[str, str], plan: Plan, cluster: Cluster) -> Scored:
     tokens = int(row["seq"]) * int(row["local_batch"]) * dp / int(row["gpus"])
     software, own = software_of(row), predict(plan, cluster)
     flop_s = float(dict(plan.costs)["predicted_matmul_rate_share"]) * own.step_us / 1e6
+    if software.float8:
+        flop_s *= cluster.device.matmul_rate("bf16") / cluster.device.matmul_rate("fp8")
     return Scored(
         row,
         tokens / float(row["tokens_per_gpu_s"]),
         own.step_us / 1e6,
         step_us(plan, cluster, software) / 1e6,
-        peak_bytes(plan, cluster, software) / GIB,
+        peak_bytes(plan, cluster, _holding(row, software)) / GIB,
         flop_s,
     )
+
+
+def _holding(row: dict[str, str], software: Software) -> Software:
+    """Return the profile of a row's memory. Without a compiler selective checkpointing keeps the
+    output of a block's last matmul, which nothing reads and which is as wide as what enters its
+    second half."""
+    eager = row["compiled"] == "False" and row["recompute"] == "op"
+    return replace(software, keeps_layers=False) if eager else software
 
 
 def priced(rows: list[dict[str, str]]) -> Iterator[Scored]:
@@ -190,8 +215,11 @@ KINDS: dict[str, Callable[[dict[str, str]], bool]] = {
     "all": lambda row: True,
     "bf16": lambda row: row["matmuls"] == "bf16",
     "Float8": lambda row: row["matmuls"] != "bf16",
+    "Float8, a scale a row": lambda row: row["matmuls"] == "fp8-rows",
+    "all but those": lambda row: row["matmuls"] != "fp8-rows",
     "FSDP alone": lambda row: row["tp"] == row["cp"] == row["pp"] == "1",
-    "TP, CP or PP": lambda row: {row["tp"], row["cp"], row["pp"]} != {"1"},
+    "TP or PP, no CP": lambda row: row["cp"] == "1" != row["tp"],
+    "CP": lambda row: row["cp"] != "1",
 }
 
 

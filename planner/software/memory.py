@@ -10,7 +10,7 @@ counts: fragments of what comes and goes, communicators, the driver.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from meshwright.ir.mesh import PIPELINE, STORAGE, TENSOR, Mesh
@@ -24,7 +24,7 @@ from ..simulate.stage_memory import Peak, context_bytes, model_peaks, workspace_
 from ..simulate.step_model import Precision, Unit, precision_of_plan, step_model, work_table
 from .profile import Software
 from .traffic import params_of, updated_buckets
-from .work import Theirs, layer_of
+from .work import Theirs, inner_pieces, layer_of
 
 # Of scores in their dtype: what softmax and dropout give, and a mask of bytes (Korthikanti et al.
 # 2022, section 4.1).
@@ -63,6 +63,9 @@ class _Held(NamedTuple):
     @classmethod
     def of(cls, peak: Peak, plan: Plan, rank: int, software: Software) -> "_Held":
         used = peak.total_bytes + software.reduces_once * _waiting_bytes(plan, software, peak)
+        if software.casts_shards and plan.zero == 3 and plan.precision == "master":
+            used -= dict(peak.bytes_by_kind)["parameters"]
+        used += software.copies_gathered * dict(peak.bytes_by_kind).get("gathered parameters", 0.0)
         return cls(used, _in_fragments(peak, software) + _copied_bytes(plan, rank, software))
 
 
@@ -117,7 +120,10 @@ class Layers:
 
     def __post_init__(self) -> None:
         costs = Costs(self.cluster, self.plan.mesh.compute, self.plan.sizes)
-        pieces = {p.name: Theirs(p, costs, self.software) for p in self.plan.pieces}
+        inner = inner_pieces(self.plan)
+        pieces = {
+            p.name: Theirs(p, costs, self.software, p.name in inner) for p in self.plan.pieces
+        }
         self.theirs = {i.name: pieces[i.piece] for i in self.plan.instances}
         found: dict[str, str] = {}
         for name in (i.name for i in self.plan.instances if layer_of(i.name)):
@@ -130,9 +136,15 @@ class Layers:
         """Give the units of a stage in order."""
         by_layer = groupby(stage, lambda unit: layer_of(unit.name) or unit.name)
         layers = [list(units) for _, units in by_layer]
+        self.given = {
+            after.name
+            for layer in layers
+            for unit, after in pairwise(layer)
+            if self.theirs[unit.name].gives_again
+        }
         whole = [layer for layer in layers if self._is_whole(layer)]
         # A stack hands its layers values in one layout; where we cut the first, it does not.
-        entry = max((layer[0].work.entry_bytes for layer in whole), default=0.0)
+        entry = max((self._entry_bytes(layer[0]) for layer in whole), default=0.0)
         for layer in layers:
             yield from self._whole(layer, entry) if layer in whole else map(self._unit, layer)
 
@@ -143,6 +155,7 @@ class Layers:
         """Units of a layer that is computed again whole: backward begins with all its values."""
         works = [self._keeping(unit) for unit in layer]
         values = sum(work.kept_bytes for work in works) - layer[0].work.entry_bytes
+        values -= sum(map(self._shared_entry, layer[1:]))
         working = max(work.backward.peak_bytes for work in works)
         for unit, work in zip(layer, works, strict=True):
             last, first = unit is layer[-1], unit is layer[0]
@@ -161,7 +174,8 @@ class Layers:
         piece = self.theirs[unit.name].piece
         keeps = piece.saved == saved_values(piece.graph, "none")
         work = self._more(unit.work, unit.name, keeps)
-        more = keeps * self._copied(unit) - self._shared_entry(unit)
+        entry = unit.work.entry_bytes if unit.name in self.given else self._shared_entry(unit)
+        more = keeps * self._copied(unit) - entry
         return replace(unit, work=replace(work, kept_bytes=work.kept_bytes + more))
 
     def _copied(self, unit: Unit) -> float:
@@ -172,6 +186,10 @@ class Layers:
         ranks, of = self.plan.mesh.count(TENSOR), self.software
         share = unit.work.entry_bytes / (ranks if self.theirs[unit.name].takes_whole else 1)
         return share * (of.kept_copies + of.keeps_gathered * (ranks - 1))
+
+    def _entry_bytes(self, unit: Unit) -> float:
+        """Return the bytes that a rank keeps of what enters a unit."""
+        return unit.work.entry_bytes - self._shared_entry(unit)
 
     def _shared_entry(self, unit: Unit) -> float:
         """Return the bytes of what enters a unit that its rank has a share of, where ours has it

@@ -44,25 +44,31 @@ class Software:
     slice_us: of the host's time in a step under ZeRO 1 and 2, for each slice of a parameter, of
     which each data rank has one. overlaps_tensor: whether collectives of a split layer run beside
     the matmuls they feed, in a piece a rank, the first of which is waited for; none hides more than
-    the matmuls take. cuts_sequence: whether each tp rank has its share of the sequence between
-    split layers, also where our layout has all of it there: what ours all-reduces is then scattered
-    and gathered. gathers_again: whether what entered a split layer is gathered again in backward.
-    scatters_sends: whether each tp rank sends its share of what all of them hold to the next stage,
-    which gathers it. waits_for_sends: whether a rank computes nothing while it sends to another
-    stage or receives from it.
+    the matmuls take. waits_for_sums: whether of these only a single matmul's result is summed over
+    ranks beside it, and not the sum of several. cuts_sequence: whether each tp rank has its share
+    of the sequence between split layers, also where our layout has all of it there: what ours
+    all-reduces is then scattered and gathered. gathers_again: whether what entered a split layer is
+    gathered again in backward. scatters_sends: whether each tp rank sends its share of what all of
+    them hold to the next stage, which gathers it. waits_for_sends: whether a rank computes nothing
+    while it sends to another stage or receives from it. float8: whether matmuls of layers are in
+    fp8, where a card has a rate of it, their operands cast with one scale each. keeps_layers:
+    whether a layer of which some is computed again keeps what enters it, and not what enters each
+    half, which backward computes again; with recomputes_whole a layer that keeps nothing keeps no
+    more, either.
 
-    Of memory: keeps_layers: whether a layer that is computed again keeps what enters it alone, and
-    not what enters each half; so it is with recomputes_whole. kept_copies: values as wide as what
-    enters a layer that it keeps beside those that its backward reads, such as copies in another
-    order. keeps_gathered: such values that a layer keeps gathered, where each tp rank has a share
-    of them. logits_held: how often a loss on whole logits holds their bytes: as they are left out,
-    themselves, and in float32 a copy and a gradient. grad_bytes: of a gradient's element on a rank
-    before ZeRO cuts it, 0 where it is as in our programs. flat_bytes: of an element of the share
-    that a rank updates, in flat copies of gradients that the optimizer's step makes; copy_bytes:
-    the same of its largest parameter alone, at another time. outside_gib: GiB of a device for the
-    driver and buffers of the stack. communicator_gib: for each communicator. fragments: of what the
-    allocator holds for activations and temporaries, the share that it cannot use. The last three
-    and copies are 0 where memory is read as torch's own peak, and not off the device.
+    Of memory: casts_shards: whether a rank's share of parameters is in float32 alone, and is cast
+    as it is gathered, under ZeRO 3. copies_gathered: whether what is gathered then is copied out of
+    a buffer that nothing else may lie in. kept_copies: values as wide as what enters a layer that
+    it keeps beside those that its backward reads, such as copies in another order. keeps_gathered:
+    such values that a layer keeps gathered, where each tp rank has a share of them. logits_held:
+    how often a loss on whole logits holds their bytes: as they are left out, themselves, and in
+    float32 a copy and a gradient. grad_bytes: of a gradient's element on a rank before ZeRO cuts
+    it, 0 where it is as in our programs. flat_bytes: of an element of the share that a rank
+    updates, in flat copies of gradients that the optimizer's step makes; copy_bytes: the same of
+    its largest parameter alone, at another time. outside_gib: GiB of a device for the driver and
+    buffers of the stack. communicator_gib: for each communicator. fragments: of what the allocator
+    holds for activations and temporaries, the share that it cannot use. The last three and copies
+    are 0 where memory is read as torch's own peak, and not off the device.
     """
 
     name: str
@@ -87,11 +93,15 @@ class Software:
     broadcasts: bool = False
     slice_us: float = 0.0
     overlaps_tensor: bool = False
+    waits_for_sums: bool = False
     cuts_sequence: bool = False
     gathers_again: bool = False
     scatters_sends: bool = False
     waits_for_sends: bool = False
+    float8: bool = False
     keeps_layers: bool = False
+    casts_shards: bool = False
+    copies_gathered: bool = False
     kept_copies: float = 0.0
     keeps_gathered: float = 0.0
     logits_held: float = 5.0

@@ -15,7 +15,7 @@ from ..simulate.simulator import simulate
 from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
 from .profile import Software
 from .traffic import reduced_whole, sent_by_owners, with_slices
-from .work import Theirs, layer_of
+from .work import Theirs, inner_pieces, layer_of
 
 More = Callable[[PieceWork, Piece, Costs], PieceWork]
 
@@ -47,6 +47,7 @@ def model_under(
     pieces = {piece.name: piece for piece in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
     known: dict[str, PieceWork] = {}
+    inner = inner_pieces(plan)
     # Of what was made in the first micro-batch nothing is added: read both, write the sum.
     later = 1 - 1 / plan.num_microbatches
     adding = 3 * later / cluster.device.hbm_bytes_per_s * 1e6 * software.adds_apart
@@ -54,7 +55,7 @@ def model_under(
     def changed(unit: Unit) -> Unit:
         piece = works[unit.name]
         if piece.name not in known:
-            work = Theirs(piece, costs, software).work(unit.work)
+            work = Theirs(piece, costs, software, piece.name in inner).work(unit.work)
             known[piece.name] = more(work, piece, costs)
         accumulate = unit.accumulate_us + adding * unit.work.added_bytes
         return replace(unit, work=known[piece.name], accumulate_us=accumulate)

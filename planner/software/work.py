@@ -10,8 +10,9 @@ from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Op
 from meshwright.ir.mesh import TENSOR
 from meshwright.ir.ops.registry import definition
+from meshwright.ir.phases import Joint
 from meshwright.ir.placement import Placement, Shard
-from meshwright.ir.plan import Piece
+from meshwright.ir.plan import Piece, Plan
 from meshwright.ir.sizes import Shape, num_elements
 
 from ..cost.graph_work import OpWork
@@ -19,6 +20,7 @@ from ..cost.op_cost import Costs
 from ..cost.phase_work import PhaseWork, functions_of
 from ..cost.piece_cost import Phase, PieceWork, Priced, SplitWork, op_us
 from ..remat.rules import saved_values
+from .float8 import cast_us, with_float8
 from .kernels import Library
 from .profile import Software
 
@@ -31,6 +33,14 @@ TILE = (128, 256)
 def layer_of(name: str) -> str:
     """Return the name of the layer that an instance is of; "" for one that is in none."""
     return name.rpartition(".")[0]
+
+
+def inner_pieces(plan: Plan) -> frozenset[str]:
+    """Return the names of pieces that another of the same layer follows, wherever they are."""
+    names = [(layer_of(i.name), i.piece) for i in plan.instances]
+    last = {layer: piece for layer, piece in names if layer}
+    ends = {piece for layer, piece in names if last.get(layer, piece) == piece}
+    return frozenset(piece for _, piece in names) - ends
 
 
 _TIMES = ("matmul_us", "attention_us", "pointwise_us", "collective_us", "call_us")
@@ -53,16 +63,20 @@ def _halves(split: SplitWork, own: Phase, theirs: Phase) -> SplitWork:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A piece, its costs, and the stack that runs it."""
+    """A piece, its costs, and the stack that runs it. inner: whether another piece of its layer
+    follows it."""
 
     piece: Piece
     costs: Costs
     software: Software
+    inner: bool = False
 
     def work(self, work: PieceWork) -> PieceWork:
         """Return our work of the piece with all that the stack does otherwise."""
         backward = self._again(work.backward) if self.runs_whole else work.backward
         forward = work.forward
+        if self.gives_again:
+            backward = self._to_end(backward)
         if self.software.cuts_sequence and self.takes_whole:
             forward, backward = map(self._exchanged, (forward, backward), self.parts)
         ahead, back = map(self._changed, (forward, backward), self.parts)
@@ -104,6 +118,28 @@ class Theirs:
                     more -= op_us(op, part, self.piece.placements, self.costs)
         return replace(phase, collective_us=phase.collective_us + more)
 
+    def _summed_us(self, op: Op, work: PhaseWork) -> float:
+        """Return the time of a sum over tp ranks, of which each has its share where the sequence is
+        cut."""
+        size = self._reduced_bytes(op) * (self.software.cuts_sequence and self.takes_whole)
+        if size and size >= self._entry_bytes:
+            axes = self.costs.mesh.names(TENSOR)
+            return self.costs.collective_us("reduce_scatter", size, *axes)
+        return op_us(op, work, self.piece.placements, self.costs)
+
+    def _apart_us(self, work: PhaseWork) -> float:
+        """Return the time of a function's sums over tp ranks of what no matmul alone has made, as
+        wide as what enters the piece."""
+        if not self.software.waits_for_sums:
+            return 0.0
+        makers = self.piece.graph.producer
+        return sum(
+            self._summed_us(op, work)
+            for op in work.graph.ops
+            if self._reduced_bytes(op) >= self._entry_bytes > 0
+            and definition(makers[op.inputs[0]]).kind not in ("matmul", "loss")
+        )
+
     def _reduced_bytes(self, op: Op) -> float:
         """Return the bytes of a value that an op reduces over tp ranks alone; else 0."""
         if not definition(op).collective or op.attr("kind") != "all_reduce":
@@ -116,7 +152,11 @@ class Theirs:
     def _multiplied(self, phase: Phase, parts: Parts) -> Phase:
         """A function with matmuls at the stack's rate."""
         idle = sum(map(self._idle_us, parts)) if self.software.waves_of else 0.0
-        return replace(phase, matmul_us=(phase.matmul_us + idle) / self.software.matmul_share)
+        own = replace(phase, matmul_us=(phase.matmul_us + idle) / self.software.matmul_share)
+        if not self.software.float8 or self.losses:
+            return own
+        casts = sum(cast_us(part, self.piece, self.costs) for part in parts)
+        return with_float8(own, casts, self.costs.cluster.device)
 
     def _idle_us(self, work: PhaseWork) -> float:
         """Return the time in which matmuls leave multiprocessors without a tile."""
@@ -140,6 +180,37 @@ class Theirs:
     def runs_whole(self) -> bool:
         """Whether backward runs all of forward again."""
         return self.software.recomputes_whole and self.keeps_nothing
+
+    @property
+    def gives_again(self) -> bool:
+        """Whether backward computes again what leaves the piece, which another half of a layer
+        takes that keeps what enters it alone."""
+        of, keeps = self.software, self.piece.saved == saved_values(self.piece.graph, "none")
+        return of.keeps_layers and self.inner and not (of.recomputes_whole or keeps)
+
+    @cached_property
+    def again_to_end(self) -> tuple[Op, ...]:
+        """The ops of forward that what leaves the piece takes, beyond what backward runs anyway.
+        What is kept of a sum over ranks ends the way."""
+        (forward,), (behind,) = self.parts
+        made = {v.name: op for op in forward.graph.ops for v in op.outputs}
+        there = {v.name for op in behind.graph.ops for v in op.outputs} | set(self.piece.saved)
+        waiting, found = list(Joint(self.piece.graph).ys), dict[str, Op]()
+        while waiting:
+            name = waiting.pop()
+            if name in made and name not in there:
+                found[made[name].output.name] = made[name]
+                there.update(v.name for v in made[name].outputs)
+                waiting += [n for n in made[name].inputs if n]
+        return tuple(found.values())
+
+    def _to_end(self, backward: Phase) -> Phase:
+        """A backward with the ops in front of it that lead to the piece's end."""
+        (forward,), _ = self.parts
+        us = dict.fromkeys((f"{lane}_us" for lane in ("matmul", "pointwise", "collective")), 0.0)
+        for op in self.again_to_end:
+            us[f"{definition(op).lane}_us"] += self._summed_us(op, forward)
+        return replace(backward, **{key: getattr(backward, key) + more for key, more in us.items()})
 
     @cached_property
     def keeps_nothing(self) -> bool:
@@ -192,8 +263,10 @@ class Theirs:
             attention = sum(self._products_us(part) + self._score_us(part) for part in parts)
         exposed = phase.collective_us
         if of.overlaps_tensor:  # matmuls of a piece wait, and none hides more than all of them take
-            pieces = self.costs.mesh.count(TENSOR)
-            exposed = max(exposed / pieces, exposed - self._multiplied(phase, parts).matmul_us)
+            pieces, apart = self.costs.mesh.count(TENSOR), sum(map(self._apart_us, parts))
+            beside = exposed - apart
+            hidden = self._multiplied(phase, parts).matmul_us
+            exposed = apart + max(beside / pieces, beside - hidden)
         return replace(
             phase,
             attention_us=attention,
