@@ -35,7 +35,8 @@ class SearchBudget:
         slow_links: how many times slower links between nodes are than those within, from where on
             plans with either outer axis are candidates of their own.
         worth: share by which a candidate must be able to beat the best plan, to be simulated; the
-            others leave their bounds to the gap.
+            others leave their bounds to the gap. worth_where_wide: the same where that leaves a gap
+            of more than `wide`.
         at_once: share by which the best plan must exceed the LP bound of a candidate for that to be
             simulated before others of lower bounds, which the new best may rule out.
     LP bound
@@ -80,6 +81,8 @@ class SearchBudget:
     bounded_pipelines: int = 24
     slow_links: float = 40.0
     worth: float = 0.0
+    worth_where_wide: float = 0.0
+    wide: float = float("inf")
     at_once: float = 0.05
     max_actions: int = 40000
     quick: LpEffort = LpEffort(4, 2e-3)
@@ -121,6 +124,8 @@ EFFORTS = {
         effort="fast",
         max_simulated=64,
         worth=0.05,
+        worth_where_wide=0.035,
+        wide=0.08,
         max_thorough=3,
         enough_gap=0.07,
         memory_shares=(1.0, 0.95),

@@ -94,6 +94,7 @@ class Incumbent:
 
     def __post_init__(self) -> None:
         self.priced_by = self.costs
+        self.worth = self.costs.problem.budget.worth
         self.finished = self.best  # whose cuts were polished, if it is still the best
 
     @property
@@ -103,7 +104,7 @@ class Incumbent:
     @property
     def enough_us(self) -> float:
         """The bound from which a candidate is not worth simulating."""
-        return self.best_us / (1 + self.costs.problem.budget.worth)
+        return self.best_us / (1 + self.worth)
 
     @property
     def near_us(self) -> float:
@@ -131,6 +132,18 @@ class Incumbent:
             if bound < self.best_us:
                 self.bounds[c] = bound
         return bound >= self.enough_us
+
+    def look_closer(self, left_us: float) -> list[Loser]:
+        """Simulate what may gain less than before, where the gap is wide; return those passed over
+        that are worth it now. left_us: a bound on those not considered."""
+        budget = self.costs.problem.budget
+        least = min(left_us, *self.bounds.values(), INF)
+        if self.worth == budget.worth_where_wide or self.best_us / (1 + budget.wide) <= least:
+            return []
+        self.worth = budget.worth_where_wide
+        again = [x for x in self.losers if x.fits is None and x.bound_us < self.enough_us]
+        self.losers = [x for x in self.losers if x.fits is not None or x.bound_us >= self.enough_us]
+        return again
 
     def _unfit(self, c: Candidate, bound: float) -> None:
         self.num_unfit += 1

@@ -62,7 +62,8 @@ class Made:
         """Return whether a search that asks this would have made the same."""
         if asked.what in (Known.PATHS, Known.FITS):
             return True
-        return asked.enough_us == self.asked.enough_us or self.bound_us < asked.enough_us
+        enough_us = asked.enough_us, self.asked.enough_us
+        return enough_us[0] == enough_us[1] or self.bound_us < min(enough_us)
 
 
 def make(costs: CandidateCosts, limit: float, asked: Asked) -> Made:

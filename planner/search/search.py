@@ -246,10 +246,16 @@ def _considered(
         incumbent.consider(candidate, floor)
     left = [(floor, c) for floor, c in ranked if c not in first]
     waiting = Waiting(costs, left, known, ahead.made, incumbent.enough_us)
-    while waiting:
+    while True:
         bound, enough_us = waiting.least_us, incumbent.enough_us
-        if incumbent.simulated == budget.max_simulated or bound >= enough_us:
+        if incumbent.simulated == budget.max_simulated:
             return bound
+        if bound >= enough_us:
+            for loser in incumbent.look_closer(bound):
+                waiting.put(loser.bound_us, loser.candidate, Known.PATHS)
+            if min(bound, waiting.least_us) >= incumbent.enough_us:
+                return bound
+            continue
         ahead.give(partial(waiting.coming, enough_us))
         if waiting.bound_next(ahead.ask):
             continue
@@ -266,7 +272,6 @@ def _considered(
             incumbent.fit(candidate, bound, made.placed if made else None)
         else:
             waiting.put(bound, candidate, by)
-    return INF
 
 
 def _closer_us(incumbent: Incumbent, c: Candidate, bound: float, by: Known, ahead: Ahead) -> float:

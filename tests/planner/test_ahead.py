@@ -1,12 +1,13 @@
 """Processes beside a search: it finds the same with them, without them, and when they end."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from families import traced
 
 from meshwright.ir.text.plan_text import format_plan
-from meshwright.planner.budget import BUDGET
+from meshwright.planner.budget import BUDGET, SearchBudget
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search import ahead
 from meshwright.planner.search.ahead import Ahead
@@ -33,9 +34,9 @@ def sent(monkeypatch) -> list:
     return asked
 
 
-def _told(processes: int) -> tuple[str, list]:
-    cluster = parse_cluster("h100:2x4")
-    plan, found, _ = search_plan(traced("tiny-llama"), cluster, **QUESTION, processes=processes)
+def _told(processes: int, budget: SearchBudget = BUDGET) -> tuple[str, list]:
+    cluster, asked = parse_cluster("h100:2x4"), {"processes": processes, "budget": budget}
+    plan, found, _ = search_plan(traced("tiny-llama"), cluster, **QUESTION, **asked)
     return format_plan(plan), _considered(found)
 
 
@@ -51,6 +52,15 @@ def test_the_number_of_processes_changes_nothing(sent) -> None:
     for processes in (2, 3):
         assert _told(processes) == alone
     assert {one.what for one in sent} == set(Known)
+
+
+def test_a_wide_gap_is_looked_at_closer_by_any_number_of_processes(sent) -> None:
+    coarse = replace(BUDGET, worth=0.5, max_thorough=0)
+    closer = replace(coarse, worth_where_wide=0.01, wide=0.02)
+    (_, (_, before_us, few, _)), (_, (_, after_us, more, _)) = _told(1, coarse), _told(1, closer)
+    assert few < more
+    assert before_us <= after_us
+    assert _told(2, closer) == _told(1, closer)
 
 
 def test_a_search_goes_on_without_processes_that_end(sent, monkeypatch) -> None:
@@ -88,7 +98,9 @@ def test_no_process_is_left_behind(sent, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "now, serves", [(100.0, True), (90.0, False), (70.0, False)], ids=["same", "less", "far less"]
+    "now, serves",
+    [(100.0, True), (90.0, False), (70.0, False), (130.0, False)],
+    ids=["same", "less", "far less", "more"],
 )
 def test_a_bound_that_was_enough_serves_the_same_step_alone(now, serves) -> None:
     assert Made(_asked(100.0), 120.0).serves(_asked(now)) == serves
