@@ -134,8 +134,8 @@ class Incumbent:
         return bound >= self.enough_us
 
     def look_closer(self, left_us: float) -> list[Loser]:
-        """Simulate what may gain less than before, where the gap is wide; return those passed over
-        that are worth it now. left_us: a bound on those not considered."""
+        """Ask a smaller gain of candidates where the gap is wide, and return those passed over that
+        may have it. left_us: a bound on those not considered."""
         budget = self.costs.problem.budget
         least = min(left_us, *self.bounds.values(), INF)
         if self.worth == budget.worth_where_wide or self.best_us / (1 + budget.wide) <= least:
