@@ -135,7 +135,7 @@ def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) 
     queued = _source(kernel, 1e-6, "us", "shortest kernel, launches queued ahead")
     of_layers = f", times {share}, what kernels of layers take beside their bytes"
     sources["launch_us"] = queued + (of_layers if share != 1 else "")
-    say("kernels of attention, compiled")
+    say("waiting for kernels of attention to compile")
     compiled()
     readings = _attention(device, extent, say)
     shares = f", times {attended.STEP_SHARE}, what a step reaches" if device.type == "cuda" else ""

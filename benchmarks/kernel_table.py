@@ -13,6 +13,8 @@ KINDS = (
     ("memcpy", "copies"),
     ("memset", "copies"),
     ("attention", "attention"),
+    ("_backward_keys", "attention"),
+    ("_backward_queries", "attention"),
     ("fmha", "attention"),
     ("flash", "attention"),
     ("cudnn", "attention"),
@@ -53,6 +55,8 @@ def kernels_of(step: Callable[[], object]) -> list[str]:
 def kind_of(kernel: str) -> str:
     """Return the kind that a kernel's name tells."""
     lower = kernel.lower()
+    if lower == "_forward":  # of our attention (runtime/engine/kernels/triton_attention.py)
+        return "attention"
     return next((kind for part, kind in KINDS if part in lower), "pointwise")
 
 

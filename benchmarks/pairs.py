@@ -36,6 +36,8 @@ def _pairs() -> tuple[dict, dict]:
 
 def predict(programs: Path, table: Path, cluster: str, only: list[str]) -> None:
     """Plan and compile each pair, and write what is predicted into the table."""
+    import meshwright as mw
+
     models, pairs = _pairs()
     programs.mkdir(parents=True, exist_ok=True)
     for name, figures in models.items():
@@ -48,27 +50,18 @@ def predict(programs: Path, table: Path, cluster: str, only: list[str]) -> None:
         spec = str(programs / f"{model}.toml") if model in models else model
         count = cards[0] if cards else 1
         began = time.perf_counter()
-        told = _planned(spec, cluster or f"h200:{count}", rows, seq, pins, programs / name)
+        job = mw.Job(seq=seq, global_batch=rows, dtype="bf16", pins=_pins(pins))
+        try:
+            plan = mw.plan(spec, cluster=cluster or f"h200:{count}", job=job)
+        except mw.MeshwrightError as error:
+            print(f"{name}: {error}", flush=True)
+            continue
+        mw.compile(plan, programs / name)
+        told = predicted(plan)
         print(f"{name}: {', '.join(told)} ({time.perf_counter() - began:.0f} s)", flush=True)
-        if len(told) == 3:
-            said = (name, model, rows, seq, pins, count, *told)
-            known[name] = dict(zip(FIELDS, map(str, said), strict=True))
-            write_table(table, FIELDS, [known[pair] for pair in pairs if pair in known])
-
-
-def _planned(
-    spec: str, cluster: str, rows: int, seq: int, pins: str, folder: Path
-) -> tuple[str, ...]:
-    """The plan, its step and peak as text, or the one message of a refusal."""
-    import meshwright as mw
-
-    job = mw.Job(seq=seq, global_batch=rows, dtype="bf16", pins=_pins(pins))
-    try:
-        plan = mw.plan(spec, cluster=cluster, job=job)
-    except mw.MeshwrightError as error:
-        return (str(error),)
-    mw.compile(plan, folder)
-    return predicted(plan)
+        said = (name, model, rows, seq, pins, count, *told)
+        known[name] = dict(zip(FIELDS, map(str, said), strict=True))
+        write_table(table, FIELDS, [known[pair] for pair in pairs if pair in known])
 
 
 def predicted(plan: Any) -> tuple[str, str, str]:

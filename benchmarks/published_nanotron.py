@@ -64,7 +64,8 @@ SLOW_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 95000.
 
 @dataclass(frozen=True)
 class Scored:
-    """A row and its predictions: seconds of a step, GiB of a device."""
+    """A row and its predictions: seconds of a step, GiB of a device. flop_s: at the rate of large
+    matmuls, of those of fp8 where the row's are."""
 
     row: dict[str, str]
     seconds: float

@@ -17,12 +17,13 @@ or its vocabulary split, it is another than the profile's.
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from published_fsdp import spearman, summary
 from published_grid import read_rows
 from published_megatron import llama_sizes, traced
+from published_nanotron import Scored
 
 from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
@@ -66,24 +67,6 @@ SPLIT_LOSS = {"loss_passes": (19, 19), "logits_held": 8.0}
 # their gradient is written, nothing wider than they are.
 COMPILED_SINCE = "2025-04"
 COMPILED_LOSS = {"loss_passes": (1, 2), "logits_held": 2.0}
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A row and its predictions: seconds of a step, GiB of the fullest device. flop_s: at the rate
-    of large matmuls, of fp8 where the row's are."""
-
-    row: dict[str, str]
-    seconds: float
-    pinned: float
-    there: float
-    gib: float
-    flop_s: float
-
-    @property
-    def memory(self) -> float:
-        """The share by which memory is off."""
-        return self.gib / float(self.row["memory_gib"]) - 1
 
 
 def sizes_of(row: dict[str, str]) -> tuple[int, int, int, int]:
@@ -202,12 +185,17 @@ def _holding(row: dict[str, str], software: Software) -> Software:
     return replace(software, keeps_layers=False) if eager else software
 
 
+def _memory_off(r: Scored) -> float:
+    """Return the share by which memory is off."""
+    return r.gib / float(r.row["memory_gib"]) - 1
+
+
 def priced(rows: list[dict[str, str]]) -> Iterator[Scored]:
     for row in rows:
         r = predicted(row)
         print(*row.values(), f"{r.seconds:.3f} {r.pinned:.3f} {r.there:.3f} "
               f"{r.there / r.seconds - 1:+.1%} {r.gib:.1f}",
-              f"{r.memory:+.1%}" if row["memory_gib"] else "", flush=True)  # fmt: skip
+              f"{_memory_off(r):+.1%}" if row["memory_gib"] else "", flush=True)  # fmt: skip
         yield r
 
 
@@ -233,7 +221,7 @@ def show(name: str, found: list[Scored], constant: float) -> None:
     for way, of in ways.items():
         print(summary(f"{name}: {way}", [of(r) / r.seconds - 1 for r in found]))
     told = [r for r in found if r.row["memory_gib"]]
-    print(summary(f"{name}: memory", [r.memory for r in told]))
+    print(summary(f"{name}: memory", [_memory_off(r) for r in told]))
 
 
 def main() -> None:

@@ -104,8 +104,8 @@ def _text(found: "Probed", path: Path) -> str:
             f"{r.forward / 1e12:.3g}, backward {r.backward / 1e12:.3g} Tflop/s"
             for r in device.attention_readings
         ),
-        f"memory     {device.hbm_bytes_per_s / 1e9:,.0f} GB/s; shortest kernel "
-        f"{device.launch_us:g} us",
+        f"memory     {device.hbm_bytes_per_s / 1e9:,.0f} GB/s; a kernel takes "
+        f"{device.launch_us:g} us beside its bytes",
         f"host link  {cluster.host_link_bytes_per_s / 1e9:.3g} GB/s each way{_alone(found)}",
     ]
     if cluster.num_devices > 1:

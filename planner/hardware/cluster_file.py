@@ -35,6 +35,7 @@ MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
 MOST_US = 1e6  # of any latency
 UNSEEN = "context_bytes", "communicator_bytes"
 COUNTS = "devices_per_node nodes host_memory_bytes memory_bytes span full_mesh group".split()
+COUNTS += UNSEEN
 MOST_PRICE = 4  # of compute beside collectives, as a share of their time
 
 
@@ -204,10 +205,12 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
     for name, value in _figures(cluster):
         if not 0 < value < math.inf:
             raise ClusterError(f"{where}: {name} is {value}, must be a number above 0")
-    for name, value in _shares_of_memory(cluster):
-        if not 0 <= value < device.memory_bytes:
-            most = device.memory_bytes
-            raise ClusterError(f"{where}: {name} is {value}, must be from 0 to less than {most}")
+    for name in UNSEEN:
+        value, most = getattr(device, name), device.memory_bytes
+        if not 0 <= value < most:
+            raise ClusterError(
+                f"{where}: device.{name} is {value}, must be from 0 to less than {most}"
+            )
     if not 0 <= cluster.overlap_price <= MOST_PRICE:
         price = cluster.overlap_price
         raise ClusterError(f"{where}: overlap_price is {price}, must be from 0 to {MOST_PRICE}")
@@ -251,11 +254,6 @@ def _figures(cluster: Cluster) -> Iterator[tuple[str, float]]:
         yield f"levels.{level.name}.span", level.span
         for curve in level.curves:
             yield from ((f"us of {curve.collective}", us) for _, us in curve.points)
-
-
-def _shares_of_memory(cluster: Cluster) -> Iterator[tuple[str, float]]:
-    """Give the entries that are a part of a device's memory, by name."""
-    yield from ((f"device.{name}", getattr(cluster.device, name)) for name in UNSEEN)
 
 
 def _latencies(cluster: Cluster) -> Iterator[tuple[str, float]]:

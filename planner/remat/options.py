@@ -23,6 +23,7 @@ from meshwright.ir.placement import Placement
 from ..budget import BUDGET, SearchBudget
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, offloadable
+from ..simulate.beside import Beside
 from ..simulate.step_model import Unit
 from .frontier import frontier
 from .rules import RULES, SavedSet, saved_values
@@ -245,8 +246,7 @@ class StageMemoryCost:
     least_bytes: float = 0.0
     moment_bytes: float = 0.0
     bucket_bytes: float = 0.0
-    moving_bytes: float = 0.0
-    last_bytes: float = 0.0
+    moving: Beside = field(default_factory=Beside)
 
     def __post_init__(self) -> None:
         self.freeing = self.hulls.freeing()
@@ -260,13 +260,12 @@ class StageMemoryCost:
         self.moment_bytes = max(self.moment_bytes, self.least_bytes + passing)
         unit = self.hulls.units[index][0]
         self.bucket_bytes += unit.owned_bytes
-        self.moving_bytes = max(self.moving_bytes, (self.last_bytes + unit.bucket_bytes) / 2)
-        self.last_bytes = unit.bucket_bytes
+        self.moving.add(unit.bucket_bytes)
         return self.freeing.us(self._excess())
 
     def _excess(self) -> float:
         """Return the bytes of a micro-batch that the fastest options keep too many."""
-        free = self.limit_bytes - self.stored(self.bucket_bytes, self.moving_bytes)
+        free = self.limit_bytes - self.stored(self.bucket_bytes, self.moving.mean)
         excess = self.fastest_bytes - (free - self.least_passing) / self.held
         if self.held == 1:
             return float("inf") if self.moment_bytes > free else excess

@@ -98,10 +98,10 @@ def _memory(plan: Plan, prediction: Prediction) -> list[str]:
         most = gib(usable_host_bytes(prediction.cluster))
         rows.append((f"host memory, of {most}", away))
     lines = [f"  in {peak.where}"] + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
-    return [*lines, *_beside(plan, prediction.cluster)]
+    return [*lines, *_reserved(plan, prediction.cluster)]
 
 
-def _beside(plan: Plan, cluster: Cluster) -> list[str]:
+def _reserved(plan: Plan, cluster: Cluster) -> list[str]:
     """Return what is reserved of a device, and for what, where that is known."""
     device, reserved = cluster.device, reserved_bytes(cluster)
     count = communicators(plan.mesh)
@@ -112,7 +112,7 @@ def _beside(plan: Plan, cluster: Cluster) -> list[str]:
     rows = [(kind, float(size)) for kind, size in known.items() if size]
     if not rows:
         return []
-    rows.append(("blocks that cannot be reused, and errors", reserved - sum(s for _, s in rows)))
+    rows.append(("fragments and errors", reserved - sum(s for _, s in rows)))
     lines = [f"beside it, {gib(reserved)} that no plan may use"]
     return lines + [f"  {kind:<20} {gib(size):>12}" for kind, size in rows]
 

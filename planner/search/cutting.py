@@ -29,7 +29,8 @@ from ..remat.selection import (
     leanest_sizes,
     select_options,
 )
-from ..simulate.stage_memory import Beside, StageMemory, beside
+from ..simulate.beside import Beside, beside
+from ..simulate.stage_memory import StageMemory
 from .candidate_bounds import CandidateBounds, held_of
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits

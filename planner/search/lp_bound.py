@@ -17,7 +17,7 @@ from ..cost.piece_cost import Phase
 from ..pipeline.critical_path import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.options import UnitOptions
-from ..simulate.stage_memory import beside
+from ..simulate.beside import beside
 from ..simulate.step_model import Unit
 from .candidate_bounds import CandidateBounds
 from .candidate_costs import CandidateCosts

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.selection import INF, Picks, select_along
-from ..simulate.stage_memory import StageMemory, beside, memory_of_units, walk
+from ..simulate.beside import beside
+from ..simulate.stage_memory import StageMemory, memory_of_units, walk
 from ..simulate.step_model import Unit
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate

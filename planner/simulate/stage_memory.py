@@ -23,6 +23,7 @@ from meshwright.ir.sizes import evaluate, num_elements
 
 from ..pipeline.computing import Computing, computing_of
 from ..pipeline.schedules import most_held
+from .beside import Beside, beside
 from .step_model import (
     IN_TRANSIT,
     Precision,
@@ -93,30 +94,6 @@ class Storage:
     @property
     def total_bytes(self) -> float:
         return sum(self.by_kind().values())
-
-
-@dataclass
-class Beside:
-    """What is gathered and reduced beside units, as they are added in order.
-
-    mean: the largest mean of the buckets of two that follow each other. One of them is gathered or
-    reduced while the other one runs, so twice the mean is what both take.
-    """
-
-    mean: float = 0.0
-    last: float = 0.0
-
-    def add(self, bucket_bytes: float) -> None:
-        self.mean = max(self.mean, (self.last + bucket_bytes) / 2)
-        self.last = bucket_bytes
-
-
-def beside(buckets: Iterable[float]) -> float:
-    """Return the largest mean of two buckets that follow each other, in bytes."""
-    found = Beside()
-    for size in buckets:
-        found.add(size)
-    return found.mean
 
 
 class Moment(NamedTuple):

@@ -30,7 +30,8 @@ ON_CPU = tuple(2**k for k in (16, 20, 22, 24))
 _READINGS = 9
 # Bytes of an all_gather beside matmuls of 8192^3, and the number of both: 33 and 26 ms on H200s.
 _GATHERED, _BESIDE = 2**29, 24
-_AT_ONCE, _LARGE = 16, 2**25  # collectives of a reading on cards; one alone from so many bytes
+_AT_ONCE = 16  # collectives that a card is given for one reading
+_LARGE = 2**25  # bytes from which on a reading is of a single collective
 
 
 @dataclass(frozen=True)

@@ -215,10 +215,17 @@ def test_a_figure_is_a_number_that_is_not_below_0(entry: str, value: str) -> Non
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [("alpha_us", "true"), ("memory_bytes", "false"), ("span", "inf"), ("nodes", "2.5")],
+    [
+        ("alpha_us", "true"),
+        ("memory_bytes", "false"),
+        ("span", "inf"),
+        ("nodes", "2.5"),
+        ("context_bytes", "inf"),
+    ],
 )
 def test_an_entry_has_its_kind_of_number(entry: str, value: str) -> None:
-    text = format_cluster(parse_cluster("h100:8x4"))
+    cluster = parse_cluster("h100:8x4")
+    text = format_cluster(replace(cluster, device=replace(cluster.device, context_bytes=2**29)))
     bad = re.sub(rf"(?m)^({entry} =) [0-9].*", rf"\1 {value}", text, count=1)
     with pytest.raises(ClusterError, match=rf"mine\.toml: [a-z.]*{entry} is {value}; give a"):
         parse_cluster_text(bad, "mine.toml")
