@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+Key = TypeVar("Key")
 LONGEST = 25  # kernels that are named
 # By a part of a kernel's name, the first that fits; others are "pointwise".
 KINDS = (
@@ -45,8 +47,12 @@ def kernels_of(step: Callable[[], object]) -> list[str]:
     for name, start, end in spans:
         kinds[kind_of(name)].append(end - start)
         names[name].append(end - start)
-    covered, whole = _covered((start, end) for _, start, end in spans)
-    lines = [f"{whole / 1e3:9.2f} ms from first to last, idle {(whole - covered) / 1e3:.2f}"]
+    gaps = _gaps(spans)
+    idle, whole = sum(map(sum, gaps.values())), max(s[2] for s in spans) - min(s[1] for s in spans)
+    lines = [f"{whole / 1e3:9.2f} ms from first to last, idle {idle / 1e3:.2f}"]
+    lines += [
+        _line(f"idle between {before} and {after}", us) for (before, after), us in _longest(gaps)
+    ]
     lines += [_line(kind, times) for kind, times in _longest(kinds)]
     lines += [_line(f"{kind_of(name)}: {name[:110]}", times) for name, times in _longest(names)]
     return lines
@@ -60,7 +66,7 @@ def kind_of(kernel: str) -> str:
     return next((kind for part, kind in KINDS if part in lower), "pointwise")
 
 
-def _longest(found: dict[str, list[float]]) -> list[tuple[str, list[float]]]:
+def _longest(found: dict[Key, list[float]]) -> list[tuple[Key, list[float]]]:
     order = sorted(found.items(), key=lambda item: -sum(item[1]))
     return [item for _, item in zip(range(LONGEST), order, strict=False)]
 
@@ -69,11 +75,13 @@ def _line(name: str, times: list[float]) -> str:
     return f"{sum(times) / 1e3:9.2f} ms {len(times):6d} x {sum(times) / len(times):9.1f} us  {name}"
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the us that at least one span covers, and those from the first to the last."""
-    ordered, covered = sorted(spans), 0.0
-    reached = ordered[0][0]
-    for start, end in ordered:
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered, reached - ordered[0][0]
+def _gaps(spans: Iterable[tuple[str, float, float]]) -> dict[tuple[str, str], list[float]]:
+    """Return the us that no span covers, by the kind of the kernel before and of the one after."""
+    found = defaultdict[tuple[str, str], list[float]](list)
+    (last, _, reached), *others = sorted(spans, key=lambda span: span[1])
+    for name, start, end in others:
+        if start > reached:
+            found[kind_of(last), kind_of(name)].append(start - reached)
+        if end > reached:
+            last, reached = name, end
+    return found

@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.runtime.launch.device_settings import set_for
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("--out", default="", help="append one JSON row a measurement to this file")
     parser.add_argument("--kernels", action="store_true", help="print a kernel table of each")
     arguments = parser.parse_args()
-    device = _start()
+    device = _start(arguments.programs)
     if arguments.reference:
         _report(_reference(device), arguments)
     order = [*arguments.programs, *([arguments.plain] if arguments.plain else [])]
@@ -57,12 +59,10 @@ def main() -> None:
     os._exit(0)
 
 
-def _start() -> torch.device:
-    # As the programs' own entry has it (runtime/launch/entry.py).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+def _start(programs: list[str]) -> torch.device:
+    """Set the device up as the programs' own entry does."""
+    for folder in programs or [""]:
+        set_for(Path(folder))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -115,6 +115,7 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         "spread_s": round(max(times[arguments.warmup :]) - min(times[arguments.warmup :]), 4),
         "tokens_per_s": round(tokens / median),
         "peak_GiB": round(peak / 2**30, 2),
+        "beside_GiB": round(_beside(device) / 2**30, 2),
         "first_step_s": round(times[0], 1),
         "losses": losses,
         "finite": all(n == n and n != float("inf") for n in norms),
@@ -122,6 +123,15 @@ def _time(step, arguments: argparse.Namespace, device: torch.device, tokens: int
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
+
+
+def _beside(device: torch.device) -> int:
+    """Return the bytes in use on a card that the allocator does not hold: context, communicators,
+    kernels, CUDA graphs."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _print_kernels(step) -> None:  # type: ignore[no-untyped-def]

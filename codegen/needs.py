@@ -17,6 +17,7 @@ def needs_source(plan: Plan) -> str:
         "device_name": plan.device_name,
         "devices_per_node": plan.devices_per_node,
         "ranks": plan.mesh.num_devices,
+        "stages": plan.num_stages,
         "rank_bytes": round(predicted.get("predicted_peak_bytes", 0)),
         "offloaded_bytes": round(predicted.get("predicted_host_bytes", 0)),
         "trained_bytes": sum(_updated_bytes(p, plan) for p in plan.params if p.name not in frozen),

@@ -76,7 +76,7 @@ def layout_source(plan: Plan) -> str:
                 "mirrored=True,  # of 2n chunks of the sequence rank r has r and 2n - 1 - r"
             )
         if plan.replays:
-            writer.line("replays=True,  # a micro-batch is recorded once, issued as one CUDA graph")
+            writer.line("replays=True,  # functions are recorded once, issued as CUDA graphs")
         tables, biases = plan.tables(), plan.router_biases()
         with writer.block("params=("):
             for param in plan.params:

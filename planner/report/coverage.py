@@ -44,7 +44,7 @@ def _device(plan: Plan, device: Device) -> Iterator[str]:
     yield _said(f"memory, {device.memory_bytes / 2**30:.1f} GiB", sources.get("memory_bytes"))
     yield _said(f"{device.launch_us:g} us a launch", sources.get("launch_us"))
     if plan.replays:
-        yield "chosen: a micro-batch is issued as one CUDA graph; no function waits for the host"
+        yield "chosen: functions are issued as CUDA graphs, recorded once; none waits for the host"
     elif device.call_us:
         what = f"{device.call_us:g} us of the host to issue a function"
         yield _said(what, sources.get("call_us"))

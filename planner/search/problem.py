@@ -96,8 +96,8 @@ class Problem:
         return may_replay(self.cluster.device.type, self.traced.joints.values())
 
     def replays(self, c: Candidate) -> bool:
-        """Return whether the host issues a micro-batch as one CUDA graph."""
-        layout = c.num_stages, c.schedule, c.zero, c.num_microbatches
+        """Return whether the host issues a candidate's functions as CUDA graphs."""
+        layout = c.num_stages, c.zero, c.num_microbatches
         return self._may_replay and replays(*layout)
 
     @property

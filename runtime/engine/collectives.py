@@ -145,5 +145,9 @@ def receive(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, source: int, group: Group
 ) -> Tensor:
     x = torch.empty(shape, dtype=dtype, device=device)
-    dist.recv(x, source, group=group)
+    receive_into(x, source, group)
     return x
+
+
+def receive_into(x: Tensor, source: int, group: Group) -> None:
+    dist.recv(x, source, group=group)

@@ -5,7 +5,7 @@ call back for). Actions are (kind, stage, micro-batch) tuples.
 """
 
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,10 @@ from . import collectives, mesh
 from .agreement import Agreement
 from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
+from .crossing_memory import CrossingMemory, copied, copy_into
 from .layout import Layout
 from .p2p import SENDS_IN_FLIGHT, Transfers
-from .replay import Replay, cuda_graphs
+from .replay import Call, Recorder, Recordings, Replay, ScheduleReplay, cuda_graphs
 from .router_loads import RouterLoads
 from .stage import Batch, Stage, Step
 
@@ -83,12 +84,21 @@ class Executor(Generic[U]):
         self._denominator_dtype = torch.float64 if double else torch.float32
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self.replay = self._recordings() if layout.replays else None
+        self._outstanding = False  # whether recordings of this step may still run
         self._begin([], 1, training=True)
 
-    def _recordings(self) -> Replay | None:
+    def _recordings(self) -> Recordings | None:
         if self.device.type != "cuda":
             return None
-        return Replay(self._issue, cuda_graphs, alike=mesh.world() == 1)
+        if self.last == 0 and self.alternates:
+            return Replay(self._issue, cuda_graphs, alike=mesh.world() == 1)
+        return ScheduleReplay(self._record_step, cuda_graphs)
+
+    @property
+    def alternates(self) -> bool:
+        """Return whether each micro-batch's backward follows its forward."""
+        kinds = [kind for kind, _, _ in self.schedule[:-1]]
+        return kinds == ["F", "B"] * self.layout.num_microbatches
 
     def _own_part(self, role: str, x: Tensor) -> Tensor:
         """The part of an input's sequence that this rank holds."""
@@ -136,9 +146,10 @@ class Executor(Generic[U]):
         if not self._rehearsed:
             self._rehearse(batches, label_count)
         self._begin(batches, label_count, training=True)
+        self._outstanding = self.replay is not None and self._replayed(self.replay)
+        if self._outstanding:
+            return self._step(lr)
         if self.replay is not None:
-            if self._replayed(self.replay):
-                return self._step(lr)
             self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
         for kind, stage, microbatch in self.schedule:
@@ -153,7 +164,7 @@ class Executor(Generic[U]):
                 raise
         return result
 
-    def _replayed(self, replay: Replay) -> bool:
+    def _replayed(self, replay: Recordings) -> bool:
         """Issue the micro-batches as recorded; return whether they could be."""
         self.beacon.mark("REPLAY", min(self.stages))
         return replay.run(self._now.batches)
@@ -169,6 +180,68 @@ class Executor(Generic[U]):
             self._forward(stage, 0)
         for stage in reversed(self.stages):
             self._backward("B", stage, 0)
+        for bucket in self.buckets.values():
+            bucket.finish()
+
+    def _record_step(self, batches: list[Batch], record: Recorder) -> list[Call]:
+        """Record each action of the schedule; return what issues it again, in order."""
+        for stage in self.stages.values():
+            stage.step = Step(batches, training=True)
+        memory = CrossingMemory(self.device)
+        actions = [action for action in self.schedule if action[0] != "STEP"]
+        return [self._marked(action, self._recorded(record, memory, *action)) for action in actions]
+
+    def _marked(self, action: Action, again: Call) -> Call:
+        def issue() -> None:
+            self.beacon.mark(*action)
+            again()
+
+        return issue
+
+    def _recorded(
+        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
+    ) -> Call:
+        if kind.startswith("SEND"):
+            return self._recorded_send(record, memory, kind[-1], stage, microbatch)
+        if kind.startswith("RECV"):
+            return self._recorded_receive(record, memory, kind[-1], stage, microbatch)
+        return record(partial(self._run_whole, kind, stage, microbatch))
+
+    def _recorded_send(
+        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
+    ) -> Call:
+        values = values_of(self._outgoing.pop((kind, stage, microbatch)))
+        target = self._neighbour(f"SEND_{kind}", stage)
+        places = memory.leaving(kind, target, values)
+        copy = record(partial(copy_into, places, values))
+
+        def issue() -> None:
+            self.transfers.make_way(kind, target)
+            copy()
+            self.transfers.send(kind, places, target)
+
+        return issue
+
+    def _recorded_receive(
+        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
+    ) -> Call:
+        described, source = self._described(kind, stage), self._neighbour(f"RECV_{kind}", stage)
+        places = memory.arriving(described)
+
+        def copy_here() -> None:
+            self._arrived(kind, stage, microbatch, copied(described, places))
+
+        copy = record(copy_here)
+
+        def issue() -> None:
+            self.transfers.fill(kind, source, places)
+            copy()
+
+        return issue
+
+    def _run_whole(self, kind: str, stage: int, microbatch: int) -> None:
+        """Run an action and wait for the reductions that it started."""
+        self._run(kind, stage, microbatch)
         for bucket in self.buckets.values():
             bucket.finish()
 
@@ -267,30 +340,51 @@ class Executor(Generic[U]):
         return (self._loads.gradient(),) if self._loads.given else None
 
     def _send(self, kind: str, stage: int, microbatch: int) -> None:
-        target = self.layout.stage_ranks[stage + (1 if kind == "F" else -1)]
         out = self._outgoing.pop((kind, stage, microbatch))
-        self.transfers.send(kind, values_of(out), target)
+        self.transfers.send(kind, values_of(out), self._neighbour(f"SEND_{kind}", stage))
 
     def _receive(self, kind: str, stage: int, microbatch: int) -> None:
-        source = self.layout.stage_ranks[stage + (-1 if kind == "F" else 1)]
+        source = self._neighbour(f"RECV_{kind}", stage)
+        receive = partial(self.transfers.receive, kind, source)
+        self._arrived(kind, stage, microbatch, crossing_like(self._described(kind, stage), receive))
+
+    def _described(self, kind: str, stage: int) -> Any:
+        """Return what describes what crosses into a stage."""
         module = self.stages[stage].module
-        described = module.ENTRY if kind == "F" else module.EXIT
-        x = crossing_like(described, partial(self.transfers.receive, kind, source))
+        return module.ENTRY if kind == "F" else module.EXIT
+
+    def _arrived(self, kind: str, stage: int, microbatch: int, x: Crossing) -> None:
+        """Let what crossed into a stage wait for its action."""
         if kind == "F":
             self._inputs[stage, microbatch] = x
         else:
             self._output_grads[stage, microbatch] = x
+
+    def _neighbour(self, kind: str, stage: int) -> int:
+        """Return the pp rank at the other end of a transfer."""
+        behind = kind in ("SEND_F", "RECV_B")
+        return self.layout.stage_ranks[stage + (1 if behind else -1)]
 
     def _step(self, lr: float) -> tuple[float, float]:
         self.transfers.finish()
         for name, bucket in self.buckets.items():
             bucket.finish()
             if len(bucket.bucket.homes) > 1:
+                self._wait_for_recordings()
                 bucket.sum_homes(self.tied[name])
-        loss, squares = self.agreement.sum(self._counted_loss(), self.optimizer.squares())
+        sums = self._counted_loss(), self.optimizer.squares()
+        self._wait_for_recordings()
+        loss, squares = self.agreement.sum(*sums)
         norm = squares**0.5
         self.optimizer.step(loss, norm, lr)
         return loss, norm
+
+    def _wait_for_recordings(self) -> None:
+        """Wait on the host until the recordings of the step have run. NCCL forbids a call while one
+        of its communicators' recordings is outstanding (NCCL_GRAPH_MIXING_SUPPORT in its docs)."""
+        if self._outstanding and mesh.world() > 1 and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self._outstanding = False
 
     def _counted_loss(self) -> Tensor:
         """The loss differs along the pipeline and the batch; one rank of those that hold the same

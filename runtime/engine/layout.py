@@ -91,7 +91,7 @@ class Layout:
     mirrored: bool = False  # context axes cut the sequence in mirrored shards
     rounding: str = "nearest"  # of updated weights that are narrow without a master
     wide_grads: bool = False  # gradients are summed in float32, masters or not
-    replays: bool = False  # a micro-batch is recorded once and issued as one CUDA graph
+    replays: bool = False  # functions are recorded once and issued as CUDA graphs
 
     @property
     def frozen(self) -> frozenset[str]:

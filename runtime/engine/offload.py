@@ -86,7 +86,8 @@ class HostStore:
         event = None
         if self.on_gpu and left is not None:
             _, back = copy_streams(self.device)
-            back.wait_event(left)
+            if key in self._leaving:  # else compute waited for the copy
+                back.wait_event(left)
             back.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(back):
                 _copy(buffers, values)

@@ -45,21 +45,29 @@ class Transfers:
         self.finish()
 
     def send(self, kind: str, values: tuple[Tensor, ...], target: int) -> None:
-        """Start sending what crosses a boundary to a pp rank.
-
-        Waits for the oldest where SENDS_IN_FLIGHT boundaries are under way.
-        """
-        under_way = self.sends.setdefault((kind, target), [])
-        if len(under_way) == SENDS_IN_FLIGHT:
-            _wait(under_way.pop(0))
+        """Start sending what crosses a boundary to a pp rank."""
+        self.make_way(kind, target)
+        under_way = self.sends[kind, target]
         group, device = self.groups[_way(kind, mesh.index(*mesh.PIPELINE), target)], _device(target)
         values = tuple(x.contiguous() for x in values)
         under_way.append([(collectives.send(x, device, group), x) for x in values])
+
+    def make_way(self, kind: str, target: int) -> None:
+        """Wait for the oldest send to a pp rank where SENDS_IN_FLIGHT are under way."""
+        under_way = self.sends.setdefault((kind, target), [])
+        if len(under_way) == SENDS_IN_FLIGHT:
+            _wait(under_way.pop(0))
 
     def receive(self, kind: str, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next value that a pp rank sends, of this shape."""
         group = self.groups[_way(kind, source, mesh.index(*mesh.PIPELINE))]
         return collectives.receive(shape, dtype, mesh.device(), _device(source), group)
+
+    def fill(self, kind: str, source: int, values: tuple[Tensor, ...]) -> None:
+        """Receive what crosses a boundary into tensors that are there."""
+        group = self.groups[_way(kind, source, mesh.index(*mesh.PIPELINE))]
+        for x in values:
+            collectives.receive_into(x, _device(source), group)
 
     def finish(self) -> None:
         """Wait for all sends."""

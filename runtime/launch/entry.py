@@ -14,6 +14,7 @@ from ..dry import command as dry
 from ..dry.command import DRY
 from ..training.options import RunOptions, add_arguments, run_options
 from ..training.spans import program_tokens_per_step
+from . import device_settings
 from .environment import rank, world
 from .heartbeat import LAUNCH, Beacon
 from .watchdog import Watch, start_limit_s
@@ -32,15 +33,7 @@ def main(folder: Path) -> None:
     parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
     add_arguments(parser)
     given = parser.parse_args()
-    # Streams share this many queues of the device, and one that waits blocks those behind it.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    # Buffers of several GiB find room where smaller ones were freed.
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    # NCCL would register what a CUDA graph sends, which memory of that kind does not allow.
-    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    # Each way between stages has a communicator of its own, whose transfers come in order.
-    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+    device_settings.set_for(folder)
     try:
         options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)

@@ -14,6 +14,7 @@ from equivalence.cases import SCHEDULES, Case, ModelDraw, chosen_seed, draw_case
 from equivalence.law import Court
 from equivalence.pool import Pool
 
+from meshwright.runtime.launch.device_settings import ALWAYS, OF_PIPELINES
 from meshwright.runtime.optimizers.options import NAMES
 
 pytestmark = pytest.mark.gpu
@@ -69,8 +70,9 @@ def _contexts() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
-    # As the programs' own entry has it (runtime/launch/worker.py).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # As the programs' own entry has it.
+    for name, value in (ALWAYS | OF_PIPELINES).items():
+        os.environ.setdefault(name, value)
     court = Court(tmp_path_factory.mktemp("gpus"), Pool(), cuda=True)
     yield court
     court.pool.stop()

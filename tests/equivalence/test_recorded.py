@@ -1,10 +1,5 @@
-"""Recorded micro-batches under the law: a recording reads what every step and micro-batch gives.
+"""Recordings under the law: they read what every step and micro-batch gives."""
 
-There is no CUDA graph on a CPU: a recording is the call itself here, run again on the tensors that
-it was recorded with.
-"""
-
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +7,7 @@ import pytest
 from equivalence.cases import DROPPED, Case, ModelDraw
 from equivalence.compare import LawError
 from equivalence.law import Court
+from equivalence.recorded import ENGINE, OPERATORS, change, record_on_cpu
 
 _TIED = ModelDraw("llama", stock=False, variant=3, seed=0)
 _DROPPED = ModelDraw(DROPPED, False, 0, 0)
@@ -24,16 +20,16 @@ CASES = [
     Case(number=3104, seed=0, model=_TIED, dp=2, zero=3, accumulation=1),
     Case(number=3105, seed=0, model=_TIED, rep=2, dp=2, zero=2, accumulation=1, resume=2),
 ]  # fmt: skip
-ENGINE = Path("runtime/engine")
-# Of the runtime: file, pattern and what takes its place.
-_ON_CPU = (
-    ("executor.py", r'self\.device\.type != "cuda"', "False"),
-    (
-        "replay.py",
-        r"(?s)    pool = torch\.cuda.*?return record\n",
-        "    return lambda call: call\n",
-    ),
-)
+# Pipelines, whose ranks record each action of their schedule.
+PIPED = Case(number=3110, seed=0, model=_TIED, pp=2, accumulation=4)
+PIPELINES = [
+    PIPED,
+    Case(number=3111, seed=0, model=_DROPPED, pp=2, dp=2, accumulation=3),
+    Case(number=3112, seed=0, model=_TIED, pp=2, tp=2, accumulation=3, recompute="all"),
+    Case(number=3113, seed=1, model=_TIED, pp=2, accumulation=4, schedule="zbv"),
+    Case(number=3114, seed=1, model=_TIED, pp=2, accumulation=4, schedule="zb-h1", resume=2),
+    Case(number=3115, seed=1, model=_TIED, pp=2, accumulation=4, schedule="interleaved", chunks=2),
+]
 _PLANTS = {
     "every micro-batch is the first": (ALONE, "replay.py", r"_copy\(self\._given, \w+\)", "pass"),
     "every step draws as the first": (DRAWS, "stage.py", r"own\.copy_\(new\)", "pass"),
@@ -42,22 +38,9 @@ _PLANTS = {
 }
 
 
-def _record(folder: Path) -> None:
-    """Let a program record its micro-batches on a CPU."""
-    _change(folder / "layout.py", r"\n\)\n$", "\n    replays=True,\n)\n")
-    for name, pattern, text in _ON_CPU:
-        _change(folder / ENGINE / name, pattern, text)
-
-
-def _change(path: Path, pattern: str, text: str) -> None:
-    changed, times = re.subn(pattern, text, path.read_text())
-    assert times, pattern
-    path.write_text(changed)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_recorded_equals_the_plain_model(case: Case, court: Court) -> None:
-    court.try_case(replace(case, steps=4), _record)
+    court.try_case(replace(case, steps=4), record_on_cpu)
 
 
 @pytest.mark.parametrize("name", _PLANTS)
@@ -65,8 +48,39 @@ def test_a_recording_that_keeps_what_changes_is_seen(name: str, court: Court) ->
     case, file, pattern, text = _PLANTS[name]
 
     def edit(folder: Path) -> None:
-        _record(folder)
-        _change(folder / ENGINE / file, pattern, text)
+        record_on_cpu(folder)
+        change(folder / ENGINE / file, pattern, text)
 
     with pytest.raises(LawError):
         court.try_case(replace(case, steps=4), edit)
+
+
+def _record_operators(folder: Path) -> None:
+    record_on_cpu(folder, OPERATORS)
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=str)
+def test_recorded_actions_equal_the_plain_model(case: Case, court: Court) -> None:
+    court.try_case(replace(case, steps=4), _record_operators)
+
+
+_PLANTS_OF_PIPELINES = {
+    "what arrives is that of the first step": (
+        "p2p.py",
+        r"receive_into\(x,",
+        "receive_into(x.clone(),",
+    ),
+    "every step is the first": ("replay.py", r"_copy\(given, batch\)", "pass"),
+}
+
+
+@pytest.mark.parametrize("name", _PLANTS_OF_PIPELINES)
+def test_a_recorded_pipeline_that_keeps_what_changes_is_seen(name: str, court: Court) -> None:
+    file, pattern, text = _PLANTS_OF_PIPELINES[name]
+
+    def edit(folder: Path) -> None:
+        _record_operators(folder)
+        change(folder / ENGINE / file, pattern, text)
+
+    with pytest.raises(LawError):
+        court.try_case(replace(PIPED, steps=4), edit)

@@ -32,11 +32,14 @@ def planned(*pins: str, cluster: str = "h200:4") -> Plan:
         (["tp=4", "micro_batch=1"], True),
         (["dp=4", "zero=3", "micro_batch=4"], True),  # one micro-batch a step
         (["dp=4", "zero=3", "micro_batch=1"], False),  # gradients travel behind the next one
-        (["pp=2", "dp=2"], False),  # what passes between stages is no part of a micro-batch
-        (["dp=4", "schedule=gpipe"], False),
+        (["pp=2", "dp=2"], True),  # each action apart
+        (["pp=2", "dp=2", "zero=2"], False),
+        (["dp=4", "schedule=gpipe"], True),
     ],
 )
-def test_a_rank_that_holds_the_model_records(pins: list[str], recorded: bool) -> None:
+def test_ranks_record_where_no_gradient_travels_behind_a_backward(
+    pins: list[str], recorded: bool
+) -> None:
     plan = planned(*pins)
     assert plan.replays == recorded
     assert ("replays=True" in emit(plan)["layout.py"]) == recorded
@@ -55,7 +58,7 @@ def test_functions_of_a_user_are_not_recorded() -> None:
 
 def test_no_recorded_function_waits_for_the_host() -> None:
     """The search prices each candidate as its plan is priced."""
-    for pins in (["pp=1"], ["pp=2"], ["zero=3", "micro_batch=1"]):
+    for pins in (["pp=1"], ["pp=2"], ["pp=2", "zero=2"], ["zero=3", "micro_batch=1"]):
         given = parse_pins(pins)
         model = traced("tiny-llama", "bf16")
         plan, found, _ = search_plan(model, GPUS, seq=64, global_batch=16, pins=given)
@@ -67,6 +70,8 @@ def test_no_recorded_function_waits_for_the_host() -> None:
 
 
 def test_a_recording_has_a_workspace_of_its_own() -> None:
-    held = {pins: memory_by_kind(planned(*pins), 0) for pins in (("dp=4",), ("pp=2", "dp=2"))}
+    held = {
+        pins: memory_by_kind(planned(*pins), 0) for pins in (("dp=4",), ("zero=3", "micro_batch=1"))
+    }
     assert [kinds["matmul workspaces"] for kinds in held.values()] == [64 * 2**20, 32 * 2**20]
     assert "matmul workspaces" not in memory_by_kind(planned("dp=4", cluster="cpu:4"), 0)
