@@ -43,6 +43,12 @@ SOFTCAP_SHARE = (0.81, 0.83)
 # keys. It takes the share OF_KEYS of a backward's time (Gemma 2 2B, H200, 2026-11-29). Its smaller
 # blocks under a soft-cap are not counted.
 MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
+# The vendor's attention works on blocks of VENDOR_QUERIES queries. The longest block of a causal
+# row takes LONGEST[0], and LONGEST[1] over the row's positions, times the mean of many blocks. A
+# rank whose blocks are fewer than the multiprocessors takes that time, and SHARED of what its
+# blocks take among many; WAITING is of what more waves of blocks wait for their last ones (readings
+# of 2 to 64 heads of 64 and 128, 512 to 4,096 positions, H200, cuDNN of torch 2.11, 2026-11-29).
+VENDOR, VENDOR_QUERIES, LONGEST, SHARED, WAITING = "cudnn", 128, (1.1, 200.0), 0.1, 1.2
 
 
 class Scores(NamedTuple):
@@ -358,6 +364,20 @@ class Costs:
         behind = max(1.0, MULTIPROCESSORS * KEYS / keys)
         return OF_KEYS * behind + (1 - OF_KEYS) * ahead
 
+    def _waiting(self, op: Op, work: OpWork, ins: tuple[Placement, ...], length: float) -> float:
+        """Return how much longer an attention of the vendor's takes than one of many blocks.
+
+        Blocks without a causal mask, and those of the last of many shards, are nearly alike.
+        """
+        at = definition(op).queries
+        assert at is not None
+        longest = 1.0
+        if op.attr("causal", True):
+            longest = max(1.0, (LONGEST[0] + LONGEST[1] / length) / self._slowest(op, ins))
+        waves = self._rows_of(work.operands[at], ins[at]) / (MULTIPROCESSORS * VENDOR_QUERIES)
+        alone = longest / waves
+        return max(alone + SHARED, 1.0 + WAITING * (1.0 - 1.0 / waves) * alone**2)
+
     def _rows_of(self, value: Value | None, placement: Placement) -> float:
         """Return the rows of all heads on a rank."""
         assert value is not None
@@ -371,12 +391,14 @@ class Costs:
         query = work.operands[asked.queries]
         assert query is not None
         chosen = self.implementation(op, work)
-        backend = TRITON if chosen is not None and chosen.name == TRITON else ""
+        name = "" if chosen is None else chosen.name
+        backend = TRITON if name == TRITON else ""
         *_, length, head_dim = (self.number(size) for size in query.shape)
         seen = min(int(op.attr("window", 0) or 0) or length, length)
         alike = seen * (2 - seen / length) if backend else length
         capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
         idle = self._idle(op, work, ins, int(head_dim)) if backend else 1.0
+        idle = self._waiting(op, work, ins, length) if name == VENDOR else idle
         return Attention(int(head_dim), alike, backend, asked.backward, capped, idle)
 
 

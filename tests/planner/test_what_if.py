@@ -60,7 +60,7 @@ def test_the_least_hardware_is_the_fewest_devices_then_the_cheapest(
     """Parts without a price come after those with one, and the fastest is not the least."""
     parts = tmp_path / "parts.toml"
     parts.write_text("# meshwright parts v1\n[A100]\nprice_per_hour = 0.5\n")
-    words = ["tiny-llama", "--seq", "64", "--global-batch", "8", "--pin", "pp=1"]
+    words = ["tiny-llama", "--seq", "512", "--global-batch", "64", "--pin", "pp=1"]
     words += ["--objective", "hardware", "--prices", str(parts), "--cluster", "a100:1"]
     few = "device.memory_gb=0.001,40"
     for spec in ("h200:2", "h200:1", "l40s:1", "cpu:2"):
