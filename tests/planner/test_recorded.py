@@ -1,4 +1,4 @@
-"""Micro-batches that are recorded as CUDA graphs: in which plans, in time and in memory."""
+"""What is recorded as CUDA graphs: in which plans, in time and in memory."""
 
 from dataclasses import replace
 

@@ -21,7 +21,7 @@ SAID = {
         "measured: link nvlink",
         "fell back: warning: mw.attention of attention is computed by reference on cuda, which "
         "holds all scores: 3.0 MiB at once, 6% of the step",
-        "chosen: a micro-batch is issued as one CUDA graph; no function waits for the host",
+        "chosen: functions are issued as CUDA graphs, recorded once; none waits for the host",
     ),
     "rtx4090:4": (
         "data sheet: matmul rates",

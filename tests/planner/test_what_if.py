@@ -152,7 +152,7 @@ def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_priced_elsewhere() -> None:
     """What the device waits for the host is said, and twice the matmul rate takes less time
     without; where the plan does not fit, that is said."""
-    job = replace(ASKED, pins={"dp": 2, "zero": 0, "schedule": "gpipe"})
+    job = replace(ASKED, pins={"dp": 2, "zero": 2, "micro_batch": 1})
     made = plan("tiny-llama", cluster="h200:2", job=job)
     sweeps = ["device.matmul=x1,x2", "device.memory_gb=140,0.001"]
     same, small, fast, _ = priced(made, clusters=["h200:2"], sweeps=sweeps)
