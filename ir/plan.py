@@ -233,7 +233,7 @@ class Plan:
     @cached_property
     def replays(self) -> bool:
         """Return whether a rank issues its functions as CUDA graphs."""
-        layout = self.num_stages, self.zero, self.num_microbatches
+        layout = self.num_stages, self.schedule_name, self.zero, self.num_microbatches
         return replays(*layout) and may_replay(self.device_type, (p.graph for p in self.pieces))
 
     @property

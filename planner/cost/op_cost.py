@@ -49,6 +49,7 @@ MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
 # blocks take among many; WAITING is of what more waves of blocks wait for their last ones (readings
 # of 2 to 64 heads of 64 and 128, 512 to 4,096 positions, H200, cuDNN of torch 2.11, 2026-11-29).
 VENDOR, VENDOR_QUERIES, LONGEST, SHARED, WAITING = "cudnn", 128, (1.1, 200.0), 0.1, 1.2
+SHORTEST = 512  # positions of the shortest row that was read
 
 
 class Scores(NamedTuple):
@@ -373,8 +374,11 @@ class Costs:
         assert at is not None
         longest = 1.0
         if op.attr("causal", True):
-            longest = max(1.0, (LONGEST[0] + LONGEST[1] / length) / self._slowest(op, ins))
-        waves = self._rows_of(work.operands[at], ins[at]) / (MULTIPROCESSORS * VENDOR_QUERIES)
+            longest = max(
+                1.0, (LONGEST[0] + LONGEST[1] / max(length, SHORTEST)) / self._slowest(op, ins)
+            )
+        rows = self._rows_of(work.operands[at], ins[at]) * max(1.0, VENDOR_QUERIES / length)
+        waves = rows / (MULTIPROCESSORS * VENDOR_QUERIES)
         alone = longest / waves
         return max(alone + SHARED, 1.0 + WAITING * (1.0 - 1.0 / waves) * alone**2)
 

@@ -97,7 +97,7 @@ class Problem:
 
     def replays(self, c: Candidate) -> bool:
         """Return whether the host issues a candidate's functions as CUDA graphs."""
-        layout = c.num_stages, c.zero, c.num_microbatches
+        layout = c.num_stages, c.schedule, c.zero, c.num_microbatches
         return self._may_replay and replays(*layout)
 
     @property

@@ -20,16 +20,16 @@ class Agreement:
 
     stop: a signal asks for a stop. write_failed: a checkpoint could not be written. save: it is
     time for one, or a callback asks for one. end: a callback asks for the end of the run.
-    commands: a user gave one to the run.
+    commands: a user gave one to the run. unrecorded: it issues what others may have recorded.
     """
 
     def __init__(self) -> None:
         self.stop, self.write_failed, self.save, self.end = (Flag() for _ in range(4))
-        self.commands = Flag()
+        self.commands, self.unrecorded = Flag(), Flag()
 
     def sum(self, *values: Tensor) -> list[float]:
         """Return the sums over all ranks of 0-dim tensors; the flags travel with them."""
-        flags = (self.stop, self.write_failed, self.save, self.end, self.commands)
+        flags = (self.stop, self.write_failed, self.save, self.end, self.commands, self.unrecorded)
         device = values[0].device
         own = [torch.full((), f.here, dtype=torch.float64, device=device) for f in flags]
         totals = torch.stack([*(value.double() for value in values), *own])

@@ -172,6 +172,14 @@ class FlatBucket:
         """Count the reductions of a step from here: none was asked for, or `completed`."""
         self.completed = completed
 
+    def forget(self) -> None:
+        """Forget what a recording that failed left under way: none of it has run."""
+        self._gather, self._reduce, self._replicas = None, [], None
+        if self.zero == 3:
+            self.full = None
+        if self.zero >= 2:
+            self.grad = None
+
     def reduce(self) -> None:
         """Sum over ranks where it is due, after a stage's last gradient of a micro-batch.
 

@@ -1,7 +1,7 @@
 """Memory outside of recordings for what crosses between ranks of a pipeline.
 
-A recorded action's memory is the next one's once nothing needs it, and what travels is touched by
-no recording. So what leaves is copied here, and what arrives is copied from here.
+A recorded action's memory is the next one's once nothing needs it, so no recording's own memory
+travels. What leaves is copied here, and what arrives is copied from here.
 """
 
 from collections import Counter, defaultdict
@@ -27,8 +27,7 @@ class CrossingMemory:
         self._arriving: dict[Hashable, Values] = {}
 
     def leaving(self, kind: str, target: int, values: Values) -> Values:
-        """Return the place of the next send to a pp rank: of the oldest such send where
-        SENDS_IN_FLIGHT have one."""
+        """Return where the next send to a pp rank is copied. SENDS_IN_FLIGHT places take turns."""
         key = kind, target, _shapes(values)
         turn = self._turns[key]
         self._turns[key] += 1

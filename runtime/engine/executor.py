@@ -57,8 +57,8 @@ U = TypeVar("U", bound=Update)
 class Executor(Generic[U]):
     """State of one rank: buckets, stages, what passes between stages.
 
-    agreement: what its ranks learn of in each step. beacon: marked before each action. replay: of
-    micro-batches that are recorded, None where the plan has none.
+    agreement: what its ranks learn of in each step. beacon: marked before each action. replay: its
+    recordings, None where the plan has none.
     """
 
     def __init__(
@@ -148,8 +148,10 @@ class Executor(Generic[U]):
         self._begin(batches, label_count, training=True)
         self._outstanding = self.replay is not None and self._replayed(self.replay)
         if self._outstanding:
-            return self._step(lr)
+            return self._step_behind_recordings(lr)
         if self.replay is not None:
+            for bucket in self.buckets.values():
+                bucket.forget()
             self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
         for kind, stage, microbatch in self.schedule:
@@ -160,9 +162,17 @@ class Executor(Generic[U]):
                 else:
                     self._run(kind, stage, microbatch)
             except Exception as error:
-                error.add_note(f"rank {_rank()}, stage {stage}, action {kind} {microbatch}")
+                error.add_note(_place(kind, stage, microbatch))
                 raise
         return result
+
+    def _step_behind_recordings(self, lr: float) -> tuple[float, float]:
+        assert self.replay is not None
+        self.beacon.mark("STEP", min(self.stages))
+        found = self._step(lr)
+        if self.agreement.unrecorded.anywhere:  # NCCL's calls are recorded on all ranks or on none
+            self.replay.stop("another rank could not record")
+        return found
 
     def _replayed(self, replay: Recordings) -> bool:
         """Issue the micro-batches as recorded; return whether they could be."""
@@ -194,7 +204,11 @@ class Executor(Generic[U]):
     def _marked(self, action: Action, again: Call) -> Call:
         def issue() -> None:
             self.beacon.mark(*action)
-            again()
+            try:
+                again()
+            except Exception as error:
+                error.add_note(_place(*action))
+                raise
 
         return issue
 
@@ -349,7 +363,7 @@ class Executor(Generic[U]):
         self._arrived(kind, stage, microbatch, crossing_like(self._described(kind, stage), receive))
 
     def _described(self, kind: str, stage: int) -> Any:
-        """Return what describes what crosses into a stage."""
+        """Return the shapes and dtypes of what crosses into a stage."""
         module = self.stages[stage].module
         return module.ENTRY if kind == "F" else module.EXIT
 
@@ -413,6 +427,10 @@ class Executor(Generic[U]):
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
         return float(loss)
+
+
+def _place(kind: str, stage: int, microbatch: int) -> str:
+    return f"rank {_rank()}, stage {stage}, action {kind} {microbatch}"
 
 
 def _rank() -> int:

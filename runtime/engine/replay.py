@@ -6,20 +6,25 @@ same memory each time: what a micro-batch gives is copied into tensors that stay
 gradients lie in buckets that stay, and what is between forward and backward has memory of its own,
 as much as without a recording. Collectives are recorded too.
 
-A rank that holds the whole model records a micro-batch's forward and backward together, and those
-of a step's last one again where gradients travel. A rank of a pipeline records every action of its
-schedule, as several micro-batches are between forward and backward at a time.
+Where each backward follows its forward, a rank that holds the whole model records both together,
+and those of a step's last micro-batch again where gradients travel. Elsewhere several micro-batches
+are between forward and backward at a time, and a rank records every action of its schedule.
 """
 
 import gc
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from .stage import Batch
+
+# A stage that does not train has nothing to record in its backward.
+warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
 
 Call = Callable[[], object]
 Recorder = Callable[[Call], Call]  # records what a call issues; returns what issues it again
@@ -27,7 +32,7 @@ Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]  # of a micro-batch: what
 
 
 class Recordings(ABC):
-    """What a rank has recorded of a step, and when it may issue that.
+    """The recordings of a rank's step.
 
     why_not: what torch said of what it could not record, "" otherwise.
     """
@@ -44,6 +49,11 @@ class Recordings(ABC):
         of a micro-batch, but elsewhere."""
         if self._held and torch.cuda.mem_get_info()[0] < self._held:
             self.drop()
+
+    def stop(self, why: str) -> None:
+        """Record nothing from now on, for this reason."""
+        self.why_not = why
+        self.drop()
 
     def drop(self) -> None:
         """Forget what is recorded; its memory is free for others."""
@@ -80,6 +90,8 @@ class Recordings(ABC):
         except RuntimeError as error:
             self.why_not = str(error).strip().split("\n")[0]
             self.drop()
+            with suppress(RuntimeError):  # torch may count the recording as under way
+                torch.cuda.empty_cache()
         return self._recorded
 
     @abstractmethod
@@ -128,7 +140,7 @@ class Replay(Recordings):
 
 
 class ScheduleReplay(Recordings):
-    """The recorded actions of a rank of a pipeline, each micro-batch's apart.
+    """The recorded actions of a rank's schedule, one recording for each.
 
     They are issued in the order in which they were recorded, so one's memory is another's once
     nothing needs it, as without recordings. Transfers are issued by the host between them.
@@ -159,12 +171,12 @@ class ScheduleReplay(Recordings):
 
 
 def cuda_graphs() -> Recorder:
-    """Return what records what a call issues to the device, which runs nothing meanwhile. One
-    recording's memory is another's once it has run.
+    """Return a recorder. The device runs nothing while it records. One recording's memory is
+    another's once it has run.
 
     Other threads may take memory meanwhile: one writes a checkpoint, one reads rows.
     """
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    pool, stream = torch.cuda.graph_pool_handle(), _stream(torch.cuda.current_device())
     gc.collect()
     torch.cuda.synchronize()
 
@@ -174,11 +186,20 @@ def cuda_graphs() -> Recorder:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 call()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of the same recording, which the first error says
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     return record
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """Return the stream that a device records on: matmuls keep a workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _kind(batch: Batch) -> Kind:

@@ -295,10 +295,11 @@ class Trainer:
         replay = self.executor.replay
         if replay is not None and replay.why_not:
             self.say.warn(
-                f"no CUDA graph of a micro-batch: {replay.why_not}; the host issues each kernel, "
+                f"no CUDA graphs: {replay.why_not}; the host issues each kernel, "
                 "which is slower where rows are few"
             )
             self.executor.replay = None
+            self.executor.agreement.unrecorded.here = True
 
     def _cast_flags(self) -> None:
         """Tell the step what the other ranks are to learn of this one."""

@@ -12,6 +12,8 @@ CALLS = "    return lambda call: call\n"
 OPERATORS = """    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
+    collectives = []
+
     def run(func, args, kwargs):
         found = func(*args, **kwargs)
         if func.namespace == "c10d":  # gloo works in other threads
@@ -27,6 +29,10 @@ OPERATORS = """    from torch.utils._python_dispatch import TorchDispatchMode
             for given, described in zip(args, func._schema.arguments):
                 if described.alias_info is not None and described.alias_info.is_write:
                     self.changed += [(x, x.clone()) for x in tree_leaves(given)]
+            if func.namespace == "c10d":
+                collectives.append(func)
+                if len(collectives) == FAILS_AT:
+                    raise RuntimeError("no more memory")
             found = run(func, args, kwargs or {})
             self.calls.append((func, args, kwargs or {}, found))
             return found
@@ -40,21 +46,28 @@ OPERATORS = """    from torch.utils._python_dispatch import TorchDispatchMode
 
     def record(call):
         tape = Tape()
-        with tape:
-            call()
-        for x, before in reversed(tape.changed):
-            x.copy_(before)
+        try:
+            with tape:
+                call()
+        finally:
+            for x, before in reversed(tape.changed):
+                x.copy_(before)
         return tape.again
 
     return record
 """
 
 
+def operators(fails_at: int = 0) -> str:
+    """Return what records operators. fails_at: the collective that fails, 0 for none."""
+    return OPERATORS.replace("FAILS_AT", str(fails_at))
+
+
 def record_on_cpu(folder: Path, recording: str = CALLS) -> None:
     """Let a program record. recording: what `cuda_graphs` does."""
     change(folder / "layout.py", r"\n\)\n$", "\n    replays=True,\n)\n")
     change(folder / ENGINE / "executor.py", r'self\.device\.type != "cuda"', "False")
-    pattern = r"(?s)    pool, stream = torch\.cuda.*?return record\n"
+    pattern = r"(?s)    pool, stream = torch\.cuda.*?\n    return record\n"
     change(folder / ENGINE / "replay.py", pattern, recording)
 
 

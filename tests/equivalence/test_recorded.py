@@ -7,7 +7,7 @@ import pytest
 from equivalence.cases import DROPPED, Case, ModelDraw
 from equivalence.compare import LawError
 from equivalence.law import Court
-from equivalence.recorded import ENGINE, OPERATORS, change, record_on_cpu
+from equivalence.recorded import ENGINE, change, operators, record_on_cpu
 
 _TIED = ModelDraw("llama", stock=False, variant=3, seed=0)
 _DROPPED = ModelDraw(DROPPED, False, 0, 0)
@@ -29,6 +29,15 @@ PIPELINES = [
     Case(number=3113, seed=1, model=_TIED, pp=2, accumulation=4, schedule="zbv"),
     Case(number=3114, seed=1, model=_TIED, pp=2, accumulation=4, schedule="zb-h1", resume=2),
     Case(number=3115, seed=1, model=_TIED, pp=2, accumulation=4, schedule="interleaved", chunks=2),
+    Case(number=3116, seed=0, model=_TIED, pp=2, accumulation=6, freeze=("embed.*", "layers.0.*")),
+    Case(number=3117, seed=0, model=_TIED, accumulation=3, schedule="gpipe"),
+]
+# A recording fails in the third collective, behind two that are under way.
+FAILING = [
+    Case(number=3118, seed=0, model=_TIED, pp=2, dp=2, accumulation=3),
+    Case(number=3119, seed=0, model=_TIED, pp=2, dp=2, zero=1, accumulation=3),
+    Case(number=3120, seed=0, model=_TIED, dp=2, zero=2),
+    Case(number=3121, seed=0, model=_TIED, dp=2, zero=3),
 ]
 _PLANTS = {
     "every micro-batch is the first": (ALONE, "replay.py", r"_copy\(self\._given, \w+\)", "pass"),
@@ -56,12 +65,20 @@ def test_a_recording_that_keeps_what_changes_is_seen(name: str, court: Court) ->
 
 
 def _record_operators(folder: Path) -> None:
-    record_on_cpu(folder, OPERATORS)
+    record_on_cpu(folder, operators())
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=str)
 def test_recorded_actions_equal_the_plain_model(case: Case, court: Court) -> None:
     court.try_case(replace(case, steps=4), _record_operators)
+
+
+@pytest.mark.parametrize("case", FAILING, ids=str)
+def test_the_host_issues_what_cannot_be_recorded(case: Case, court: Court) -> None:
+    def edit(folder: Path) -> None:
+        record_on_cpu(folder, operators(fails_at=3))
+
+    court.try_case(replace(case, steps=4), edit)
 
 
 _PLANTS_OF_PIPELINES = {

@@ -350,7 +350,8 @@ def test_a_search_prices_the_plan_that_it_finds_under_the_other_stack() -> None:
     own = meshwright.plan("tiny-llama", cluster="h200:2", job=job).decisions
     theirs = step_us(own, parse_cluster("h200:2"), read_software("pytorch-eager"))
     assert answer.step is not None and answer.step.step_us != theirs == answer.software_us
-    assert answer.software_bytes not in (None, answer.step.peak_bytes)
+    assert answer.software_bytes is not None  # and ours has the workspace of what it records
+    assert 0 < answer.step.peak_bytes - answer.software_bytes < 2**25
 
 
 def test_a_layout_that_only_the_other_stack_holds_is_priced_all_the_same(tmp_path: Path) -> None:
