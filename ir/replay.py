@@ -1,8 +1,9 @@
 """Which plans issue their functions as CUDA graphs, recorded once; see runtime/engine/replay.py.
 
-A rank that holds the whole model records a micro-batch where each backward follows its forward.
-Elsewhere a rank records each action of its schedule, of so many micro-batches at most.
-Gradients may travel in a step's last micro-batch, but not behind the next one.
+With one stage and the schedule 1F1B, a rank records the forward and backward of one micro-batch.
+In all other plans a rank records every action of its schedule. Such a plan may have at most
+MOST_MICROBATCHES micro-batches, as each action takes memory for a recording of its own.
+Gradients may be reduced in a step's last micro-batch, but not while the next micro-batch runs.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from .ops.call import registrations
 
 RECORDS = "cuda"  # devices that record
 ALTERNATES = "1f1b"  # the schedule whose backward follows each forward
-# What a recorded kernel holds was not read: 14,000 of a rank and step, 8 micro-batches, had room.
+# The memory of a recorded kernel was not measured. 14,000 kernels, of 8 micro-batches, had room.
 MOST_MICROBATCHES = 64
 
 

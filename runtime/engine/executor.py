@@ -4,6 +4,8 @@ The emitted stage files hold the functions and the loops over instances (stage.p
 call back for). Actions are (kind, stage, micro-batch) tuples.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,11 +17,11 @@ from . import collectives, mesh
 from .agreement import Agreement
 from .boundary import Crossing, crossing_like, values_of
 from .buckets import FlatBucket
-from .crossing_memory import CrossingMemory, copied, copy_into
 from .layout import Layout
 from .p2p import SENDS_IN_FLIGHT, Transfers
 from .replay import Call, Recorder, Recordings, Replay, ScheduleReplay, cuda_graphs
 from .router_loads import RouterLoads
+from .schedule_recorder import ScheduleRecorder
 from .stage import Batch, Stage, Step
 
 __all__ = ["KINDS", "SENDS_IN_FLIGHT", "Batch", "Executor"]
@@ -90,12 +92,12 @@ class Executor(Generic[U]):
     def _recordings(self) -> Recordings | None:
         if self.device.type != "cuda":
             return None
-        if self.last == 0 and self.alternates:
+        if self.last == 0 and self._alternates:
             return Replay(self._issue, cuda_graphs, alike=mesh.world() == 1)
         return ScheduleReplay(self._record_step, cuda_graphs)
 
     @property
-    def alternates(self) -> bool:
+    def _alternates(self) -> bool:
         """Return whether each micro-batch's backward follows its forward."""
         kinds = [kind for kind, _, _ in self.schedule[:-1]]
         return kinds == ["F", "B"] * self.layout.num_microbatches
@@ -128,7 +130,7 @@ class Executor(Generic[U]):
         # outputs, and gradients of inputs, that wait to be sent.
         self._inputs: dict[tuple[int, int], Crossing] = {}
         self._output_grads: dict[tuple[int, int], Crossing | None] = {}
-        self._outgoing: dict[tuple[str, int, int], Crossing] = {}
+        self.outgoing: dict[tuple[str, int, int], Crossing] = {}
         self._loss.zero_()
         self._loads = RouterLoads()
 
@@ -155,21 +157,27 @@ class Executor(Generic[U]):
             self._begin(batches, label_count, training=True)
         result = (0.0, 0.0)
         for kind, stage, microbatch in self.schedule:
-            try:
-                self.beacon.mark(kind, max(stage, min(self.stages)), microbatch)
+            with self.at(kind, stage, microbatch):
                 if kind == "STEP":
                     result = self._step(lr)
                 else:
-                    self._run(kind, stage, microbatch)
-            except Exception as error:
-                error.add_note(_place(kind, stage, microbatch))
-                raise
+                    self.run_action(kind, stage, microbatch)
         return result
+
+    @contextmanager
+    def at(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Mark an action before it is issued, and name it in what it raises."""
+        self.beacon.mark(kind, max(stage, min(self.stages)), microbatch)
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"rank {_rank()}, stage {stage}, action {kind} {microbatch}")
+            raise
 
     def _step_behind_recordings(self, lr: float) -> tuple[float, float]:
         assert self.replay is not None
-        self.beacon.mark("STEP", min(self.stages))
-        found = self._step(lr)
+        with self.at("STEP", -1, -1):
+            found = self._step(lr)
         if self.agreement.unrecorded.anywhere:  # NCCL's calls are recorded on all ranks or on none
             self.replay.stop("another rank could not record")
         return found
@@ -197,67 +205,8 @@ class Executor(Generic[U]):
         """Record each action of the schedule; return what issues it again, in order."""
         for stage in self.stages.values():
             stage.step = Step(batches, training=True)
-        memory = CrossingMemory(self.device)
-        actions = [action for action in self.schedule if action[0] != "STEP"]
-        return [self._marked(action, self._recorded(record, memory, *action)) for action in actions]
-
-    def _marked(self, action: Action, again: Call) -> Call:
-        def issue() -> None:
-            self.beacon.mark(*action)
-            try:
-                again()
-            except Exception as error:
-                error.add_note(_place(*action))
-                raise
-
-        return issue
-
-    def _recorded(
-        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
-    ) -> Call:
-        if kind.startswith("SEND"):
-            return self._recorded_send(record, memory, kind[-1], stage, microbatch)
-        if kind.startswith("RECV"):
-            return self._recorded_receive(record, memory, kind[-1], stage, microbatch)
-        return record(partial(self._run_whole, kind, stage, microbatch))
-
-    def _recorded_send(
-        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
-    ) -> Call:
-        values = values_of(self._outgoing.pop((kind, stage, microbatch)))
-        target = self._neighbour(f"SEND_{kind}", stage)
-        places = memory.leaving(kind, target, values)
-        copy = record(partial(copy_into, places, values))
-
-        def issue() -> None:
-            self.transfers.make_way(kind, target)
-            copy()
-            self.transfers.send(kind, places, target)
-
-        return issue
-
-    def _recorded_receive(
-        self, record: Recorder, memory: CrossingMemory, kind: str, stage: int, microbatch: int
-    ) -> Call:
-        described, source = self._described(kind, stage), self._neighbour(f"RECV_{kind}", stage)
-        places = memory.arriving(described)
-
-        def copy_here() -> None:
-            self._arrived(kind, stage, microbatch, copied(described, places))
-
-        copy = record(copy_here)
-
-        def issue() -> None:
-            self.transfers.fill(kind, source, places)
-            copy()
-
-        return issue
-
-    def _run_whole(self, kind: str, stage: int, microbatch: int) -> None:
-        """Run an action and wait for the reductions that it started."""
-        self._run(kind, stage, microbatch)
-        for bucket in self.buckets.values():
-            bucket.finish()
+        recorder = ScheduleRecorder(self, record)
+        return [recorder.recorded(*action) for action in self.schedule if action[0] != "STEP"]
 
     def _rehearse(self, batches: list[Batch], label_count: int) -> None:
         """Run every function of this rank once, on zeros where another rank's values come in, and
@@ -290,7 +239,7 @@ class Executor(Generic[U]):
         if stage < self.last:
             self._output_grads[stage, 0] = crossing_like(module.EXIT, self._zeros)
         for kind in kinds:
-            self._run(kind, stage, 0)
+            self.run_action(kind, stage, 0)
 
     def _most_held(self, stage: int) -> int:
         """Micro-batches of a stage between forward and backward, at most."""
@@ -304,7 +253,7 @@ class Executor(Generic[U]):
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def _run(self, kind: str, stage: int, microbatch: int) -> None:
+    def run_action(self, kind: str, stage: int, microbatch: int) -> None:
         if kind == "F":
             self._forward(stage, microbatch)
         elif kind in ("B", "I"):
@@ -328,7 +277,7 @@ class Executor(Generic[U]):
         elif stage + 1 in self.stages:
             self._inputs[stage + 1, microbatch] = out
         else:
-            self._outgoing["F", stage, microbatch] = out
+            self.outgoing["F", stage, microbatch] = out
 
     def _backward(self, kind: str, stage: int, microbatch: int) -> None:
         here = self.stages[stage]
@@ -342,7 +291,7 @@ class Executor(Generic[U]):
         if stage - 1 in self.stages:
             self._output_grads[stage - 1, microbatch] = out
         elif out is not None:  # None where nothing below trains
-            self._outgoing["B", stage, microbatch] = out
+            self.outgoing["B", stage, microbatch] = out
 
     def _beside_loss(self) -> Crossing | None:
         """The gradients of what the last stage gives beside the loss; None where that is nothing.
@@ -354,27 +303,27 @@ class Executor(Generic[U]):
         return (self._loads.gradient(),) if self._loads.given else None
 
     def _send(self, kind: str, stage: int, microbatch: int) -> None:
-        out = self._outgoing.pop((kind, stage, microbatch))
-        self.transfers.send(kind, values_of(out), self._neighbour(f"SEND_{kind}", stage))
+        out = self.outgoing.pop((kind, stage, microbatch))
+        self.transfers.send(kind, values_of(out), self.neighbour(f"SEND_{kind}", stage))
 
     def _receive(self, kind: str, stage: int, microbatch: int) -> None:
-        source = self._neighbour(f"RECV_{kind}", stage)
+        source = self.neighbour(f"RECV_{kind}", stage)
         receive = partial(self.transfers.receive, kind, source)
-        self._arrived(kind, stage, microbatch, crossing_like(self._described(kind, stage), receive))
+        self.arrived(kind, stage, microbatch, crossing_like(self.described(kind, stage), receive))
 
-    def _described(self, kind: str, stage: int) -> Any:
+    def described(self, kind: str, stage: int) -> Any:
         """Return the shapes and dtypes of what crosses into a stage."""
         module = self.stages[stage].module
         return module.ENTRY if kind == "F" else module.EXIT
 
-    def _arrived(self, kind: str, stage: int, microbatch: int, x: Crossing) -> None:
+    def arrived(self, kind: str, stage: int, microbatch: int, x: Crossing) -> None:
         """Let what crossed into a stage wait for its action."""
         if kind == "F":
             self._inputs[stage, microbatch] = x
         else:
             self._output_grads[stage, microbatch] = x
 
-    def _neighbour(self, kind: str, stage: int) -> int:
+    def neighbour(self, kind: str, stage: int) -> int:
         """Return the pp rank at the other end of a transfer."""
         behind = kind in ("SEND_F", "RECV_B")
         return self.layout.stage_ranks[stage + (1 if behind else -1)]
@@ -427,10 +376,6 @@ class Executor(Generic[U]):
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
         return float(loss)
-
-
-def _place(kind: str, stage: int, microbatch: int) -> str:
-    return f"rank {_rank()}, stage {stage}, action {kind} {microbatch}"
 
 
 def _rank() -> int:

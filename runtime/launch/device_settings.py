@@ -16,8 +16,9 @@ ALWAYS = {
     # Each way between stages has a communicator of its own, whose transfers come in order.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
 }
-# Streams share so many queues of the device, and one that waits blocks those behind it. More than
-# CUDA's own 8 make parts of a CUDA graph wait 3 to 6 us longer for each other (H200, 2026-11-29).
+# CUDA puts its streams into this number of queues. A stream that waits for another rank blocks the
+# streams behind it in its queue, so a pipeline takes the most that CUDA offers. Other programs keep
+# CUDA's default of 8: with 32, memsets in a CUDA graph start 6 us later (H200, 2026-11-29).
 OF_PIPELINES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # Buffers of several GiB find room where smaller ones were freed.
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -25,7 +26,8 @@ OLD_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def set_for(folder: Path) -> None:
-    """Set the variables for the program in `folder`."""
+    """Set the variables for the program in `folder`. Raises ValueError where its needs.json is no
+    JSON."""
     path = folder / "needs.json"
     stages = json.loads(path.read_text()).get("stages", 1) if path.is_file() else 1
     wanted = ALWAYS | (OF_PIPELINES if stages > 1 else {})

@@ -33,8 +33,8 @@ def main(folder: Path) -> None:
     parser = argparse.ArgumentParser(description=f"Run the program in {folder.name}")
     add_arguments(parser)
     given = parser.parse_args()
-    device_settings.set_for(folder)
     try:
+        device_settings.set_for(folder)
         options = run_options(vars(given), partial(program_tokens_per_step, folder))
         beacon = watched(options)
         gc.disable()  # it would look through what torch is made of, all of which stays

@@ -359,8 +359,8 @@ def test_queries_that_stay_are_mirrored_and_heads_that_move_are_not(llama) -> No
 
 
 def test_the_slowest_rank_of_a_causal_attention_sets_its_price(llama) -> None:
-    """The last of 16 shards does 31/16 of the mean, a mirrored one the mean, and waits for the
-    longest block of its few waves."""
+    """The last of 16 shards does 31/16 of the mean, a mirrored one the mean. Of 16 rows there are
+    so many blocks that the longest one does not count."""
     given = {"mesh": compute_mesh(context=16), "cluster": parse_cluster("h200:8x2"), "seq": 65536}
     us = {}
     for order in ORDERS:
@@ -369,9 +369,10 @@ def test_the_slowest_rank_of_a_causal_attention_sets_its_price(llama) -> None:
         costs = Costs(given["cluster"], given["mesh"], {"B": 1, "S": 65536})
         items = items_of(piece.graph, piece.placements, costs, 8)
         (op,) = (op for op in piece.graph.ops if op.target == "mw.attention")
-        us[order] = items.op_us[op.output.name]
+        many = Costs(given["cluster"], given["mesh"], {"B": 16, "S": 65536})
+        us[order] = items_of(piece.graph, piece.placements, many, 8).op_us[op.output.name]
         assert items.total_us(model.price) == pytest.approx(piece.objective_us, rel=1e-9)
-    assert us["contiguous"] / us["mirrored"] == pytest.approx(2 - 1 / 16, rel=0.03)
+    assert us["contiguous"] / us["mirrored"] == pytest.approx(2 - 1 / 16, rel=1e-3)
 
 
 def test_an_order_that_does_not_divide_is_contiguous_or_refused(tiny) -> None:
