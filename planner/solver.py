@@ -185,6 +185,10 @@ class LinearProgram:
             row.SetCoefficient(self._variables[index], coefficient)
         return self._solver.NumConstraints() - 1
 
+    def require(self, row: int, least: float) -> None:
+        """Ask a row to be at least so much. row: its index, as `at_least` returned it."""
+        self._solver.constraints()[row].SetLb(least)
+
     def solve(self) -> float | None:
         """Return the optimum; None where nothing satisfies the rows, 0 where the solver gave up.
 

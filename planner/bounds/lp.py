@@ -29,6 +29,8 @@ Constraints
     fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
                function has alive <= limit; left out where another i has as many micro-batches in
                flight of every stage
+    taken[r]   what the units of rank r take at their fastest >= what whole units take the busiest
+               rank (whole_units.py); of one rank after another, the bound being the least of these
 
 Paths are added as they are needed: a solution whose longest path is longer than its end asks for
 that one, until what is missing is next to nothing. Every solution on the way is a bound.
@@ -135,13 +137,18 @@ def bound_pipeline(
     effort: LpEffort = BUDGET.quick,
     paths: Sequence[Path] = (),
     step: float = BUDGET.lp_step,
+    busiest_us: float = 0.0,
 ) -> LpBound:
     """Stops at a bound of `enough_us`, or when the effort is made.
 
-    paths: of the same waits, to begin with. step: SearchBudget.lp_step.
+    paths: of the same waits, to begin with. step: SearchBudget.lp_step. busiest_us: of units that
+    are whole, what some rank takes of a micro-batch at least.
     """
     builder = Builder(pipeline, enough_us, effort, list(paths), step)
-    return replace(builder.solve(), paths=tuple(builder.paths))
+    found = replace(builder.solve(), paths=tuple(builder.paths))
+    if not busiest_us or not 0.0 < found.step_us < enough_us:
+        return found
+    return replace(found, step_us=max(found.step_us, builder.with_busiest_us(busiest_us)))
 
 
 Terms = list[tuple[int, float]]
@@ -206,6 +213,31 @@ class Builder:
             self._memory()
         self.program = solver.LinearProgram(self.problem)
         return self._refined()
+
+    def with_busiest_us(self, busiest_us: float) -> float:
+        """Return the least step in which some rank takes so long: the shortest of those in which
+        one rank does, by the paths of the last solution; 0 where that is such a step.
+
+        Units that are split take the same on all ranks, where whole ones do not.
+        """
+        least, values = busiest_us / self.unit_us, self.program.values()
+        taken = [self._taken(rank) for rank in self._all_ranks]
+        if any(sum(us * values[v] for v, us in terms) >= least for terms in taken):
+            return 0.0  # the last solution is such a step
+        rows = [self.program.at_least(terms, 0.0) for terms in taken]
+        return min(self._step_with(row, least) for row in rows)
+
+    def _step_with(self, row: int, least: float) -> float:
+        """Return the step where a row is at least so much, and then no longer."""
+        self.program.require(row, least * (1 - TOLERANCE))
+        step = self.program.solve()
+        self.program.require(row, 0.0)
+        return INF if step is None else step * self.unit_us * (1 - TOLERANCE)
+
+    def _taken(self, rank: int) -> Terms:
+        """Return what the units of a rank take under their fastest options."""
+        shares = [x for s in self._stages(rank) for x in self.shares[s]]
+        return [(v, k.fastest_us / self.unit_us) for k, _, v in shares]
 
     def _refined(self) -> LpBound:
         """Solve, and add longest paths, again and again: of the solution, and of a point between it
@@ -323,10 +355,14 @@ class Builder:
 
     def _ranks(self, tail: int) -> None:
         """busy and ends."""
-        for rank in range(len(self.pipeline.schedule)):
+        for rank in self._all_ranks:
             shares = [x for s in self._stages(rank) for x in self.shares[s]]
             self._covers(self.end, [(v, k.traffic_us) for k, _, v in shares])
             self._covers(tail, [(v, k.tail_us) for k, _, v in shares])
+
+    @property
+    def _all_ranks(self) -> range:
+        return range(len(self.pipeline.schedule))
 
     def _stages(self, rank: int) -> list[int]:
         return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]

@@ -64,6 +64,23 @@ class Links:
         """Whichever of pipeline and data is outermost."""
         return min(links.transfer_us(size_bytes, source, target) for links in self._both)
 
+    def sends_us(
+        self, size_bytes: float, ranks: tuple[int, ...], any_order: bool
+    ) -> tuple[float, ...]:
+        """Return the time from every stage to the next. ranks: of the stages. any_order: the least,
+        whichever of pipeline and data is outermost."""
+        key = size_bytes, ranks, any_order
+        if key not in self._sends:
+            transfer = self.least_transfer_us if any_order else self.transfer_us
+            hops = list(zip(ranks, ranks[1:], strict=False))
+            us = {hop: transfer(size_bytes, *hop) for hop in set(hops)}  # chunks pass ranks again
+            self._sends[key] = tuple(us[hop] for hop in hops)
+        return self._sends[key]
+
+    @cached_property
+    def _sends(self) -> dict[tuple, tuple[float, ...]]:
+        return {}
+
     @cached_property
     def _both(self) -> "tuple[Links, ...]":
         return tuple(Links(self.cluster, reordered(self.mesh, ROLES[outer])) for outer in OUTER)

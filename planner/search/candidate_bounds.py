@@ -22,9 +22,9 @@ It follows from the problem, the candidate and what is enough alone: from there 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..bounds.floor import Floor
 from ..bounds.partition_bound import pipeline_bound, warmup_bound
 from ..bounds.whole_units import busiest_us
-from ..hardware.topology import Links
 from ..pipeline.partition import MemoryCost
 from ..pipeline.schedules import PLAIN, SPLIT
 from ..remat.options import OptionHulls, StageMemoryCost
@@ -66,13 +66,7 @@ class CandidateBounds:
         key = (self.costs.placed(c.compute), c.mesh, c.zero, precision)
         if key not in self.costs.tails:
             here, there = (
-                UnitTable(
-                    {},
-                    c.zero,
-                    Links(self.costs.problem.rates, x.mesh),
-                    precision,
-                )
-                for x in (c, other)
+                UnitTable({}, c.zero, self.costs.links(x.mesh), precision) for x in (c, other)
             )
             buckets = [b for b in self.costs.layout(c).buckets if b.trainable]
             tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
@@ -99,21 +93,24 @@ class CandidateBounds:
         return max(run, least) + tail
 
     def floor_us(self, c: Candidate) -> float:
-        """A lower bound that costs next to nothing, whatever the schedule, cuts and options.
+        """A lower bound that costs next to nothing, whatever the cuts and options.
 
-        Some rank is busy for the mean over ranks at least. A backward in two reads what both halves
-        need twice and writes what I hands to W, so it is no faster than in one, whose units serve.
+        Some rank is busy for the mean over ranks at least, and with one stage a rank starts after
+        those ahead of it (bounds/floor.py). A backward in two reads what both halves need twice and
+        writes what I hands to W, so it is no faster than in one, whose units serve.
         """
         of, several = c.unsplit, c.chunks > 1
         given = c.micro_batch, c.num_microbatches, c.zero, c.recompute
         key = self.costs.placed(c.compute), c.mesh, *given, self.costs.problem.replays(of), several
         if key not in self.costs.floors:
-            self.costs.floors[key] = self._floor_us(c, self.costs.units_of(of))
-        return self.costs.floors[key]
+            self.costs.floors[key] = self._floor(c, self.costs.units_of(of))
+        floor = self.costs.floors[key]
+        share = 0.0 if several else 1.0 if c.schedule in PLAIN else floor.forward_share
+        return floor.step_us(c.pp, c.num_microbatches, share)
 
-    def _floor_us(self, c: Candidate, units: CandidateUnits) -> float:
-        busy = c.num_microbatches * units.busy_us / c.pp
-        return max(busy, self._collectives_us(c, units)) + self._tail_us(c, units)
+    def _floor(self, c: Candidate, units: CandidateUnits) -> Floor:
+        collectives, tail = self._collectives_us(c, units), self._tail_us(c, units)
+        return Floor(units.busy_us, units.forward_share, collectives, tail)
 
     def _tail_us(self, c: Candidate, units: CandidateUnits) -> float:
         """Return the least time after the last backward on the rank that has most to do then."""
@@ -197,9 +194,9 @@ class CandidateBounds:
         edge = forward if split else both
         before = sum(sum(edge[:rank]) for rank in range(c.pp))
         mean = (m * sum(both) + before) / c.pp
-        return max(sum(forward), mean, m * self._busiest_us(tuple(both), c.listing.stage_ranks))
+        return max(sum(forward), mean, m * self.busiest_us(tuple(both), c.listing.stage_ranks))
 
-    def _busiest_us(self, *asked: tuple) -> float:
+    def busiest_us(self, *asked: tuple) -> float:
         """Return `busiest_us`, found once for units of equal times."""
         known = self.costs.memo.table("busiest ranks")
         if asked not in known:

@@ -14,6 +14,7 @@ from meshwright.ir.mesh import Mesh
 from meshwright.ir.plan import Piece
 
 from ..bounds.analytic import compute_times
+from ..bounds.floor import Floor
 from ..bounds.lp import LpBound
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import WorkTable
@@ -107,9 +108,13 @@ class CandidateCosts:
         return self.memo.table("pipelines", self.problem.read_by_bounds)
 
     @cached_property
-    def floors(self) -> dict[Hashable, float]:
-        """Return the floors of candidates (candidate_bounds.py)."""
+    def floors(self) -> dict[Hashable, Floor]:
+        """Return what floors of candidates follow from (candidate_bounds.py)."""
         return self.memo.table("floors", self.problem.read_by_bounds)
+
+    @cached_property
+    def _links(self) -> dict[Mesh, Links]:
+        return self.memo.table("links", self.problem.rates)
 
     @cached_property
     def _stored(self) -> dict[Hashable, float]:
@@ -231,6 +236,12 @@ class CandidateCosts:
         problem, sizes = self.problem, {"B": micro_batch, "S": self.problem.seq}
         return Costs(problem.rates.issued(replayed), mesh, sizes, wide_grads, self.memo.functions)
 
+    def links(self, mesh: Mesh) -> Links:
+        """Return the links of a mesh."""
+        if mesh not in self._links:
+            self._links[mesh] = Links(self.problem.rates, mesh)
+        return self._links[mesh]
+
     def precision(self, c: Candidate) -> Precision:
         """Return bytes of an element: many micro-batches are summed in float32."""
         return self.problem.precision_at(c.num_microbatches)
@@ -282,8 +293,7 @@ class CandidateCosts:
             for name, found in options.items()
             for k, (_, work) in enumerate(found)
         }
-        links = Links(self.problem.rates, c.mesh)
-        table = UnitTable(works, c.zero, links, self.precision(c))
+        table = UnitTable(works, c.zero, self.links(c.mesh), self.precision(c))
         kinds, distinct = self._unit_kinds(c)
         of_kind: list[UnitOptions] = [
             tuple(table.unit(piece_under(piece, k), held) for k in range(len(options[piece])))

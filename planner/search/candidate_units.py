@@ -168,6 +168,13 @@ class CandidateUnits:
         return sum(self.least_forward_us)
 
     @cached_property
+    def forward_share(self) -> float:
+        """Return what a forward takes of a micro-batch, at least, by the unit where that is
+        least."""
+        pairs = set(zip(self.least_forward_us, self.least_compute_us, strict=True))
+        return min((forward / both for forward, both in pairs if both), default=0.0)
+
+    @cached_property
     def least_forward_us(self) -> list[float]:
         """Return the least forward of each unit without collectives, whatever its option."""
         return of_each(lambda times: min(f for f, _ in times), self.compute)
@@ -186,22 +193,11 @@ class CandidateUnits:
     def sends_us(self, ranks: Sequence[int], any_order: bool = False) -> tuple[float, ...]:
         """Return the least time from every stage to the next; ranks: of the stages. any_order:
         whichever of pp and dp is the outer axis."""
-        key = tuple(ranks), any_order
-        if key not in self._sends:
-            self._sends[key] = self._sends_us(*key)
-        return self._sends[key]
+        return self.table.links.sends_us(self._least_exit_bytes, tuple(ranks), any_order)
 
     @cached_property
-    def _sends(self) -> dict[tuple, tuple[float, ...]]:
-        return {}
-
-    def _sends_us(self, ranks: tuple[int, ...], any_order: bool) -> tuple[float, ...]:
-        least = min(options[0].work.exit_bytes for options in self.options[:-1])
-        links = self.table.links
-        transfer = links.least_transfer_us if any_order else links.transfer_us
-        hops = list(zip(ranks, ranks[1:], strict=False))
-        us = {hop: transfer(least, *hop) for hop in set(hops)}  # chunks pass the same ranks again
-        return tuple(us[hop] for hop in hops)
+    def _least_exit_bytes(self) -> float:
+        return min(options[0].work.exit_bytes for options in self.options[:-1])
 
 
 def _least_us(times: UnitTimes) -> float:

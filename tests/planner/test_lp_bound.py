@@ -10,6 +10,7 @@ from pipelines import equal_kind, equal_pipeline
 from meshwright.ir.schedule import COMPUTE, peer_stage
 from meshwright.planner.bounds.lp import INF, Pipeline, bound_pipeline
 from meshwright.planner.bounds.mixes import mixes_of
+from meshwright.planner.bounds.whole_units import busiest_us
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.pipeline.critical_path import LAST, waits_of
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule
@@ -124,7 +125,8 @@ def _two_kinds(name: str, p: int, m: int, units: list[int]) -> Pipeline:
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_stages_keep_the_mix_of_their_model(name: str) -> None:
-    """Against all cuts of units of two kinds in turn, and without what it says of them."""
+    """Against all cuts of units of two kinds in turn, without what it says of them, and with what
+    whole units take the busiest rank."""
     p, m, chunks = 2, 4, chunks_of(name, None)
     units = [0, *[2, 3] * 6, 1]
     pipeline = _two_kinds(name, p, m, units)
@@ -145,6 +147,11 @@ def test_stages_keep_the_mix_of_their_model(name: str) -> None:
     best = min(map(end, combinations(range(1, len(units)), p * chunks - 1)))
     assert free * (1 - 1e-3) <= found <= best * (1 + 1e-9)
     assert not name.startswith("zb") or found > free * 1.001
+    times = [pipeline.kinds[k].fastest_us for k in units]
+    busiest = busiest_us(times, pipeline.stage_ranks)
+    whole = bound_pipeline(mixed, INF, BUDGET.thorough, busiest_us=busiest).step_us
+    assert found <= whole <= best * (1 + 1e-9)
+    assert (name == "zbv") == (whole > found * 1.01)  # whose ends are both of the first rank
 
 
 def test_first_units_keep_the_mix_of_all() -> None:

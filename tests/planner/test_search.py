@@ -16,6 +16,7 @@ from meshwright.ir.sizes import num_elements
 from meshwright.ir.text.plan_text import format_plan, parse_plan
 from meshwright.ir.traced import Traced
 from meshwright.planner.bounds.lp import bound_pipeline
+from meshwright.planner.budget import BUDGET
 from meshwright.planner.cost.counts import number
 from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
@@ -283,8 +284,9 @@ def test_the_bound_of_every_combination_holds(model, schedule) -> None:
         bound = CandidateBounds(costs).bound_us(candidate)
         assert bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
         assert CandidateBounds(costs).floor_us(candidate) <= fitted.timeline.step_us * (1 + 1e-9)
-        lp_bound = tightened(costs, candidate, 1e15).step_us
-        assert lp_bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
+        for effort in (BUDGET.quick, BUDGET.thorough):
+            lp_bound = tightened(costs, candidate, 1e15, effort=effort).step_us
+            assert lp_bound <= fitted.timeline.step_us * (1 + 1e-9), str(candidate)
 
 
 def test_frozen_parameters_need_no_memory_but_their_own(model, frozen) -> None:
