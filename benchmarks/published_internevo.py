@@ -94,6 +94,14 @@ def predicted(row: dict[str, str]) -> Scored:
     return Scored(row, seconds, predict(plan, cluster).step_us / 1e6, there)
 
 
+def cuts_of(model: str, stages: int) -> str | None:
+    """Return the first piece of each stage but the first: all have as many layers, and of those
+    left over the last ones one more each (internlm/solver/pipeline_utils.py, partition_uniform)."""
+    per, left = divmod(SIZES[model][0], stages)
+    starts = [per * n + max(0, n - (stages - left)) for n in range(1, stages)]
+    return ",".join(str(1 + 2 * start) for start in starts) or None
+
+
 def memory_plan_of(row: dict[str, str]) -> tuple[Plan, Cluster, Software]:
     """Pin the layout of a row of the memory test."""
     gpus, tp, pp = (int(row[key]) for key in ("gpus", "tp", "pp"))
@@ -102,10 +110,13 @@ def memory_plan_of(row: dict[str, str]) -> tuple[Plan, Cluster, Software]:
         pp=pp, dp=dp, tp=tp, micro_batch=1, zero=(3 if whole else 1) if dp > 1 else 0,
         recompute="all", precision="master", reduce_dtype="bf16", schedule="1f1b",
         shard_weights=int(tp > 1), shard_sequence=0 if tp > 1 else None,
+        cuts=cuts_of(row["model"], pp),
     )  # fmt: skip
     cluster, model = cluster_of(gpus), traced(*model_of(row["model"]))
     plan = make_plan(model, cluster, seq=SEQ, global_batch=dp * MICRO_BATCHES, pins=pins)
-    return plan, cluster, read_software("internevo-2023")
+    software = read_software("internevo-2023")
+    # fsdp_optimizer.py copies gradients to float32 and flattens none.
+    return plan, cluster, replace(software, flat_bytes=software.flat_bytes - 2 * whole)
 
 
 def show_times() -> None:
