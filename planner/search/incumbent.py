@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.ir.mesh import Mesh
 
 from ..bounds.lp import LpBound
+from ..pipeline.schedule_table import Listing
 from ..pipeline.schedules import PLAIN
 from .begins import begun_anew
 from .candidate_costs import CandidateCosts
@@ -26,6 +27,7 @@ from .fitting import (
     descended,
     fastest_of,
     fit,
+    fitted_to,
     never_fits,
     polished,
     refitted,
@@ -76,8 +78,8 @@ class Incumbent:
     """The best so far, and all that was considered.
 
     bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
-    those that were not worth it. priced_by: the costs that the best was fitted with. at: what is
-    being done.
+    those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. priced_by:
+    the costs that the best was fitted with. at: what is being done.
     """
 
     costs: CandidateCosts
@@ -89,6 +91,7 @@ class Incumbent:
     bounds: dict[Candidate, float] = field(default_factory=dict)
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
+    cuts: dict[Listing, Fitted] = field(default_factory=dict)
     simulated: int = 0
     at: str = ""
 
@@ -168,8 +171,7 @@ class Incumbent:
     def _fit_near(self, ways: tuple[Fitted, ...], far_us: float) -> None:
         """Take the fastest way of a candidate. Cut it anew where it is near the best, as a lower
         best leaves less to consider, or so far from its bound that its cuts say little of it."""
-        fitted = fastest_of(ways)
-        assert fitted is not None
+        fitted = _fastest(ways)
         self.fitted.append(fitted)
         better = self._offer(fitted)
         if better or not fitted.exceeds(self.near_us) or fitted.least_us > far_us:
@@ -192,9 +194,7 @@ class Incumbent:
     def _offer_one(self, ways: tuple[Fitted, ...], priced_by: CandidateCosts | None = None) -> None:
         """Offer the fastest of several, where one may be the best."""
         if min(way.least_us for way in ways) < self.best_us:
-            fastest = fastest_of(ways)
-            assert fastest is not None
-            self._offer(fastest, priced_by)
+            self._offer(_fastest(ways), priced_by)
 
     def _near(self) -> list[Fitted]:
         """Return the simulated plans that are not much slower than the best, the fastest first."""
@@ -205,9 +205,24 @@ class Incumbent:
         c = fitted.candidate
         if c not in self.cut_anew:
             self.cut_anew.add(c)
-            ways = descended(self.costs, fitted, self.limit)
+            ways = self._as_others_are_cut(descended(self.costs, fitted, self.limit))
             self._note(c, ways=ways)
             self._offer_one(ways)
+
+    def _as_others_are_cut(self, ways: tuple[Fitted, ...]) -> tuple[Fitted, ...]:
+        """Cut from the cuts of the fastest plan of the same schedule, too, where these are faster.
+
+        Plans of one schedule differ in what ranks store and reduce, and a descent ends where no
+        neighbour is faster: one may have led to better cuts than the other.
+        """
+        c, known = ways[0].candidate, self.cuts.get(ways[0].candidate.listing)
+        if known is not None and c.schedule not in PLAIN:
+            other = fitted_to(self.costs, c, known.starts, self.limit)
+            if other is not None and other.beats(_fastest(ways).timeline.step_us):
+                ways += descended(self.costs, other, self.limit)
+        if known is None or _fastest(ways).beats(known.timeline.step_us):
+            self.cuts[c.listing] = _fastest(ways)
+        return ways
 
     def _note(self, c: Candidate, **found: Any) -> None:
         """Change what is known of a candidate that was considered."""
@@ -331,6 +346,12 @@ class Incumbent:
                 break
             self.bounds[c] = found
             self._note(c, bound_us=found)
+
+
+def _fastest(ways: tuple[Fitted, ...]) -> Fitted:
+    fastest = fastest_of(ways)
+    assert fastest is not None
+    return fastest
 
 
 def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, CandidateCosts]]:

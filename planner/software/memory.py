@@ -88,7 +88,10 @@ def _waiting_bytes(plan: Plan, software: Software, peak: Peak) -> float:
 
 def _copied_bytes(plan: Plan, rank: int, software: Software) -> float:
     """Return what a step of the optimizer takes beside a rank's own share, such as copies of its
-    gradients: blocks that nothing else fits into, so that the allocator keeps them from the first step on."""
+    gradients.
+
+    Nothing else fits into these blocks, so that the allocator keeps them from the first step on.
+    """
     found = updated_buckets(plan, rank)
     names = params_of(found)
     sizes = (math.prod(p.local_shape(plan.mesh)) for p in plan.params if p.name in names)

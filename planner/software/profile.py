@@ -65,10 +65,11 @@ class Software:
     float32 a copy and a gradient. grad_bytes: of a gradient's element on a rank before ZeRO cuts
     it, 0 where it is as in our programs. flat_bytes: of an element of the share that a rank
     updates, in what the optimizer's step takes, such as flat copies of gradients and roots of
-    moments; copy_bytes: the same of its largest parameter alone, at another time. outside_gib: GiB of a device for the driver and
-    buffers of the stack. communicator_gib: for each communicator. fragments: of what the allocator
-    holds for activations and temporaries, the share that it cannot use. The last three and copies
-    are 0 where memory is read as torch's own peak, and not off the device.
+    moments; copy_bytes: the same of its largest parameter alone, at another time. outside_gib: GiB
+    of a device for the driver and buffers of the stack. communicator_gib: for each communicator.
+    fragments: of what the allocator holds for activations and temporaries, the share that it cannot
+    use. The last three and copies are 0 where memory is read as torch's own peak, and not off the
+    device.
     """
 
     name: str

@@ -22,13 +22,14 @@ from meshwright.planner.hardware.catalogue import CATALOGUE
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.hardware.usable import usable_bytes
 from meshwright.planner.pipeline.schedules import GENERATORS
-from meshwright.planner.search import problem
+from meshwright.planner.search import incumbent, problem
 from meshwright.planner.search.candidate_bounds import CandidateBounds
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates, may_offload
 from meshwright.planner.search.elsewhere import larger, other_devices, states_bytes
 from meshwright.planner.search.fitting import (
     fit,
+    fitted_to,
     least_bound_bytes,
     least_peak_bytes,
     polished,
@@ -348,6 +349,27 @@ def test_polishing_never_loses_and_stays_within_memory(model) -> None:
             better = polished(costs, fitted, limit)
             assert better.timeline.step_us <= fitted.timeline.step_us
             assert better.peak_bytes <= limit
+
+
+def test_better_cuts_of_one_plan_serve_another_of_its_schedule(
+    model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descent that goes nowhere from the worst cuts there are."""
+    costs = CandidateCosts(Problem(model, machine(4, 2**30, 1e11, 1e9, 3.0), SEQ, 8, Pins()))
+    count = len(model.segmented.instances)
+    pins = Pins(schedule="zbv", pp=2, dp=2, micro_batch=1, recompute="none")
+    space = candidates(costs.problem.cluster, 8, pins, count)
+    one, other = (c for c in space if c.zero in (0, 1))
+    cuts = [(0, *at) for at in itertools.combinations(range(1, count), one.num_stages - 1)]
+    ways = {c: [fitted_to(costs, c, starts, 1e15) for starts in cuts] for c in (one, other)}
+    best = min(ways[one], key=lambda way: way.timeline.step_us)
+    worst = max(ways[other], key=lambda way: way.timeline.step_us)
+    monkeypatch.setattr(incumbent, "ways_to_fit", lambda *_: (worst,))
+    monkeypatch.setattr(incumbent, "descended", lambda _costs, fitted, _limit: (fitted,))
+    found = incumbent.Incumbent(costs, 1e15, print, 0, cuts={one.listing: best})
+    found.fit(other, 0.0)
+    assert found.best.starts == best.starts
+    assert found.best_us < worst.timeline.step_us
 
 
 @pytest.mark.parametrize(
