@@ -1,15 +1,16 @@
 """A bound on a step that costs next to nothing: it knows no cuts, options or memory."""
 
 from dataclasses import dataclass
+from math import expm1, log1p
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What floors on all schedules follow from, in us.
+    """What floors on all schedules follow from.
 
-    busy_us: compute of one micro-batch on all units, at least. forward_share: of it, what a forward
-    takes by the unit where that is least. collectives_us: until some rank has done its collectives.
-    tail_us: after the last backward.
+    busy_us: compute of one micro-batch on all units, at least. forward_share: the share of it that
+    a forward takes, by the unit where that is least. collectives_us: until some rank has done its
+    collectives. tail_us: after the last backward.
     """
 
     busy_us: float
@@ -18,8 +19,8 @@ class Floor:
     tail_us: float
 
     def step_us(self, num_stages: int, num_microbatches: int, share: float) -> float:
-        """Return the floor. share: of a stage's compute, what those behind it wait for before they
-        start, or after they have ended."""
+        """Return the floor in us. share: of a stage's compute, what must pass before those behind
+        it start, or after they have ended."""
         filled = filled_us(self.busy_us, num_stages, num_microbatches, share)
         return max(filled, self.collectives_us) + self.tail_us
 
@@ -35,4 +36,6 @@ def filled_us(busy_us: float, num_stages: int, num_microbatches: int, share: flo
     """
     if not share:
         return num_microbatches * busy_us / num_stages
-    return share * busy_us / (1 - (1 - share / num_microbatches) ** num_stages)
+    if share >= num_microbatches:
+        return share * busy_us
+    return share * busy_us / -expm1(num_stages * log1p(-share / num_microbatches))

@@ -146,9 +146,11 @@ def bound_pipeline(
     """
     builder = Builder(pipeline, enough_us, effort, list(paths), step)
     found = replace(builder.solve(), paths=tuple(builder.paths))
-    if not busiest_us or not 0.0 < found.step_us < enough_us:
+    if not busiest_us or not found.stage_us or not 0.0 < found.step_us < enough_us:
         return found
-    return replace(found, step_us=max(found.step_us, builder.with_busiest_us(busiest_us)))
+    step_us = builder.with_busiest_us(busiest_us)
+    # That nothing fits is for the program without it to say, whatever is enough.
+    return replace(found, step_us=max(found.step_us, step_us)) if step_us < INF else found
 
 
 Terms = list[tuple[int, float]]

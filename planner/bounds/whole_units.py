@@ -35,10 +35,13 @@ class _Rank:
 def busiest_us(times: Sequence[float], stage_ranks: Sequence[int]) -> float:
     """Return a bound on the time of one micro-batch on the rank that takes longest, in us.
 
-    times: of each unit at least, in order, none 0; three or more. stage_ranks: of every stage its
-    rank. Every stage has a unit, the first stage the first and the last the last.
+    times: of each unit at least, in order; of fewer than three, and where one takes no time, the
+    bound is the mean. stage_ranks: of every stage its rank. Every stage has a unit, the first stage
+    the first and the last the last.
     """
     low = sum(times) / (1 + max(stage_ranks))
+    if len(times) < 3 or min(times) <= 0.0:
+        return low
     limits = _Limits(times, stage_ranks)
     if limits.met(low * (1 + CLOSE)):
         return low

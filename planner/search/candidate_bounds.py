@@ -95,9 +95,10 @@ class CandidateBounds:
     def floor_us(self, c: Candidate) -> float:
         """A lower bound that costs next to nothing, whatever the cuts and options.
 
-        Some rank is busy for the mean over ranks at least, and with one stage a rank starts after
-        those ahead of it (bounds/floor.py). A backward in two reads what both halves need twice and
-        writes what I hands to W, so it is no faster than in one, whose units serve.
+        Some rank is busy for the mean over ranks at least. With one stage a rank it starts after
+        forwards of those ahead of it, and their backwards come after it unless W fills the end
+        (bounds/floor.py). A backward in two reads what both halves need twice and writes what I
+        hands to W, so it is no faster than in one, whose units serve.
         """
         of, several = c.unsplit, c.chunks > 1
         given = c.micro_batch, c.num_microbatches, c.zero, c.recompute

@@ -205,24 +205,31 @@ class Incumbent:
         c = fitted.candidate
         if c not in self.cut_anew:
             self.cut_anew.add(c)
-            ways = self._as_others_are_cut(descended(self.costs, fitted, self.limit))
-            self._note(c, ways=ways)
-            self._offer_one(ways)
+            ways = descended(self.costs, fitted, self.limit)
+            self._take(c, ways)
+            if c.schedule not in PLAIN and self.costs.problem.pins.cuts is None:
+                self._cut_as_others(c, ways)
 
-    def _as_others_are_cut(self, ways: tuple[Fitted, ...]) -> tuple[Fitted, ...]:
-        """Cut from the cuts of the fastest plan of the same schedule, too, where these are faster.
+    def _take(self, c: Candidate, ways: tuple[Fitted, ...]) -> None:
+        """Keep what was found of a candidate, and offer the fastest."""
+        self._note(c, ways=ways)
+        self._offer_one(ways)
+
+    def _cut_as_others(self, c: Candidate, ways: tuple[Fitted, ...]) -> None:
+        """Cut again from the cuts of the fastest plan of the same schedule, where these are faster.
 
         Plans of one schedule differ in what ranks store and reduce, and a descent ends where no
-        neighbour is faster: one may have led to better cuts than the other.
+        neighbour is faster: one may have led to better cuts than the other. 1F1B and GPipe are left
+        out, as theirs begin with the cuts whose slowest stage is the fastest.
         """
-        c, known = ways[0].candidate, self.cuts.get(ways[0].candidate.listing)
-        if known is not None and c.schedule not in PLAIN:
+        known = self.cuts.get(c.listing)
+        if known is not None and all(known.starts != way.starts for way in ways):
             other = fitted_to(self.costs, c, known.starts, self.limit)
             if other is not None and other.beats(_fastest(ways).timeline.step_us):
                 ways += descended(self.costs, other, self.limit)
+                self._take(c, ways)
         if known is None or _fastest(ways).beats(known.timeline.step_us):
             self.cuts[c.listing] = _fastest(ways)
-        return ways
 
     def _note(self, c: Candidate, **found: Any) -> None:
         """Change what is known of a candidate that was considered."""

@@ -29,6 +29,11 @@ def test_no_stages_are_faster_than_filled_us(n: int, m: int, share: float) -> No
     assert filled_us(sum(equal), n, m, share) == pytest.approx(end)
 
 
+def test_a_small_share_is_no_rounding() -> None:
+    assert 4.0 <= filled_us(1.0, 16, 64, 1e-9) <= 4.0 * (1 + 1e-9)
+    assert filled_us(1.0, 16, 64, 1e-17) == pytest.approx(4.0)
+
+
 def test_collectives_count_where_they_take_longer() -> None:
     assert Floor(2.0, 0.5, 3.0, 1.0).step_us(1, 4, 0.0) == 9.0
     assert Floor(2.0, 0.5, 30.0, 1.0).step_us(1, 4, 0.0) == 31.0

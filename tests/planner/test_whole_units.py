@@ -48,6 +48,11 @@ def test_it_encloses_every_cut(stage_ranks: tuple[int, ...]) -> None:
     assert exact >= 30
 
 
+def test_it_is_the_mean_of_few_units_and_of_units_that_take_no_time() -> None:
+    assert busiest_us([1.0, 2.0], (0, 1)) == 1.5
+    assert busiest_us([1.0, 0.0, 2.0, 1.0], (0, 1)) == 2.0
+
+
 def test_sixteen_ranks_of_five_layers_and_one_that_has_the_head() -> None:
     """80 layers of 5.4 and 14.2 ms and a head of 20.5: five layers and one attention more would be
     103.1, but a rank of two runs has as many attentions as FFNs, but for two. So a rank has six
