@@ -374,9 +374,8 @@ class Costs:
         assert at is not None
         longest = 1.0
         if op.attr("causal", True):
-            longest = max(
-                1.0, (LONGEST[0] + LONGEST[1] / max(length, SHORTEST)) / self._slowest(op, ins)
-            )
+            block = LONGEST[0] + LONGEST[1] / max(length, SHORTEST)
+            longest = max(1.0, block / self._slowest(op, ins))
         rows = self._rows_of(work.operands[at], ins[at]) * max(1.0, VENDOR_QUERIES / length)
         waves = rows / (MULTIPROCESSORS * VENDOR_QUERIES)
         alone = longest / waves

@@ -195,10 +195,12 @@ class CandidateBounds:
         edge = forward if split else both
         before = sum(sum(edge[:rank]) for rank in range(c.pp))
         mean = (m * sum(both) + before) / c.pp
-        return max(sum(forward), mean, m * self.busiest_us(tuple(both), c.listing.stage_ranks))
+        return max(sum(forward), mean, m * self.busiest_us(c))
 
-    def busiest_us(self, *asked: tuple) -> float:
-        """Return `busiest_us`, found once for units of equal times."""
+    def busiest_us(self, c: Candidate) -> float:
+        """Return a bound on the time of one micro-batch on the rank that takes longest, in us. It
+        is found once for units of equal times."""
+        asked = tuple(self.costs.units_of(c).least_compute_us), c.listing.stage_ranks
         known = self.costs.memo.table("busiest ranks")
         if asked not in known:
             known[asked] = busiest_us(*asked)

@@ -116,8 +116,7 @@ def _tightened(
     first = effort == costs.problem.budget.quick
     paths = (_first_paths(costs, c) if first else tightened(costs, c, limit_bytes)).paths
     pipeline = _pipeline(costs, c, limit_bytes)
-    times = tuple(costs.units_of(c).least_compute_us)
-    busiest = 0.0 if first else CandidateBounds(costs).busiest_us(times, c.listing.stage_ranks)
+    busiest = 0.0 if first else CandidateBounds(costs).busiest_us(c)
     found = bound_pipeline(pipeline, enough_us - sync_us, effort, paths, step, busiest)
     return replace(found, step_us=found.step_us + sync_us) if found.stage_us else found
 

@@ -359,8 +359,11 @@ def test_queries_that_stay_are_mirrored_and_heads_that_move_are_not(llama) -> No
 
 
 def test_the_slowest_rank_of_a_causal_attention_sets_its_price(llama) -> None:
-    """The last of 16 shards does 31/16 of the mean, a mirrored one the mean. Of 16 rows there are
-    so many blocks that the longest one does not count."""
+    """The last of 16 shards does 31/16 of the mean, a mirrored one the mean.
+
+    Prices are of 16 rows, whose blocks keep all multiprocessors busy. With one row a multiprocessor
+    would wait for the longest block.
+    """
     given = {"mesh": compute_mesh(context=16), "cluster": parse_cluster("h200:8x2"), "seq": 65536}
     us = {}
     for order in ORDERS:
