@@ -1,4 +1,4 @@
-"""torch.compile, with a fault of its CPU backend corrected.
+"""torch.compile, with what fusing.py chooses and a fault of its CPU backend corrected.
 
 SchedulerNode.recompute_size_and_body of torch 2.11 to 2.13 (torch/_inductor/scheduler.py) makes a
 node's dependencies anew without the names that mutated buffers have by then. When the CPU backend
@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 
-# Changed with the correction: part of the key that torch keeps compiled code under.
-_CORRECTION = "meshwright: names of mutated buffers, 1"
+from .fusing import LIMITS, keep_order, keep_rows
+
+# Changed with the correction and with fusing.py: part of the key that torch keeps compiled code
+# under.
+_CORRECTION = "meshwright: names of mutated buffers, order in memory, rows kept, 1"
 
 
 def compile_whole(function: Callable) -> Callable:
@@ -31,9 +34,8 @@ def _compile_alone(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) 
     from torch._inductor.compile_fx import compile_fx
 
     with _alone(graph, inputs):
-        return compile_fx(
-            graph, list(inputs), config_patches={"post_grad_custom_pre_pass": _corrected()}
-        )
+        patches = {"post_grad_custom_pre_pass": _corrected(), **LIMITS}
+        return compile_fx(graph, list(inputs), config_patches=patches)
 
 
 @contextmanager
@@ -79,13 +81,14 @@ def _corrected() -> Any:
         self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     class Corrected(CustomGraphPass):
-        """Leaves each graph as it is."""
+        """Keeps the order in memory of what is read through views."""
 
         def __call__(self, graph: torch.fx.Graph) -> None:
-            return
+            keep_order(graph)
 
         def uuid(self) -> str:
             return _CORRECTION
 
     setattr(SchedulerNode, made_anew.__name__, renamed)
+    keep_rows()
     return Corrected()
