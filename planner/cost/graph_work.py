@@ -6,6 +6,7 @@ from functools import cached_property
 from meshwright.ir.dtypes import FLOATS, ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
 from meshwright.ir.ops.questions import flops, passing
+from meshwright.ir.ops.reduction import reduced_dims
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import forward_ops
 from meshwright.ir.sizes import Size
@@ -19,6 +20,7 @@ class OpWork:
 
     operands follow the present operands in order, results the outputs. dtype: of the matrix unit.
     anew: those of `operands` that a column sum reads only where it is a kernel of its own.
+    averaged: the value that an op makes means of, one a row.
     """
 
     flops: Size
@@ -26,6 +28,7 @@ class OpWork:
     operands: tuple[Value | None, ...]
     results: tuple[Value | None, ...]
     anew: tuple[Value | None, ...] = ()
+    averaged: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,14 @@ class GraphWork:
             return OpWork(flops(op, self.graph), dtype, tuple(values), op.outputs)
         operands = tuple(v if self._first_read(v.name, op, seen) else None for v in values)
         results = tuple(v if self._leaves(v.name, op) else None for v in op.outputs)
-        return OpWork(0, dtype, operands, results)
+        return OpWork(0, dtype, operands, results, averaged=self._averaged(op))
+
+    def _averaged(self, op: Op) -> Value | None:
+        value = self.graph.values[op.inputs[0]] if op.inputs else None
+        if value is None or op.target != "mean.dim":
+            return None
+        rank = len(value.shape)
+        return value if reduced_dims(op, rank) == {rank - 1} else None
 
     def _first_read(self, name: str, op: Op, seen: set[tuple[str, bool, str]]) -> bool:
         """Whether a fused op is the first of its phase to read a value made outside the chain."""

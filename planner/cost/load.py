@@ -44,15 +44,15 @@ class Rate(NamedTuple):
 
 class Load(NamedTuple):
     """What an op asks of one rank: flops at a rate, beside them bytes read and written, after them
-    bytes of further passes, whether a kernel is launched for it, and whether that is a matmul on a
-    GPU, whose first tiles come in before its flops and whose last ones go out after them."""
+    bytes of further passes, whether a kernel is launched for it, and us that it takes whatever its
+    size."""
 
     flops: float
     rate: Rate
     moved_bytes: float
     passed_bytes: float
     launched: bool
-    fills: bool = False
+    fixed_us: float = 0.0
 
 
 class Held(NamedTuple):

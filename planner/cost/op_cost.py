@@ -23,7 +23,7 @@ from meshwright.ir.sizes import Size, num_elements
 
 from ..hardware.cluster import TRITON, Cluster
 from ..hardware.topology import strided_us
-from .column_sums import joins_rows
+from .column_sums import JOINED_BYTES, MEAN_BYTES, SECOND_US, SHORT_ROW, joins_rows
 from .counts import number
 from .graph_work import OpWork
 from .load import Attention, Load, RankGraph, Rate
@@ -233,8 +233,7 @@ class Costs:
             rate = self._rates[load.rate] = load.rate.on(device)
         hbm = device.hbm_bytes_per_s
         time = max(load.flops / rate, load.moved_bytes / hbm) * 1e6 + load.passed_bytes / hbm * 1e6
-        fill_us = FILL_US if load.fills else 0.0
-        return time + fill_us + (device.launch_us if load.launched else 0.0)
+        return time + load.fixed_us + (device.launch_us if load.launched else 0.0)
 
     def load(
         self,
@@ -258,8 +257,28 @@ class Costs:
             share = self._share(ins + outs) / self._slowest(op, ins)
             flops, rate = self.number(work.flops) / share, self._rate(op, work, ins)
         launched = any(v is not None for v in work.results)
-        fills = asked.kind == "matmul" and self.cluster.device.type == "cuda"
-        return Load(flops, rate, moved, self._passed_bytes(op, work, ins), launched, fills)
+        passed = self._passed_bytes(op, work, ins) + self._row_bytes(op, work, ins)
+        return Load(flops, rate, moved, passed, launched, self._fixed_us(op, work, ins))
+
+    def _fixed_us(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+        """Return what an op takes whatever its size: a matmul on a GPU, whose first tiles come in
+        before its flops and whose last ones go out after them, and a column sum in two kernels."""
+        if definition(op).kind == "matmul" and self.cluster.device.type == "cuda":
+            return FILL_US
+        return SECOND_US if self._pass(work, ins) is not None else 0.0
+
+    def _row_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+        """Return what a pass over rows takes beside its reads and writes, as bytes: of a column sum
+        that joins it, or of a mean over each row."""
+        if not self.joins_sums:
+            return 0.0
+        bytes_each, over = JOINED_BYTES, self._pass(work, ins)
+        if over is None and work.averaged is not None:
+            bytes_each, over = MEAN_BYTES, self._rows_and_columns(work.averaged, ins[0])
+        if over is None:
+            return 0.0
+        rows, columns = over
+        return rows * columns * bytes_each[columns > SHORT_ROW]
 
     def _passed_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
         """Return the bytes of the passes that the kernels of an op make beside it."""
@@ -273,14 +292,21 @@ class Costs:
     def _read(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[Value | None, ...]:
         """Return the operands that an op reads: without those that a pass over rows has read where
         a column sum joins it."""
-        shared = zip(work.anew, ins, strict=True) if work.anew else ()
-        sizes = [self._rows_and_columns(v, p) for v, p in shared if v is not None and v.shape]
-        if not sizes or not self.joins_sums or not joins_rows(*max(sizes)):
+        if self._pass(work, ins) is None:
             return work.operands
         return tuple(
             None if again is not None else v
             for v, again in zip(work.operands, work.anew, strict=True)
         )
+
+    def _pass(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[float, float] | None:
+        """Return the rows and columns of a pass over rows that the column sum of an op joins."""
+        if not work.anew or not self.joins_sums:
+            return None
+        shared = zip(work.anew, ins, strict=True)
+        sizes = [self._rows_and_columns(v, p) for v, p in shared if v is not None and v.shape]
+        largest = max(sizes, default=(0.0, 0.0))
+        return largest if joins_rows(*largest) else None
 
     def _rows_and_columns(self, value: Value, placement: Placement) -> tuple[float, float]:
         columns = self._local_size(value, placement, -1)

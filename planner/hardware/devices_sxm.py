@@ -49,16 +49,19 @@ _AS_NDR = ("by_nodes", "assumed: as published of 400 Gb/s InfiniBand and H100s")
 
 
 # cuDNN on an H200 within a step (2026-11-21), and 0.93 and 0.91 of what the probe reads between
-# matmuls, its share of those (2026-11-23): at 1024, and heads of 64 at 16384.
+# matmuls, its share of those (2026-11-23): heads of 128 at 1024, and of 64 at 16384. Heads of 64 at
+# 1024 and 2048, and of 128 at 4096: kernel tables of steps of six models, by the card's matmuls
+# (2026-11-29).
 _CUDNN_HOPPER = (
-    AttentionReading(64, 1024, 252e12, 193e12),
+    AttentionReading(64, 1024, 310e12, 210e12),
+    AttentionReading(64, 2048, 341e12, 281e12),
     AttentionReading(64, 4096, 340e12, 307e12),
     AttentionReading(64, 16384, 392e12, 379e12),
     # From the step of a Llama of 1B on one row of 65,536 (2026-11-23).
     AttentionReading(64, 65536, 437e12, 423e12),
     AttentionReading(128, 1024, 361e12, 253e12),
     AttentionReading(128, 2048, 388e12, 297e12),
-    AttentionReading(128, 4096, 480e12, 393e12),
+    AttentionReading(128, 4096, 520e12, 400e12),
     AttentionReading(128, 8192, 543e12, 427e12),
     # Alone 608 and 537; of that 0.94 in a step on two H200s with cp=2 (2026-11-22), 1.0 in one of
     # a Qwen3 of 0.6B on one (2026-11-23).
