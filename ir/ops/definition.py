@@ -90,7 +90,8 @@ class OpDef:
     drawn_as: the op that capture makes of it where it draws at random; "" where it does not.
     scores: holds every score of an attention.
     numbered: its attribute `number` says which draw of its segment it makes.
-    sums_dims: a sum over named dims. reshapes: gives the elements another shape, `size`.
+    sums_dims, averages_dims: a sum, a mean over named dims. reshapes: gives the elements another
+    shape, `size`.
     backward: only gradients are made by it.
     deferred: may wait for W, the half of a backward that makes weight gradients.
     dear: the rule `cheap` does not compute it again.
@@ -123,6 +124,7 @@ class OpDef:
     numbered: bool = False
     scores: bool = False
     sums_dims: bool = False
+    averages_dims: bool = False
     reshapes: bool = False
     backward: bool = False
     deferred: bool = False

@@ -44,7 +44,7 @@ DEFINITIONS = (
     OpDef("sum", "reduction", _reduction("sum")),
     OpDef("sum.dim_IntList", "reduction", _reduction("sum"), sums_dims=True),
     OpDef("mean", "reduction", _reduction(None)),
-    OpDef("mean.dim", "reduction", _reduction(None)),
+    OpDef("mean.dim", "reduction", _reduction(None), averages_dims=True),
     OpDef("amax", "reduction", _reduction("max")),
     OpDef("_softmax", "kernel", _along_one),
     OpDef("logcumsumexp", "kernel", _along_one),

@@ -20,7 +20,8 @@ class OpWork:
 
     operands follow the present operands in order, results the outputs. dtype: of the matrix unit.
     anew: those of `operands` that a column sum reads only where it is a kernel of its own.
-    averaged: the value that an op makes means of, one a row.
+    averaged: the value that an op makes means of, one a row. in_two: a column sum, of which a GPU
+    makes partial sums first.
     """
 
     flops: Size
@@ -29,6 +30,7 @@ class OpWork:
     results: tuple[Value | None, ...]
     anew: tuple[Value | None, ...] = ()
     averaged: Value | None = None
+    in_two: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class GraphWork:
         seen: set[tuple[str, bool, str]] = set()
         found = {op.output.name: self._work(op, seen) for op in self.graph.ops}
         for name, column_sum in self.sums.apart.items():
+            found[name] = replace(found[name], in_two=name == column_sum)
             if column_sum in self.sums.joined:
                 found[name] = replace(found[name], anew=self._anew(name, found[name], seen))
         return found
@@ -99,7 +102,7 @@ class GraphWork:
 
     def _averaged(self, op: Op) -> Value | None:
         value = self.graph.values[op.inputs[0]] if op.inputs else None
-        if value is None or op.target != "mean.dim":
+        if value is None or not definition(op).averages_dims:
             return None
         rank = len(value.shape)
         return value if reduced_dims(op, rank) == {rank - 1} else None

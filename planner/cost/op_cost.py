@@ -265,7 +265,9 @@ class Costs:
         before its flops and whose last ones go out after them, and a column sum in two kernels."""
         if definition(op).kind == "matmul" and self.cluster.device.type == "cuda":
             return FILL_US
-        return SECOND_US if self._pass(work, ins) is not None else 0.0
+        if not work.in_two or not self.joins_sums:
+            return 0.0
+        return SECOND_US[self._pass(work, ins) is not None]
 
     def _row_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
         """Return what a pass over rows takes beside its reads and writes, as bytes: of a column sum

@@ -72,7 +72,8 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_apart(node: Node) -> bool:
-    return node.target in _MATMULS or getattr(node.target, "namespace", "") == "meshwright_runtime"
+    overload = node.target
+    return overload in _MATMULS or getattr(overload, "namespace", "") == "meshwright_runtime"
 
 
 @cache
