@@ -18,11 +18,11 @@ from meshwright.ir.sizes import Shape, num_elements
 # What a pass over rows takes on a GPU beside its reads and writes, in bytes of an element at the
 # rate of a copy: where a column sum joins it, for rows of at most SHORT_ROW columns and for longer
 # ones; and where it makes a mean, of longer rows alone, which are padded to a power of two.
-# SECOND_US: of the kernel that adds the partial sums of a column sum, one alone and one that joins
-# (kernel tables of seven models of 768 to 3,072 features, an H200, 2026-11-29:
-# benchmarks/README.md).
+# SECOND_US: of the kernel that adds the partial sums of a column sum; JOINED_US: what that takes
+# more of one that joins (kernel tables of seven models of 768 to 3,072 features, an H200,
+# 2026-11-29: benchmarks/README.md).
 SHORT_ROW, JOINED_BYTES, MEAN_BYTES = 1024, (1.3, 3.4), (0.0, 1.3)
-SECOND_US = (3.0, 8.0)
+SECOND_US, JOINED_US = 3.0, 5.0
 
 
 def joins_rows(rows: float, columns: float) -> bool:

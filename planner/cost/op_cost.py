@@ -23,7 +23,7 @@ from meshwright.ir.sizes import Size, num_elements
 
 from ..hardware.cluster import TRITON, Cluster
 from ..hardware.topology import strided_us
-from .column_sums import JOINED_BYTES, MEAN_BYTES, SECOND_US, SHORT_ROW, joins_rows
+from .column_sums import JOINED_BYTES, JOINED_US, MEAN_BYTES, SECOND_US, SHORT_ROW, joins_rows
 from .counts import number
 from .graph_work import OpWork
 from .load import Attention, Load, RankGraph, Rate
@@ -43,12 +43,14 @@ SOFTCAP_SHARE = (0.81, 0.83)
 # keys. It takes the share OF_KEYS of a backward's time (Gemma 2 2B, H200, 2026-11-29). Its smaller
 # blocks under a soft-cap are not counted.
 MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
-# The vendor's attention works on blocks of VENDOR_QUERIES queries. The longest block of a causal
-# row takes LONGEST[0], and LONGEST[1] over the row's positions, times the mean of many blocks. A
-# rank whose blocks are fewer than the multiprocessors takes that time, and SHARED of what its
-# blocks take among many; WAITING is of what more waves of blocks wait for their last ones (readings
-# of 2 to 64 heads of 64 and 128, 512 to 4,096 positions, H200, cuDNN of torch 2.11, 2026-11-29).
-VENDOR, VENDOR_QUERIES, LONGEST, SHARED, WAITING = "cudnn", 128, (1.1, 200.0), 0.1, 1.2
+# The vendor's attention works on blocks of VENDOR_QUERIES queries. LONGEST, of heads of up to 64
+# and of larger ones, forward and backward: the longest block of a causal row takes the first
+# number, and the second over the row's positions, times the mean of many blocks. A rank whose
+# blocks are fewer than the multiprocessors takes that time, and SHARED of what its blocks take
+# among many; WAITING is of what more waves of blocks wait for their last ones (readings of 2 to 64
+# heads of 64 and 128, 512 to 4,096 positions, H200, cuDNN of torch 2.11, 2026-11-29).
+VENDOR, VENDOR_QUERIES, SHARED, WAITING = "cudnn", 128, 0.1, 1.2
+LONGEST = (((1.24, 340.0), (1.305, 120.0)), ((1.1, 200.0), (1.1, 200.0)))
 SHORTEST = 512  # positions of the shortest row that was read
 
 
@@ -265,9 +267,8 @@ class Costs:
         before its flops and whose last ones go out after them, and a column sum in two kernels."""
         if definition(op).kind == "matmul" and self.cluster.device.type == "cuda":
             return FILL_US
-        if not work.in_two or not self.joins_sums:
-            return 0.0
-        return SECOND_US[self._pass(work, ins) is not None]
+        joined = self._pass(work, ins) is not None
+        return SECOND_US * (work.in_two and self.joins_sums) + JOINED_US * joined
 
     def _row_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
         """Return what a pass over rows takes beside its reads and writes, as bytes: of a column sum
@@ -393,7 +394,9 @@ class Costs:
         behind = max(1.0, MULTIPROCESSORS * KEYS / keys)
         return OF_KEYS * behind + (1 - OF_KEYS) * ahead
 
-    def _waiting(self, op: Op, work: OpWork, ins: tuple[Placement, ...], length: float) -> float:
+    def _waiting(
+        self, op: Op, work: OpWork, ins: tuple[Placement, ...], length: float, head_dim: float
+    ) -> float:
         """Return how much longer an attention of the vendor's takes than one of many blocks.
 
         Blocks without a causal mask, and those of the last of many shards, are nearly alike.
@@ -402,7 +405,8 @@ class Costs:
         assert at is not None
         longest = 1.0
         if op.attr("causal", True):
-            block = LONGEST[0] + LONGEST[1] / max(length, SHORTEST)
+            alike, along = LONGEST[head_dim > 64][definition(op).backward]
+            block = alike + along / max(length, SHORTEST)
             longest = max(1.0, block / self._slowest(op, ins))
         rows = self._rows_of(work.operands[at], ins[at]) * max(1.0, VENDOR_QUERIES / length)
         waves = rows / (MULTIPROCESSORS * VENDOR_QUERIES)
@@ -429,7 +433,7 @@ class Costs:
         alike = seen * (2 - seen / length) if backend else length
         capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
         idle = self._idle(op, work, ins, int(head_dim)) if backend else 1.0
-        idle = self._waiting(op, work, ins, length) if name == VENDOR else idle
+        idle = self._waiting(op, work, ins, length, head_dim) if name == VENDOR else idle
         return Attention(int(head_dim), alike, backend, asked.backward, capped, idle)
 
 
