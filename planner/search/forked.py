@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 Made = TypeVar("Made")
+_ENDING = {signal.SIGINT, signal.SIGTERM}  # signals that end a command
 
 
 @dataclass
@@ -44,9 +45,14 @@ def fork(serve: Callable[[Connection], None], others: Iterable[Connection] = ())
     ours, theirs = forked.Pipe()
     given = serve, theirs, [ours, *others]
     process = forked.Process(target=_serve, args=given, daemon=True)
-    with warnings.catch_warnings():  # of threads, which the child has no use for
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+    # The child has this process's handlers until it serves: a signal waits for that.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        with warnings.catch_warnings():  # of threads, which the child has no use for
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Forked(process, ours)
 
@@ -98,6 +104,7 @@ def _serve(
     """Serve until the search ends; it alone minds Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     for other in inherited:  # else no end of the search would be seen
         other.close()
     with suppress(EOFError, OSError):

@@ -46,7 +46,7 @@ class Precision:
 
     An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
     gradient and its states and writes all but the gradient; clearing writes the gradient. With
-    float32 masters these stand for the parameter, which is written once more
+    float32 masters these stand for the parameter, and a copy reads them and writes the parameter
     (runtime/optimizers/).
     """
 
@@ -75,7 +75,7 @@ def precision_of(
     states, further = STATES[optimizer]
     passes = 2 + 2 * states + further  # over the weights and their states
     if precision == "master":
-        moved = (5 + passes) * grad + item
+        moved = (6 + passes) * grad + item
         return Precision(item, grad, carried, (states + 1) * grad, moved)
     return Precision(item, grad, carried, states * item, 5 * grad + passes * item)
 

@@ -20,7 +20,7 @@ from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
-from meshwright.planner.simulate.step_model import step_model
+from meshwright.planner.simulate.step_model import precision_of, step_model
 
 
 def test_counts_equal_substitution_at_every_size() -> None:
@@ -121,3 +121,11 @@ def test_an_embedding_reads_the_rows_of_its_tokens_not_its_table(vocab: int) -> 
     moved = 2 * rows * 64 * 2 + rows * 8  # read and written, and the tokens
     device = cluster.device
     assert found == pytest.approx(moved / device.hbm_bytes_per_s * 1e6 + device.launch_us)
+
+
+def test_an_update_with_masters_reads_them_once_more_for_the_copy() -> None:
+    """The norm reads 4 bytes of each element; the update reads master, gradient and moments, 16,
+    and writes 12; the copy reads 4 and writes 2; clearing writes 4. Without masters all are in two
+    bytes, and there is no copy."""
+    assert precision_of("bf16", "master", "f32", "f32", "adamw").moved == 4 + 16 + 12 + 6 + 4
+    assert precision_of("bf16", "pure", "bf16", "bf16", "adamw").moved == 2 + 8 + 6 + 2
