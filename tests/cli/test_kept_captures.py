@@ -27,9 +27,9 @@ BOUND: dict[str, bool] = {}  # models that cannot be traced for every length
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that are traced, with an empty folder of what is kept."""
+    whole = traced("tiny-llama")  # before it is counted, and kept elsewhere
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found: list[str] = []
-    whole = traced("tiny-llama")  # before it is counted
 
     def counting(build, name, dtype, vocab_size, freeze, loss, seq, alone):
         found.append(name)
