@@ -10,7 +10,7 @@ Collectives come from the cluster's measured curves, else alpha + bytes / beta.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.graph import Graph, Op, Value
@@ -52,6 +52,7 @@ MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
 VENDOR, VENDOR_QUERIES, SHARED, WAITING = "cudnn", 128, 0.1, 1.2
 LONGEST = (((1.24, 340.0), (1.305, 120.0)), ((1.1, 200.0), (1.1, 200.0)))
 SHORTEST = 512  # positions of the shortest row that was read
+Rows: TypeAlias = tuple[float, float]  # rows and columns of a rank
 
 
 class Scores(NamedTuple):
@@ -249,7 +250,9 @@ class Costs:
         if asked.free or asked.source:
             return None
         made = 0.0 if asked.scatters else self._bytes(work.results, outs)
-        moved = made + self._bytes(self._read(work, ins), ins, without=asked.gathers)
+        over = self._pass(work, ins)
+        read = work.operands if over is None else _unread(work)
+        moved = made + self._bytes(read, ins, without=asked.gathers)
         if asked.gathers is not None:
             moved += made
         if (scores := self.scores(op, work, ins)) is not None:
@@ -259,24 +262,24 @@ class Costs:
             share = self._share(ins + outs) / self._slowest(op, ins)
             flops, rate = self.number(work.flops) / share, self._rate(op, work, ins)
         launched = any(v is not None for v in work.results)
-        passed = self._passed_bytes(op, work, ins) + self._row_bytes(op, work, ins)
-        return Load(flops, rate, moved, passed, launched, self._fixed_us(op, work, ins))
+        passed = self._passed_bytes(op, work, ins) + self._row_bytes(work, ins, over)
+        return Load(flops, rate, moved, passed, launched, self._fixed_us(op, work, over))
 
-    def _fixed_us(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+    def _fixed_us(self, op: Op, work: OpWork, over: Rows | None) -> float:
         """Return what an op takes whatever its size: a matmul on a GPU, whose first tiles come in
-        before its flops and whose last ones go out after them, and a column sum in two kernels."""
+        before its flops and whose last ones go out after them, and a column sum in two kernels.
+
+        over: the rows and columns of the pass that it joins.
+        """
         if definition(op).kind == "matmul" and self.cluster.device.type == "cuda":
             return FILL_US
-        joined = self._pass(work, ins) is not None
-        return SECOND_US * (work.in_two and self.joins_sums) + JOINED_US * joined
+        return SECOND_US * (work.in_two and self.joins_sums) + JOINED_US * (over is not None)
 
-    def _row_bytes(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+    def _row_bytes(self, work: OpWork, ins: tuple[Placement, ...], over: Rows | None) -> float:
         """Return what a pass over rows takes beside its reads and writes, as bytes: of a column sum
         that joins it, or of a mean over each row."""
-        if not self.joins_sums:
-            return 0.0
-        bytes_each, over = JOINED_BYTES, self._pass(work, ins)
-        if over is None and work.averaged is not None:
+        bytes_each = JOINED_BYTES
+        if over is None and work.averaged is not None and self.joins_sums:
             bytes_each, over = MEAN_BYTES, self._rows_and_columns(work.averaged, ins[0])
         if over is None:
             return 0.0
@@ -292,17 +295,7 @@ class Costs:
         elements = [self.local_bytes(v, p) / ITEM_BYTES[v.dtype] for v, p in present]
         return asked.passes(op, [v for v, _ in present], elements)
 
-    def _read(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[Value | None, ...]:
-        """Return the operands that an op reads: without those that a pass over rows has read where
-        a column sum joins it."""
-        if self._pass(work, ins) is None:
-            return work.operands
-        return tuple(
-            None if again is not None else v
-            for v, again in zip(work.operands, work.anew, strict=True)
-        )
-
-    def _pass(self, work: OpWork, ins: tuple[Placement, ...]) -> tuple[float, float] | None:
+    def _pass(self, work: OpWork, ins: tuple[Placement, ...]) -> Rows | None:
         """Return the rows and columns of a pass over rows that the column sum of an op joins."""
         if not work.anew or not self.joins_sums:
             return None
@@ -311,7 +304,7 @@ class Costs:
         largest = max(sizes, default=(0.0, 0.0))
         return largest if joins_rows(*largest) else None
 
-    def _rows_and_columns(self, value: Value, placement: Placement) -> tuple[float, float]:
+    def _rows_and_columns(self, value: Value, placement: Placement) -> Rows:
         columns = self._local_size(value, placement, -1)
         return self.local_bytes(value, placement) / ITEM_BYTES[value.dtype] / columns, columns
 
@@ -435,6 +428,14 @@ class Costs:
         idle = self._idle(op, work, ins, int(head_dim)) if backend else 1.0
         idle = self._waiting(op, work, ins, length, head_dim) if name == VENDOR else idle
         return Attention(int(head_dim), alike, backend, asked.backward, capped, idle)
+
+
+def _unread(work: OpWork) -> tuple[Value | None, ...]:
+    """Return the operands that a column sum reads where it joins a pass over rows: without those
+    that the pass has read."""
+    return tuple(
+        None if again is not None else v for v, again in zip(work.operands, work.anew, strict=True)
+    )
 
 
 def shard_on(rank: int, dim: int, axis: str, outer: Size = 1) -> Placement:
