@@ -19,10 +19,6 @@ SHAPES = ((65536, 768), (32768, 1600), (16384, 4096), (4096, 6400))
 CALLS, BUFFERS_GIB = 12, 3.0
 
 
-def _float(*values: Tensor) -> list[Tensor]:
-    return [v.float() for v in values]
-
-
 def copy(x: Tensor) -> Tensor:
     return x.clone()
 
@@ -36,7 +32,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    g, u, d = _float(gate, up, dy)
+    g, u, d = gate.float(), up.float(), dy.float()
     s = torch.sigmoid(g)
     return (d * u * s * (1 + g * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
 
@@ -65,11 +61,8 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-def rope(x: Tensor) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    turn = torch.arange(half, device=x.device, dtype=torch.float32) * 1e-3
-    cos, sin = turn.cos().to(x.dtype), turn.sin().to(x.dtype)
-    cos, sin = torch.cat((cos, cos)), torch.cat((sin, sin))
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
@@ -85,22 +78,15 @@ def residual_norm(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def norm_backward(x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    wide, d = _float(x, dy)
-    rsqrt = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-    return _norm_gradients(wide, d, w.float(), rsqrt, x.dtype)
+    rsqrt = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    return norm_backward_kept(x, dy, w, rsqrt)
 
 
 def norm_backward_kept(x: Tensor, dy: Tensor, w: Tensor, rsqrt: Tensor) -> tuple[Tensor, Tensor]:
-    wide, d = _float(x, dy)
-    return _norm_gradients(wide, d, w.float(), rsqrt, x.dtype)
-
-
-def _norm_gradients(
-    x: Tensor, d: Tensor, w: Tensor, rsqrt: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    normed, scaled = x * rsqrt, d * w
+    d = dy.float()
+    normed, scaled = x.float() * rsqrt, d * w.float()
     mean = (scaled * normed).mean(-1, keepdim=True)
-    return ((scaled - normed * mean) * rsqrt).to(dtype), (d * normed).sum(0)
+    return ((scaled - normed * mean) * rsqrt).to(x.dtype), (d * normed).sum(0)
 
 
 def layer_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -131,7 +117,7 @@ KERNELS: tuple[tuple[Callable, str, int], ...] = (
     (geglu, "xx", 3),
     (relu_squared, "x", 2),
     (softcap, "x", 2),
-    (rope, "x", 2),
+    (rope, "xww", 2),
     (norm, "xw", 2),
     (residual_norm, "xxw", 4),
     (norm_backward, "xxw", 3),

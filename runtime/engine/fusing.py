@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from .kernels.opaque import HOME
+
 LIMITS = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200}
 LONGEST_ROW = 4096
 _MATMULS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
@@ -73,7 +75,7 @@ def _is_view(node: Node) -> bool:
 
 def _is_apart(node: Node) -> bool:
     overload = node.target
-    return overload in _MATMULS or getattr(overload, "namespace", "") == "meshwright_runtime"
+    return overload in _MATMULS or getattr(overload, "namespace", "") == HOME
 
 
 @cache

@@ -16,25 +16,25 @@ from meshwright.runtime.engine import fusing, inductor, kernels
 B, S, H, D, F = 2, 32, 4, 16, 64
 
 
-def rotation_backward(d: Tensor, cos: Tensor, sin: Tensor, w: Tensor, x: Tensor, grad: Tensor):
-    """The gradient of a rotation of [B, H, S, D], read by both matmuls of a linear layer."""
+def rotated_back(d: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of what a rotation of [B, H, S, D] reads, as emitted text makes it."""
     part = d * sin
     first, second = part.narrow(3, 0, D // 2), part.narrow(3, D // 2, D // 2)
     slice_backward = torch.ops.aten.slice_backward
     turned = d * cos + slice_backward(-first, (B, H, S, D), 3, D // 2, D, 1)
-    turned = turned + slice_backward(second, (B, H, S, D), 3, 0, D // 2, 1)
-    flat = turned.transpose(1, 2).reshape(B, S, H * D)
+    return turned + slice_backward(second, (B, H, S, D), 3, 0, D // 2, 1)
+
+
+def rotation_backward(d: Tensor, cos: Tensor, sin: Tensor, w: Tensor, x: Tensor, grad: Tensor):
+    """The gradient of a rotation of [B, H, S, D], read by both matmuls of a linear layer."""
+    flat = rotated_back(d, cos, sin).transpose(1, 2).reshape(B, S, H * D)
     kernels.add_linear_weight_grad(grad, flat, x)
     return kernels.linear_input_grad(flat, w)
 
 
 def norm_and_rotation_backward(d: Tensor, cos: Tensor, sin: Tensor, q: Tensor, w: Tensor):
     """The gradient of a rotated norm of heads, the norm's statistics made again."""
-    part = d * sin
-    first, second = part.narrow(3, 0, D // 2), part.narrow(3, D // 2, D // 2)
-    slice_backward = torch.ops.aten.slice_backward
-    turned = d * cos + slice_backward(-first, (B, H, S, D), 3, D // 2, D, 1)
-    turned = turned + slice_backward(second, (B, H, S, D), 3, 0, D // 2, 1)
+    turned = rotated_back(d, cos, sin)
     rsqrt = torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
     w_grad = (turned * q * rsqrt).sum((0, 1, 2))
     scaled = turned * w

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.library import Library, infer_schema, register_fake
 
-_HOME = "meshwright_runtime"
+HOME = "meshwright_runtime"  # namespace of the ops
 
 
 def opaque(
@@ -36,12 +36,12 @@ def _defined(
     Registered below autograd, as programs run without: torch.library.custom_op takes 60 us a call
     of the host's time.
     """
-    held = sys.modules.setdefault(_HOME, ModuleType(_HOME)).__dict__
-    library = held.setdefault("library", Library(_HOME, "FRAGMENT"))
+    held = sys.modules.setdefault(HOME, ModuleType(HOME)).__dict__
+    library = held.setdefault("library", Library(HOME, "FRAGMENT"))
     name = function.__name__.strip("_")
     if name not in held:
         library.define(name + infer_schema(function, mutates_args=tuple(mutates)))
         library.impl(name, function, "CompositeExplicitAutograd")
-        register_fake(f"{_HOME}::{name}", fake, lib=library)
-        held[name] = getattr(getattr(torch.ops, _HOME), name).default
+        register_fake(f"{HOME}::{name}", fake, lib=library)
+        held[name] = getattr(getattr(torch.ops, HOME), name).default
     return held[name]
