@@ -29,20 +29,35 @@ KINDS = (
 )
 
 
-def kernels_of(step: Callable[[], object]) -> list[str]:
-    """Run a step under the profiler and return lines: ms and kernels by kind, then by name.
+Spans = list[tuple[str, float, float]]  # name, start and end in us
 
-    Of links the time includes that in which a rank waits for the others. Idle is what no kernel of
-    any stream fills between the first and the last.
-    """
+
+def spans_of(step: Callable[[], object]) -> Spans:
+    """Run a step under the profiler and return its kernels."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         step()
         torch.cuda.synchronize()
-    spans = [
+    return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in found.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     ]
+
+
+def by_kind(spans: Spans) -> str:
+    """Return the ms of each kind in one line."""
+    kinds = defaultdict[str, float](float)
+    for name, start, end in spans:
+        kinds[kind_of(name)] += end - start
+    return ", ".join(f"{kind} {us / 1e3:.2f} ms" for kind, us in sorted(kinds.items()))
+
+
+def kernels_of(spans: Spans) -> list[str]:
+    """Return lines: ms and kernels by kind, then by name.
+
+    Of links the time includes that in which a rank waits for the others. Idle is what no kernel of
+    any stream fills between the first and the last.
+    """
     kinds, names = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for name, start, end in spans:
         kinds[kind_of(name)].append(end - start)

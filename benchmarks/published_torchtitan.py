@@ -60,6 +60,9 @@ A100_MATMULS = 0.92
 KEPT = ("q_linear", "v_linear", "attention_o", "attention_lse", "gate_linear")
 # The profile counts those by itself, as often as it says.
 LOGITS = "loss_logits"
+# Its configuration had a kernel for norms then (train_configs/llama2_13b.toml, norm_type is
+# fused_rmsnorm); those of the others had none (pull request 297, of May 2024).
+NORM_KERNEL = "13B"
 # Where the vocabulary is split, the loss makes each of its values by a kernel of its own
 # (torch/distributed/tensor/parallel/loss.py): backward holds four of float32.
 SPLIT_LOSS = {"loss_passes": (19, 19), "logits_held": 8.0}
@@ -136,6 +139,8 @@ def software_of(row: dict[str, str]) -> Software:
     if row["compiled"] == "False":
         eager = read_software("pytorch-eager")
         found = replace(found, fused=False, kernel_us=eager.kernel_us, layer_us=eager.layer_us)
+        if row["model"] == NORM_KERNEL:
+            found = replace(found, library_kernels=("norm",))
     elif row["date"] >= COMPILED_SINCE:
         found = replace(found, **COMPILED_LOSS)
     elif row["tp"] != "1":

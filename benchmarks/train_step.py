@@ -135,12 +135,16 @@ def _beside(device: torch.device) -> int:
 
 
 def _print_kernels(step) -> None:  # type: ignore[no-untyped-def]
-    """Print the table of one more step; over several cards that of rank 0."""
-    from kernel_table import kernels_of
+    """Print the table of one more step; over several cards that of rank 0, and each one's kinds."""
+    from kernel_table import by_kind, kernels_of, spans_of
 
-    lines = kernels_of(step)
+    spans = spans_of(step)
+    kinds = [by_kind(spans)] * _world()
+    if dist.is_initialized():
+        dist.all_gather_object(kinds, kinds[0])
     if not dist.is_initialized() or dist.get_rank() == 0:
-        print("\n".join(lines), flush=True)
+        ranks = [f"rank {rank}: {line}" for rank, line in enumerate(kinds)]
+        print("\n".join([*kernels_of(spans), *ranks]), flush=True)
 
 
 def _largest(number: int, device: torch.device) -> int:
@@ -150,6 +154,15 @@ def _largest(number: int, device: torch.device) -> int:
     found = torch.tensor([number], device=device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return int(found)
+
+
+def _by_rank(number: float, device: torch.device) -> list[float]:
+    """What each rank read, in their order."""
+    mine = torch.tensor([number], device=device)
+    found = [mine.clone() for _ in range(_world())]
+    if dist.is_initialized():
+        dist.all_gather(found, mine)
+    return [round(float(part), 3) for part in found]
 
 
 def _batch(
@@ -235,7 +248,8 @@ _BETWEEN = 0.25
 
 
 def _reference(device: torch.device) -> dict:
-    """This card's rates over the catalogue's: matmuls and copies; over ranks an all-gather.
+    """Rates over the catalogue's, matmuls and copies; over ranks those of the slowest card, the
+    matmuls of each, and an all-gather.
 
     Read after _WARM_S of matmuls: a cool card runs up to 8% faster than in a step. Matmuls are read
     between copies, as a step has them: without these its power limits the card, which then runs 4
@@ -255,12 +269,14 @@ def _reference(device: torch.device) -> dict:
         took = _stream(a, b, lambda n=part: y[:n].copy_(x[:n]), _READ_S)  # type: ignore[misc]
         shares.append(flops / took / 1e12 / tflops)
     copy = 2 * x.numel() * 4 / _median_s(lambda: y.copy_(x)) / 1e9 / _COPY_GB_S
-    row = {
+    matmuls, copies = _by_rank(statistics.mean(shares), device), _by_rank(copy, device)
+    row: dict[str, Any] = {
         "what": "reference",
-        "matmul_over_catalogue": round(statistics.mean(shares), 3),
-        "copy_over_catalogue": round(copy, 3),
+        "matmul_over_catalogue": min(matmuls),
+        "copy_over_catalogue": min(copies),
     }
     if _world() > 1:
+        row["matmul_by_rank"] = matmuls
         part = torch.empty(2**28 // _world(), device=device, dtype=torch.bfloat16)
         whole = torch.empty(2**28, device=device, dtype=torch.bfloat16)
         gather = _median_s(lambda: dist.all_gather_into_tensor(whole, part))
