@@ -17,7 +17,7 @@ from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload, outer_axes
 from .make_plan import resolve_optimizer
 from .pins import Pins
-from .precision import resolve_precision, resolve_reduce_dtype
+from .precision import resolve_precision, resolve_reduce_dtype, resolve_rounding
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Problem:
         precision = resolve_precision(dtype, pins)
         summed = grad_dtype(dtype, precision, num_microbatches)
         reduced = resolve_reduce_dtype(dtype, pins, num_microbatches)
-        return precision_of(dtype, precision, summed, reduced, resolve_optimizer(pins))
+        optimizer, rounding = resolve_optimizer(pins), resolve_rounding(dtype, pins)
+        return precision_of(dtype, precision, summed, reduced, optimizer, rounding)
 
     @cached_property
     def offloads(self) -> bool:

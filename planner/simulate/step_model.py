@@ -21,18 +21,20 @@ from ..hardware.cluster import OVERLAP_PRICE, Cluster
 from ..hardware.topology import Links
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
-# writes one beyond what all do. AdamW's kernel clips while it reads. Muon's numbers are for hidden
-# matrices (direction and update; the exchange of whole matrices and the iteration are not counted).
-# Adafactor's rows and columns are next to nothing; it reads weights and gradients twice, and writes
-# its update and reads it twice.
+# writes one beyond what all do. Muon's numbers are for hidden matrices (direction and update; the
+# exchange of whole matrices and the iteration are not counted). Adafactor's rows and columns are
+# next to nothing; it reads weights and gradients twice, and writes its update and reads it twice.
 STATES = {
-    "adamw": (2, -2),
+    "adamw": (2, 0),
     "sgd": (1, 0),
     "lion": (1, 0),
     "schedule-free": (2, 0),
     "muon": (1, 4),
     "adafactor": (0, 5),
 }
+
+# Its kernel clips, rounds and copies on its way (runtime/optimizers/triton_adamw.py).
+FUSED = "adamw"
 
 # Units whose offloaded values may be on their way (IN_TRANSIT of the runtime; a test holds them
 # equal).
@@ -46,8 +48,9 @@ class Precision:
 
     An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
     gradient and its states and writes all but the gradient; clearing writes the gradient. With
-    float32 masters these stand for the parameter, and a copy reads them and writes the parameter
-    (runtime/optimizers/).
+    float32 masters these stand for the parameter, and a copy reads them and writes the parameter;
+    where weights round stochastically the rule works on copies in float32 (runtime/optimizers/).
+    FUSED does without all but the writing of the parameter.
     """
 
     param: int
@@ -68,21 +71,34 @@ class Precision:
 
 
 def precision_of(
-    dtype: str, precision: str, summed: str, reduce_dtype: str, optimizer: str
+    dtype: str, precision: str, summed: str, reduce_dtype: str, optimizer: str, rounding: str
 ) -> Precision:
     """Return bytes of an element. summed, reduce_dtype: of gradients on a rank, and underway."""
     item, grad, carried = ITEM_BYTES[dtype], ITEM_BYTES[summed], ITEM_BYTES[reduce_dtype]
     states, further = STATES[optimizer]
     passes = 2 + 2 * states + further  # over the weights and their states
+    fused = optimizer == FUSED
+    read = (3 if fused else 5) * grad
     if precision == "master":
-        moved = (6 + passes) * grad + item
-        return Precision(item, grad, carried, (states + 1) * grad, moved)
-    return Precision(item, grad, carried, states * item, 5 * grad + passes * item)
+        copied = item if fused else item + grad
+        return Precision(item, grad, carried, (states + 1) * grad, read + passes * grad + copied)
+    moved = read + passes * item
+    if rounding == "stochastic" and not fused:
+        moved += _widened(item, grad, states) + passes * (ITEM_BYTES["f32"] - item)
+    return Precision(item, grad, carried, states * item, moved)
+
+
+def _widened(item: int, grad: int, states: int) -> int:
+    """Return the bytes that copies in float32 move: of weights and states both ways, and of a
+    gradient, which the rule reads in its place."""
+    wide = ITEM_BYTES["f32"]
+    there = (grad + wide + wide - grad) if grad < wide else 0
+    return 2 * (1 + states) * (item + wide) + there
 
 
 def precision_of_plan(plan: Plan) -> Precision:
     given = plan.dtype, plan.precision, plan.grad_dtype, plan.reduce_dtype, plan.optimizer
-    return precision_of(*given)
+    return precision_of(*given, plan.rounding)
 
 
 @dataclass(frozen=True)

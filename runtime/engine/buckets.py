@@ -81,6 +81,11 @@ class FlatBucket:
         """Tell whether this rank's stage is the first that holds the bucket."""
         return mesh.index(*mesh.PIPELINE) == self.bucket.homes[0]
 
+    @property
+    def holds_gradients_once(self) -> bool:
+        """Tell whether `grad_shard` is all that is cleared for the next step."""
+        return self.zero >= 2 or self.cuts == 1
+
     def differs_over(self, param: str) -> tuple[str, ...]:
         """Axes along which ranks hold other elements of a parameter; see `mesh.owns`."""
         stored = mesh.names(*mesh.STORAGE) if self.cuts > 1 else ()
@@ -256,9 +261,14 @@ class FlatBucket:
         """Sum the reduced gradients of a tied parameter over the pp ranks that hold it."""
         self._sum(self.grad_shard, group)
 
+    @property
+    def kept_grad(self) -> Tensor:
+        """The gradients that stay from step to step."""
+        return self.grad if self.grad is not None and self.zero < 2 else self.grad_shard
+
     def zero_grads(self) -> None:
         """Clear what the next step accumulates into."""
-        (self.grad if self.grad is not None and self.zero < 2 else self.grad_shard).zero_()
+        self.kept_grad.zero_()
 
     # The optimizer's side
 

@@ -23,6 +23,7 @@ class AdamW(Rule):
         self.options, self.numbers, device = options, {}, mesh.device()
         wide = layout.dtype == "float64"
         self.scales = device.type == "cuda" and not wide and missing_toolchain(device) is None
+        self.fuses = self.scales
 
     def states(self, kind: str) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")

@@ -7,6 +7,7 @@ at their first home only.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,12 +40,16 @@ RULES: dict[str, Callable[[OptimizerOptions, Layout], Rule]] = {
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
 CLIP_EPS = 1e-6
 
+if TYPE_CHECKING:  # it needs Triton
+    from .fused_adamw import FusedAdamW
+
 
 class Optimizer:
     """One update rule over this rank's shards.
 
     buckets: the trained ones. weights: by bucket name what the rule updates: the shard itself, or
-    its float32 master; of a frozen one the shard, which nothing updates.
+    its float32 master; of a frozen one the shard, which nothing updates. fused: the launch that
+    updates all of them, rounds, and copies masters; None where the rule has none.
     """
 
     def __init__(
@@ -67,9 +72,15 @@ class Optimizer:
             b.bucket.name: make_runs(b, layout, self.rule, options, self.weights[b.bucket.name])
             for b in buckets
         }
+        self.fused = self._fused() if self.rule.fuses else None
         self.updates = 0
         self.loss_limit = math.inf  # of the next step; a loss above it is a spike
         self.weight_copy = WeightCopy()
+
+    def _fused(self) -> "FusedAdamW":
+        from .fused_adamw import FusedAdamW
+
+        return FusedAdamW([(b, self.runs_of(b)) for b in self.buckets], self.options)
 
     def step(self, loss: float, norm: float, lr: float) -> None:
         """Clip and update, or drop the step where it is bad.
@@ -82,10 +93,15 @@ class Optimizer:
             return
         self._clip(norm)
         self.weight_copy.wait(mesh.device())
-        self._update(lr)
-        self.publish()
-        for bucket in self.buckets:
-            bucket.zero_grads()
+        self.updates += 1
+        if self.fused is None:
+            self._update(lr)
+            self._copy()
+        else:
+            self.fused.update(lr, self.updates, self.rule.scale)
+        self._gather()
+        if self.fused is None or not self.fused.clears:
+            self._clear()
 
     def _clip(self, norm: float) -> None:
         clip = self.options.clip
@@ -95,7 +111,6 @@ class Optimizer:
                 bucket.grad_shard.mul_(self.rule.scale)
 
     def _update(self, lr: float) -> None:
-        self.updates += 1
         self.rule.begin_step(lr, self.updates)
         for bucket in self.buckets:
             runs = self.runs_of(bucket)
@@ -110,8 +125,7 @@ class Optimizer:
 
     def _refuse(self, loss: float, norm: float) -> None:
         """Drop a step that is not finite, or spikes; or raise BadStepError."""
-        for bucket in self.buckets:
-            bucket.zero_grads()
+        self._clear()
         if self.options.skip_bad:
             return
         finite, what = math.isfinite(loss + norm), "not finite"
@@ -122,12 +136,23 @@ class Optimizer:
             "resume from a checkpoint, or pass --on-nan skip or rollback"
         )
 
+    def _clear(self) -> None:
+        if self.buckets:
+            torch._foreach_zero_([bucket.kept_grad for bucket in self.buckets])
+
     def publish(self) -> None:
         """Bring the weights that the rule updates to where forward and backward read them."""
+        self._copy()
+        self._gather()
+
+    def _copy(self) -> None:
         for bucket in self.buckets:
             weights = self.weights[bucket.bucket.name]
             if weights is not bucket.shard:
                 bucket.shard.copy_(weights)
+
+    def _gather(self) -> None:
+        for bucket in self.buckets:
             bucket.updated()
 
     @contextmanager
@@ -206,26 +231,25 @@ class Optimizer:
 
         float64, 0-dim; summed over all ranks it is the square of the norm.
         """
-        total = torch.zeros((), dtype=torch.float64, device=mesh.device())
-        for bucket in self.buckets:
-            if bucket.first_home:
-                total += self._bucket_squares(bucket)
-        return total
+        own = [bucket for bucket in self.buckets if bucket.first_home]
+        norms = [_norm(grad) for bucket in own for grad in self._counted_grads(bucket)]
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=mesh.device())
+        return torch.stack(norms).double().square().sum()
 
-    def _bucket_squares(self, bucket: FlatBucket) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=mesh.device())
+    def _counted_grads(self, bucket: FlatBucket) -> Iterator[Tensor]:
+        """Give the gradients of the bucket's shard that this rank counts."""
         spans = bucket.runs(lambda e: (e.param in self.uncounted, bucket.differs_over(e.param)))
         for start, stop, (uncounted, over) in spans:
             if mesh.owns(over) and not uncounted:
-                total += _square_sum(bucket.grad_shard[start:stop])
-        return total
+                yield bucket.grad_shard[start:stop]
 
 
 def _weights(bucket: FlatBucket, master: bool) -> Tensor:
     return bucket.shard.float() if master and bucket.trainable else bucket.shard
 
 
-def _square_sum(x: Tensor) -> Tensor:
+def _norm(x: Tensor) -> Tensor:
     """In float64 for float64 gradients, else in float32 by a fused norm."""
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return torch.linalg.vector_norm(x, dtype=kind).double() ** 2
+    return torch.linalg.vector_norm(x, dtype=kind)

@@ -9,6 +9,7 @@ parameter's name: no rank or shard is in it. Torch and Triton do the same arithm
 """
 
 import hashlib
+import math
 
 import torch
 from torch import Tensor
@@ -44,28 +45,29 @@ def round_run(run: Run, wide: Run, like_weights: tuple[str, ...], seed: int, ste
 
 def round_part(target: Tensor, source: Tensor, part: Part, key: int) -> None:
     """Round a part of a run: target bfloat16, source float32, both flat of the whole run."""
-    into, values = part.view(target), part.view(source)
-    shape, offsets = part.param.shape, part.piece.box.offsets
-    rows = _as_rows(into, values, shape, offsets)
-    for to, x, first, stride in rows:
+    into, values = rows_of(part, target), rows_of(part, source)
+    for (to, first, stride), (x, _, _) in zip(into, values, strict=True):
         _round(to, x, first, stride, key)
 
 
+def rows_of(part: Part, flat: Tensor) -> list[tuple[Tensor, int, int]]:
+    """Return a part in one of its run's flat tensors as matrices: each with the logical index of
+    its first element, and of a row less that of the row before."""
+    return _as_rows(part.view(flat), part.param.shape, part.piece.box.offsets)
+
+
 def _as_rows(
-    into: Tensor, values: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]
-) -> list[tuple[Tensor, Tensor, int, int]]:
-    """Boxes as matrices: (target, values, logical index of the first element, of a row's step)."""
+    box: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]
+) -> list[tuple[Tensor, int, int]]:
     if len(shape) == 2:
-        return [(into, values, offsets[0] * shape[1] + offsets[1], shape[1])]
+        return [(box, offsets[0] * shape[1] + offsets[1], shape[1])]
     if len(shape) < 2:
-        return [(into.reshape(1, -1), values.reshape(1, -1), sum(offsets), 0)]
-    stride = 1
-    for size in shape[1:]:
-        stride *= size
+        return [(box.reshape(1, -1), sum(offsets), 0)]
+    stride = math.prod(shape[1:])
     found = []
-    for index in range(into.shape[0]):
-        rest = _as_rows(into[index], values[index], shape[1:], offsets[1:])
-        found += [(a, b, (offsets[0] + index) * stride + first, s) for a, b, first, s in rest]
+    for index in range(box.shape[0]):
+        rest = _as_rows(box[index], shape[1:], offsets[1:])
+        found += [(x, (offsets[0] + index) * stride + first, step) for x, first, step in rest]
     return found
 
 

@@ -62,10 +62,11 @@ class Rule(Protocol):
     numbers: what a checkpoint keeps of it besides tensors. like_weights: states that take steps as
     weights do, and are rounded like them. averages: the weights to evaluate and export are an
     average, not those that are trained. scales: updates multiply gradients by `scale`, the clip,
-    while they read them.
+    while they read them. fuses: one launch of AdamW's kernel updates all.
     """
 
     numbers: dict[str, float]
+    fuses: bool = False
     scales: bool = False
     scale: float = 1.0
     like_weights: tuple[str, ...] = ()

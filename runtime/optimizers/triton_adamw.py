@@ -1,14 +1,35 @@
-"""AdamW as one Triton kernel over flat tensors: reads each element of weights, gradient and moments
+"""AdamW as Triton kernels over flat tensors: reads each element of weights, gradient and moments
 once, scales the gradient on the way, and writes weights and moments.
 
-Arithmetic is in float32 whatever is stored, in the order of torch's fused step.
+`adamw_` updates one run. `fused_adamw_` updates many by one launch; on the same way it rounds
+weights stochastically, writes the copy that forward reads and clears gradients. Arithmetic is in
+float32 whatever is stored, in the order of torch's fused step.
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .triton_rounding import rounded_bits
+
 _BLOCK = 1024
+# Elements of a program of the fused kernel.
+CHUNK = 16 * _BLOCK
+# What a row of its table holds (`Table.spans`).
+SPAN = ("weights", "grad", "exp_avg", "exp_avg_sq", "copy", "count", "columns", "first", "stride")
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+
+
+@triton.jit
+def _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps):  # type: ignore[no-untyped-def]
+    """Return weights and moments after an update."""
+    m = beta1 * m + rest1 * g
+    v = beta2 * v + rest2 * g * g
+    w = w * kept - step_size * m / (tl.sqrt(v) / root + eps)
+    return w, m, v
 
 
 @triton.jit
@@ -34,9 +55,9 @@ def _adamw_kernel(  # type: ignore[no-untyped-def]
     inside = at < count
     w = tl.load(weights + at, mask=inside).to(tl.float32)
     g = tl.load(grad + at, mask=inside).to(tl.float32) * scale
-    m = beta1 * tl.load(exp_avg + at, mask=inside).to(tl.float32) + rest1 * g
-    v = beta2 * tl.load(exp_avg_sq + at, mask=inside).to(tl.float32) + rest2 * g * g
-    w = w * kept - step_size * m / (tl.sqrt(v) / root + eps)
+    m = tl.load(exp_avg + at, mask=inside).to(tl.float32)
+    v = tl.load(exp_avg_sq + at, mask=inside).to(tl.float32)
+    w, m, v = _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps)
     tl.store(weights + at, w.to(weights.dtype.element_ty), mask=inside)
     tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask=inside)
     tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
@@ -75,5 +96,144 @@ def adamw_(
         lr / (1.0 - beta1**count),
         (1.0 - beta2**count) ** 0.5,
         eps,
+        BLOCK=_BLOCK,
+    )
+
+
+@triton.jit
+def _address(row, column: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the pointer that a column of a span's row holds."""
+    address = tl.load(row + column)
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address.to(tl.pointer_type(TYPE))
+
+
+@triton.jit
+def _fused_kernel(  # type: ignore[no-untyped-def]
+    chunks,
+    spans,
+    rates,
+    keys,
+    scale,
+    lr,
+    beta1,
+    beta2,
+    rest1,
+    rest2,
+    bias,
+    root,
+    eps,
+    WEIGHT: tl.constexpr,
+    GRAD: tl.constexpr,
+    COPY: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    CLEARS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program p updates the chunk that row p of `chunks` names: a span, and a part of it."""
+    span = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
+    part = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
+    row = spans + span * COLUMNS
+    weights = _address(row, 0, WEIGHT, ALIGNED)
+    grad = _address(row, 1, GRAD, ALIGNED)
+    exp_avg = _address(row, 2, WEIGHT, ALIGNED)
+    exp_avg_sq = _address(row, 3, WEIGHT, ALIGNED)
+    count = tl.load(row + 5)
+    rate = lr * tl.load(rates + 2 * span)
+    kept = 1.0 - rate * tl.load(rates + 2 * span + 1)
+    step_size = rate / bias
+    left = tl.minimum(count - part * SIZE, SIZE).to(tl.int32)
+    for begin in range(0, left, BLOCK):
+        base = part * SIZE + begin
+        at = base + tl.arange(0, BLOCK)
+        inside = at < count
+        w = tl.load(weights + at, mask=inside).to(tl.float32)
+        g = tl.load(grad + at, mask=inside).to(tl.float32) * scale
+        m = tl.load(exp_avg + at, mask=inside).to(tl.float32)
+        v = tl.load(exp_avg_sq + at, mask=inside).to(tl.float32)
+        w, m, v = _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps)
+        if ROUNDS:
+            columns, first, stride = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
+            index = first + at
+            if stride != columns:
+                top = base // columns
+                beside = (base - top * columns + tl.arange(0, BLOCK)).to(tl.int32)
+                down = beside // columns.to(tl.int32)
+                index = index + (top + down) * (stride - columns)
+            upper = rounded_bits(w.to(tl.uint32, bitcast=True), index, tl.load(keys + span))
+            w = upper.to(tl.bfloat16, bitcast=True)
+        tl.store(weights + at, w.to(WEIGHT), mask=inside)
+        tl.store(exp_avg + at, m.to(WEIGHT), mask=inside)
+        tl.store(exp_avg_sq + at, v.to(WEIGHT), mask=inside)
+        if COPY is not None:
+            copy = _address(row, 4, COPY, ALIGNED)
+            tl.store(copy + at, w.to(COPY), mask=inside)
+        if CLEARS:
+            tl.store(grad + at, tl.zeros((BLOCK,), GRAD), mask=inside)
+
+
+class Kinds(NamedTuple):
+    """What spans of one launch share: dtypes, whether weights round, gradients are cleared, and
+    addresses are multiples of 16 bytes. copy: dtype of the copy, None without one."""
+
+    weight: torch.dtype
+    grad: torch.dtype
+    copy: torch.dtype | None
+    rounds: bool
+    clears: bool
+    aligned: bool
+
+
+class Table(NamedTuple):
+    """What a launch updates. spans: int64 [spans, len(SPAN)], addresses of the first elements, how
+    many follow, and where they lie in their parameter: rows of so many columns, the index of the
+    first, and that of a row less that of the row before. rates: float32 [spans, 2], the group's
+    learning rate over the step's, and its decay. keys: int64 [spans], of rounding. chunks: int32
+    [programs, 2], a span and the number of a chunk of it."""
+
+    spans: Tensor
+    rates: Tensor
+    keys: Tensor
+    chunks: Tensor
+
+
+def fused_adamw_(
+    table: Table,
+    kinds: Kinds,
+    *,
+    scale: float,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    count: int,
+) -> None:
+    """Update all spans of a table in place, as `adamw_` does one."""
+    beta1, beta2 = betas
+    _fused_kernel[(len(table.chunks),)](
+        table.chunks,
+        table.spans,
+        table.rates,
+        table.keys,
+        scale,
+        lr,
+        beta1,
+        beta2,
+        1.0 - beta1,
+        1.0 - beta2,
+        1.0 - beta1**count,
+        (1.0 - beta2**count) ** 0.5,
+        eps,
+        WEIGHT=_TYPES[kinds.weight],
+        GRAD=_TYPES[kinds.grad],
+        COPY=None if kinds.copy is None else _TYPES[kinds.copy],
+        ROUNDS=kinds.rounds,
+        CLEARS=kinds.clears,
+        ALIGNED=kinds.aligned,
+        COLUMNS=len(SPAN),
+        SIZE=CHUNK,
         BLOCK=_BLOCK,
     )

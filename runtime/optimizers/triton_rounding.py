@@ -20,6 +20,18 @@ def _mix(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> 15)
 
 
+@triton.jit
+def rounded_bits(bits, index, key):  # type: ignore[no-untyped-def]
+    """Return the 16 bits of bfloat16, as uint16, that float32's `bits` round to. index: int64."""
+    secret = key.to(tl.uint32)
+    low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
+    random = _mix(_mix(low ^ secret) ^ (high + (secret >> 7))) >> 16
+    finite = (bits & 0x7F800000) != 0x7F800000
+    # What is not finite keeps its bits; a NaN whose upper mantissa is 0 would read as infinite.
+    whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits | 0x00400000, bits)
+    return (tl.where(finite, bits + random, whole) >> 16).to(tl.uint16)
+
+
 @triton.jit(do_not_specialize=["key", "first", "columns"])
 def _round_kernel(  # type: ignore[no-untyped-def]
     target, values, columns, target_stride, values_stride, first, stride, key, BLOCK: tl.constexpr
@@ -31,14 +43,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     bits = tl.load(values + row * values_stride + column, mask=inside, other=0).to(
         tl.uint32, bitcast=True
     )
-    index = first + row * stride + column
-    secret = key.to(tl.uint32)
-    low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
-    random = _mix(_mix(low ^ secret) ^ (high + (secret >> 7))) >> 16
-    finite = (bits & 0x7F800000) != 0x7F800000
-    # What is not finite keeps its bits; a NaN whose upper mantissa is 0 would read as infinite.
-    whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits | 0x00400000, bits)
-    upper = (tl.where(finite, bits + random, whole) >> 16).to(tl.uint16)
+    upper = rounded_bits(bits, first + row * stride + column, key)
     where = target + row * target_stride + column
     tl.store(where, upper.to(tl.int16, bitcast=True), mask=inside)
 

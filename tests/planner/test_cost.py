@@ -123,9 +123,28 @@ def test_an_embedding_reads_the_rows_of_its_tokens_not_its_table(vocab: int) -> 
     assert found == pytest.approx(moved / device.hbm_bytes_per_s * 1e6 + device.launch_us)
 
 
-def test_an_update_with_masters_reads_them_once_more_for_the_copy() -> None:
+def test_an_update_moves_each_byte_once_where_a_kernel_does_it_all() -> None:
     """The norm reads 4 bytes of each element; the update reads master, gradient and moments, 16,
-    and writes 12; the copy reads 4 and writes 2; clearing writes 4. Without masters all are in two
-    bytes, and there is no copy."""
-    assert precision_of("bf16", "master", "f32", "f32", "adamw").moved == 4 + 16 + 12 + 6 + 4
-    assert precision_of("bf16", "pure", "bf16", "bf16", "adamw").moved == 2 + 8 + 6 + 2
+    and writes 12 and the copy, 2; clearing writes 4. Without masters all are in two bytes, and
+    there is no copy; gradients may be in four."""
+    assert precision_of("bf16", "master", "f32", "f32", "adamw", "").moved == 4 + 16 + 12 + 2 + 4
+    for rounding in ("nearest", "stochastic"):
+        moved = precision_of("bf16", "pure", "bf16", "bf16", "adamw", rounding).moved
+        assert moved == 2 + 8 + 6 + 2
+        assert precision_of("bf16", "pure", "f32", "f32", "adamw", rounding).moved == moved + 6
+
+
+def test_an_update_of_other_rules_clips_copies_and_widens_apart() -> None:
+    """Lion has one state. Clipping reads and writes the gradient; the copy of masters reads them.
+    Stochastic rounding has weights, state and gradient in float32 beside: each is read and written,
+    the rule works on those, and the first two are read and written back."""
+    update, clip, clear = 12 + 8, 8, 4
+    assert precision_of("bf16", "master", "f32", "f32", "lion", "").moved == (
+        4 + clip + update + 6 + clear
+    )
+    assert precision_of("bf16", "pure", "bf16", "bf16", "lion", "nearest").moved == (
+        (4 + clip + update + clear) / 2
+    )
+    assert precision_of("bf16", "pure", "bf16", "bf16", "lion", "stochastic").moved == (
+        (4 + clip + clear) / 2 + 3 * 6 + update + 2 * 6
+    )
