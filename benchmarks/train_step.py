@@ -207,7 +207,7 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     executor = program.build_executor(
         Path(folder),
         layout,
-        optimizers.OptimizerOptions(name=layout.optimizer),
+        optimizers.OptimizerOptions(name=layout.optimizer, rounding=_rounding(Path(folder))),
         seed=0,
         compiler=compiling.Compiler(),
     )
@@ -222,6 +222,12 @@ def _program(folder: str, arguments: argparse.Namespace, device: torch.device) -
     axes = " ".join(f"{k}={v}" for k, v in layout.mesh.items())
     head = {"what": "emitted", "program": Path(folder).name, "mesh": axes, "zero": layout.zero}
     return head | row | _predicted(Path(folder) / "plan.txt", row)
+
+
+def _rounding(folder: Path) -> str:
+    """Return how the program's plan rounds updates."""
+    found = re.search(r"^rounding: (\S+)$", (folder / "plan.txt").read_text(), re.MULTILINE)
+    return found[1] if found else "nearest"
 
 
 def _predicted(plan: Path, row: dict) -> dict:

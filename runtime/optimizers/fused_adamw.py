@@ -12,24 +12,42 @@ import torch
 from torch import Tensor
 
 from ..engine.buckets import FlatBucket
-from .options import OptimizerOptions
+from .options import Group, OptimizerOptions
 from .rounding import key_of, rows_of
 from .rule import Run
 from .triton_adamw import CHUNK, Kinds, Table, fused_adamw_
 
+# Elements; vectors of 16 bytes begin at multiples of it in any dtype.
+ALIGNED = 16
+
 
 @dataclass(frozen=True)
 class _Span:
-    """Neighbouring elements of a run, from element `start` of it. columns, first and stride: see
-    `Table`; of a span that does not round they say nothing."""
+    """Neighbouring elements of a run that are updated alike.
 
-    run: Run
-    param: str
-    start: int
-    count: int
-    columns: int
-    first: int
-    stride: int
+    tensors: in the order of SPAN, each [count]; where nothing is copied, weights stand for it.
+    columns, first and stride: see `Table`; they count where weights round.
+    """
+
+    tensors: tuple[Tensor, ...]
+    group: Group
+    param: str = ""
+    columns: int = 0
+    first: int = 0
+    stride: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.tensors[0].numel()
+
+    def part(self, start: int, count: int) -> tuple[Tensor, ...]:
+        return tuple(x[start : start + count] for x in self.tensors)
+
+    @property
+    def unit(self) -> int:
+        """Return what places and the count are multiples of."""
+        whole = all(x.data_ptr() % (ALIGNED * x.element_size()) == 0 for x in self.tensors)
+        return ALIGNED if whole and self.count % ALIGNED == 0 else 1
 
 
 class FusedAdamW:
@@ -43,26 +61,22 @@ class FusedAdamW:
     ) -> None:
         self.options = options
         self.clears = all(bucket.holds_gradients_once for bucket, _ in buckets)
-        found = defaultdict[Kinds, list[tuple[_Span, tuple[int, ...]]]](list)
+        found = defaultdict[Kinds, list[_Span]](list)
         for bucket, runs in buckets:
             for run in runs:
-                self._add(run, bucket, found)
+                for kinds, span in self._spans(run, bucket.shard[run.start : run.stop]):
+                    found[kinds].append(span)
         self._launches = [_Launch(kinds, spans) for kinds, spans in found.items()]
 
-    def _add(
-        self, run: Run, bucket: FlatBucket, found: dict[Kinds, list[tuple[_Span, tuple[int, ...]]]]
-    ) -> None:
-        own = run.weights.data_ptr() == bucket.shard[run.start :].data_ptr()
-        copy = None if own else bucket.shard[run.start : run.stop]
-        rounds = self.options.rounding == "stochastic" and run.weights.dtype is torch.bfloat16
-        tensors = (run.weights, run.grad, run.states["exp_avg"], run.states["exp_avg_sq"], copy)
-        whole = [_Span(run, "", 0, run.weights.numel(), 0, 0, 0)]
-        for span in _spans(run) if rounds else whole:
-            addresses = tuple(_address(x, span.start) for x in tensors)
-            aligned = not any(address % 16 for address in addresses)
-            dtype = None if copy is None else copy.dtype
-            kinds = Kinds(run.weights.dtype, run.grad.dtype, dtype, rounds, self.clears, aligned)
-            found[kinds].append((span, addresses))
+    def _spans(self, run: Run, read: Tensor) -> Iterator[tuple[Kinds, _Span]]:
+        """Give the spans of a run. read: what forward reads of it."""
+        w, g, m, v = run.weights, run.grad, run.states["exp_avg"], run.states["exp_avg_sq"]
+        copies = read.data_ptr() != w.data_ptr()
+        rounds = self.options.rounding == "stochastic" and w.dtype is torch.bfloat16
+        whole = _Span((w, g, m, v, read), run.group)
+        kinds = w.dtype, g.dtype, read.dtype if copies else None, rounds, self.clears
+        for span in _rounded(whole, run) if rounds else [whole]:
+            yield Kinds(*kinds, span.unit), span
 
     def update(self, lr: float, count: int, scale: float) -> None:
         """Update all weights by scale * gradient. count: updates up to and with this one."""
@@ -70,26 +84,42 @@ class FusedAdamW:
             launch.run(self.options, lr, count, scale)
 
 
+def _rounded(whole: _Span, run: Run) -> Iterator[_Span]:
+    """Give the parts of a run, each as matrices whose rows lie one behind the other."""
+    for part in run.parts:
+        for matrix, first, stride in rows_of(part, run.weights):
+            rows, columns = matrix.shape
+            if matrix.stride(0) == columns or rows == 1:
+                found = [(matrix, first, stride if rows > 1 else columns)]
+            else:
+                found = [(x, first + n * stride, columns) for n, x in enumerate(matrix)]
+            for x, index, step in found:
+                start = int(x.storage_offset() - run.weights.storage_offset())
+                tensors = whole.part(start, x.numel())
+                yield _Span(tensors, run.group, part.param.name, columns, index, step)
+
+
 class _Launch:
     """Spans of one kind."""
 
-    def __init__(self, kinds: Kinds, spans: list[tuple[_Span, tuple[int, ...]]]) -> None:
-        self.kinds, self.spans = kinds, [span for span, _ in spans]
-        device = self.spans[0].run.weights.device
-        rows = [(*found, s.count, s.columns, s.first, s.stride) for s, found in spans]
-        rates = [(s.run.group.lr_scale, s.run.decay) for s in self.spans]
-        programs = torch.tensor([-(-s.count // CHUNK) for s in self.spans])
-        numbers = torch.arange(int(programs.sum())) - torch.repeat_interleave(
-            programs.cumsum(0) - programs, programs
-        )
-        which = torch.repeat_interleave(torch.arange(len(programs)), programs)
+    def __init__(self, kinds: Kinds, spans: list[_Span]) -> None:
+        self.kinds, self.spans = kinds, spans
+        bases = spans[0].tensors
+        device = bases[0].device
+        rows = [
+            (*_places(span, bases, kinds.unit), span.count // kinds.unit)
+            + (span.columns, span.first, span.stride)
+            for span in spans
+        ]
+        rates = [(span.group.lr_scale, span.group.weight_decay or 0.0) for span in spans]
         # Read by the copy of a step's keys until the step's end, which the host waits for.
         self._keys = torch.zeros(len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
         self.table = Table(
+            bases,
             torch.tensor(rows, dtype=torch.int64, device=device),
             torch.tensor(rates, dtype=torch.float32, device=device),
             self._keys.to(device, copy=True),
-            torch.stack([which, numbers], dim=1).to(device, torch.int32),
+            _chunks(spans).to(device, torch.int32),
         )
 
     def run(self, options: OptimizerOptions, lr: float, count: int, scale: float) -> None:
@@ -108,24 +138,15 @@ class _Launch:
         )
 
 
-def _spans(run: Run) -> Iterator[_Span]:
-    """Give the parts of a run, each as matrices whose rows lie one behind the other."""
-    for part in run.parts:
-        for rows, first, stride in rows_of(part, run.weights):
-            if rows.stride(0) != rows.shape[1]:
-                for number, row in enumerate(rows):
-                    yield _span(run, part.param.name, row[None], first + number * stride, 0)
-            else:
-                yield _span(run, part.param.name, rows, first, stride)
+def _places(span: _Span, bases: tuple[Tensor, ...], unit: int) -> Iterator[int]:
+    """Give where a span's tensors begin, relative to the bases."""
+    for x, base in zip(span.tensors, bases, strict=True):
+        yield (x.data_ptr() - base.data_ptr()) // (unit * x.element_size())
 
 
-def _span(run: Run, param: str, rows: Tensor, first: int, stride: int) -> _Span:
-    """Return the span of a matrix. One row counts on as it lies."""
-    start = int(rows.storage_offset() - run.weights.storage_offset())
-    columns = rows.shape[1]
-    many = rows.shape[0] > 1
-    return _Span(run, param, start, rows.numel(), columns, first, stride if many else columns)
-
-
-def _address(x: Tensor | None, start: int) -> int:
-    return 0 if x is None else x.data_ptr() + start * x.element_size()
+def _chunks(spans: list[_Span]) -> Tensor:
+    """Return the table of programs: a span, and the number of a chunk of it."""
+    counts = torch.tensor([-(-span.count // CHUNK) for span in spans])
+    before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    numbers = torch.arange(int(counts.sum())) - before
+    return torch.stack([torch.repeat_interleave(torch.arange(len(spans)), counts), numbers], dim=1)

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from .triton_rounding import rounded_bits
 
-_BLOCK = 1024
+_BLOCK, _WARPS = 1024, 4
 # Elements of a program of the fused kernel.
-CHUNK = 16 * _BLOCK
-# What a row of its table holds (`Table.spans`).
+CHUNK = 4 * _BLOCK
+# Columns of its table.
 SPAN = ("weights", "grad", "exp_avg", "exp_avg_sq", "copy", "count", "columns", "first", "stride")
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 
 
 @triton.jit
@@ -101,16 +100,12 @@ def adamw_(
 
 
 @triton.jit
-def _address(row, column: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the pointer that a column of a span's row holds."""
-    address = tl.load(row + column)
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(TYPE))
-
-
-@triton.jit
 def _fused_kernel(  # type: ignore[no-untyped-def]
+    weights,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    copy,
     chunks,
     spans,
     rates,
@@ -124,12 +119,10 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     bias,
     root,
     eps,
-    WEIGHT: tl.constexpr,
-    GRAD: tl.constexpr,
-    COPY: tl.constexpr,
+    COPIES: tl.constexpr,
     ROUNDS: tl.constexpr,
     CLEARS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    UNIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -138,11 +131,15 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     span = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     part = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
     row = spans + span * COLUMNS
-    weights = _address(row, 0, WEIGHT, ALIGNED)
-    grad = _address(row, 1, GRAD, ALIGNED)
-    exp_avg = _address(row, 2, WEIGHT, ALIGNED)
-    exp_avg_sq = _address(row, 3, WEIGHT, ALIGNED)
-    count = tl.load(row + 5)
+    # The products tell the compiler of the alignment; else it moves element by element.
+    weights += tl.load(row) * UNIT
+    grad += tl.load(row + 1) * UNIT
+    exp_avg += tl.load(row + 2) * UNIT
+    exp_avg_sq += tl.load(row + 3) * UNIT
+    copy += tl.load(row + 4) * UNIT
+    count = tl.load(row + 5) * UNIT
+    columns, first, stride = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
+    key = tl.load(keys + span)
     rate = lr * tl.load(rates + 2 * span)
     kept = 1.0 - rate * tl.load(rates + 2 * span + 1)
     step_size = rate / bias
@@ -157,44 +154,47 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
         v = tl.load(exp_avg_sq + at, mask=inside).to(tl.float32)
         w, m, v = _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps)
         if ROUNDS:
-            columns, first, stride = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
             index = first + at
             if stride != columns:
                 top = base // columns
                 beside = (base - top * columns + tl.arange(0, BLOCK)).to(tl.int32)
                 down = beside // columns.to(tl.int32)
                 index = index + (top + down) * (stride - columns)
-            upper = rounded_bits(w.to(tl.uint32, bitcast=True), index, tl.load(keys + span))
+            upper = rounded_bits(w.to(tl.uint32, bitcast=True), index, key)
             w = upper.to(tl.bfloat16, bitcast=True)
-        tl.store(weights + at, w.to(WEIGHT), mask=inside)
-        tl.store(exp_avg + at, m.to(WEIGHT), mask=inside)
-        tl.store(exp_avg_sq + at, v.to(WEIGHT), mask=inside)
-        if COPY is not None:
-            copy = _address(row, 4, COPY, ALIGNED)
-            tl.store(copy + at, w.to(COPY), mask=inside)
+        tl.store(weights + at, w.to(weights.dtype.element_ty), mask=inside)
+        tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask=inside)
+        tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
+        if COPIES:
+            tl.store(copy + at, w.to(copy.dtype.element_ty), mask=inside)
         if CLEARS:
-            tl.store(grad + at, tl.zeros((BLOCK,), GRAD), mask=inside)
+            tl.store(grad + at, tl.zeros((BLOCK,), grad.dtype.element_ty), mask=inside)
 
 
 class Kinds(NamedTuple):
-    """What spans of one launch share: dtypes, whether weights round, gradients are cleared, and
-    addresses are multiples of 16 bytes. copy: dtype of the copy, None without one."""
+    """What spans of one launch share: dtypes, whether weights round and gradients are cleared, and
+    the unit of places and counts, in elements. copy: dtype of the copy, None without one."""
 
     weight: torch.dtype
     grad: torch.dtype
     copy: torch.dtype | None
     rounds: bool
     clears: bool
-    aligned: bool
+    unit: int
 
 
 class Table(NamedTuple):
-    """What a launch updates. spans: int64 [spans, len(SPAN)], addresses of the first elements, how
-    many follow, and where they lie in their parameter: rows of so many columns, the index of the
+    """What a launch updates.
+
+    bases: any of the tensors, one for each of the first five columns of SPAN. spans: int64
+    [spans, len(SPAN)], where tensors begin relative to those and the count of elements, both in
+    units, and where elements lie in their parameter: rows of so many columns, the index of the
     first, and that of a row less that of the row before. rates: float32 [spans, 2], the group's
     learning rate over the step's, and its decay. keys: int64 [spans], of rounding. chunks: int32
-    [programs, 2], a span and the number of a chunk of it."""
+    [programs, 2], a span and the number of a chunk of it.
+    """
 
+    bases: tuple[Tensor, ...]
     spans: Tensor
     rates: Tensor
     keys: Tensor
@@ -214,6 +214,7 @@ def fused_adamw_(
     """Update all spans of a table in place, as `adamw_` does one."""
     beta1, beta2 = betas
     _fused_kernel[(len(table.chunks),)](
+        *table.bases,
         table.chunks,
         table.spans,
         table.rates,
@@ -227,13 +228,12 @@ def fused_adamw_(
         1.0 - beta1**count,
         (1.0 - beta2**count) ** 0.5,
         eps,
-        WEIGHT=_TYPES[kinds.weight],
-        GRAD=_TYPES[kinds.grad],
-        COPY=None if kinds.copy is None else _TYPES[kinds.copy],
+        COPIES=kinds.copy is not None,
         ROUNDS=kinds.rounds,
         CLEARS=kinds.clears,
-        ALIGNED=kinds.aligned,
+        UNIT=kinds.unit,
         COLUMNS=len(SPAN),
         SIZE=CHUNK,
         BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
