@@ -85,10 +85,11 @@ class _Clock:
     def __call__(self, answer: Answer) -> None:
         now = time.perf_counter()
         self.seconds.append(now - self._last)
-        self.gap = max(self.gap, answer.step.gap if answer.step else 0.0)
+        gap = answer.step.gap if answer.step else 0.0
+        self.gap = max(self.gap, gap)
         if self.seconds[-1] > 1:
-            name = answer.point.cluster.name
-            print(f"{name}: {self.seconds[-1]:.1f} s", file=sys.stderr, flush=True)
+            said = f"{answer.point.cluster.name}: {self.seconds[-1]:.1f} s, gap {gap:.1%}"
+            print(said, file=sys.stderr, flush=True)
         self._last = now
 
     @property
