@@ -3,14 +3,13 @@ run with passes of their own for the copy, for rounding and for clearing.
 
     python benchmarks/update.py
 
-Prints ms (median of 10) and TB/s by the bytes that the one launch moves.
+Prints ms (median of 20) and TB/s by the bytes that the one launch moves.
 """
 
-import statistics
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from attention import median_ms
 
 from meshwright.runtime.engine.boxes import pieces_of
 from meshwright.runtime.engine.layout import Param
@@ -66,19 +65,6 @@ def apart(buckets: list[SimpleNamespace], options: OptimizerOptions, copied: boo
         if copied:
             bucket.shard.copy_(bucket.weights)
         bucket.grad.zero_()
-
-
-def median_ms(run: Callable[[], None]) -> float:
-    """Median of 10 timed calls after 2."""
-    times = []
-    for _ in range(12):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times[2:])
 
 
 def show(kind: str) -> None:

@@ -23,12 +23,35 @@ SPAN = ("weights", "grad", "exp_avg", "exp_avg_sq", "copy", "count", "columns", 
 
 
 @triton.jit
-def _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps):  # type: ignore[no-untyped-def]
-    """Return weights and moments after an update."""
-    m = beta1 * m + rest1 * g
-    v = beta2 * v + rest2 * g * g
+def _updated(  # type: ignore[no-untyped-def]
+    weights,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    at,
+    inside,
+    scale,
+    beta1,
+    beta2,
+    rest1,
+    rest2,
+    kept,
+    step_size,
+    root,
+    eps,
+):
+    """Return weights and moments of the elements `at` after an update, in float32."""
+    w = tl.load(weights + at, mask=inside).to(tl.float32)
+    g = tl.load(grad + at, mask=inside).to(tl.float32) * scale
+    m = beta1 * tl.load(exp_avg + at, mask=inside).to(tl.float32) + rest1 * g
+    v = beta2 * tl.load(exp_avg_sq + at, mask=inside).to(tl.float32) + rest2 * g * g
     w = w * kept - step_size * m / (tl.sqrt(v) / root + eps)
     return w, m, v
+
+
+@triton.jit
+def _store(to, at, x, inside):  # type: ignore[no-untyped-def]
+    tl.store(to + at, x.to(to.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -52,14 +75,11 @@ def _adamw_kernel(  # type: ignore[no-untyped-def]
     """Program b updates block b."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    w = tl.load(weights + at, mask=inside).to(tl.float32)
-    g = tl.load(grad + at, mask=inside).to(tl.float32) * scale
-    m = tl.load(exp_avg + at, mask=inside).to(tl.float32)
-    v = tl.load(exp_avg_sq + at, mask=inside).to(tl.float32)
-    w, m, v = _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps)
-    tl.store(weights + at, w.to(weights.dtype.element_ty), mask=inside)
-    tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask=inside)
-    tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
+    numbers = beta1, beta2, rest1, rest2, kept, step_size, root, eps
+    w, m, v = _updated(weights, grad, exp_avg, exp_avg_sq, at, inside, scale, *numbers)
+    _store(weights, at, w, inside)
+    _store(exp_avg, at, m, inside)
+    _store(exp_avg_sq, at, v, inside)
 
 
 def adamw_(
@@ -143,16 +163,13 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     rate = lr * tl.load(rates + 2 * span)
     kept = 1.0 - rate * tl.load(rates + 2 * span + 1)
     step_size = rate / bias
+    numbers = beta1, beta2, rest1, rest2, kept, step_size, root, eps
     left = tl.minimum(count - part * SIZE, SIZE).to(tl.int32)
     for begin in range(0, left, BLOCK):
         base = part * SIZE + begin
         at = base + tl.arange(0, BLOCK)
         inside = at < count
-        w = tl.load(weights + at, mask=inside).to(tl.float32)
-        g = tl.load(grad + at, mask=inside).to(tl.float32) * scale
-        m = tl.load(exp_avg + at, mask=inside).to(tl.float32)
-        v = tl.load(exp_avg_sq + at, mask=inside).to(tl.float32)
-        w, m, v = _moved(w, g, m, v, beta1, beta2, rest1, rest2, kept, step_size, root, eps)
+        w, m, v = _updated(weights, grad, exp_avg, exp_avg_sq, at, inside, scale, *numbers)
         if ROUNDS:
             index = first + at
             if stride != columns:
@@ -162,13 +179,13 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
                 index = index + (top + down) * (stride - columns)
             upper = rounded_bits(w.to(tl.uint32, bitcast=True), index, key)
             w = upper.to(tl.bfloat16, bitcast=True)
-        tl.store(weights + at, w.to(weights.dtype.element_ty), mask=inside)
-        tl.store(exp_avg + at, m.to(exp_avg.dtype.element_ty), mask=inside)
-        tl.store(exp_avg_sq + at, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
+        _store(weights, at, w, inside)
+        _store(exp_avg, at, m, inside)
+        _store(exp_avg_sq, at, v, inside)
         if COPIES:
-            tl.store(copy + at, w.to(copy.dtype.element_ty), mask=inside)
+            _store(copy, at, w, inside)
         if CLEARS:
-            tl.store(grad + at, tl.zeros((BLOCK,), grad.dtype.element_ty), mask=inside)
+            _store(grad, at, tl.zeros((BLOCK,), tl.float32), inside)
 
 
 class Kinds(NamedTuple):

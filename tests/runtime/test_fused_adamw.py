@@ -116,6 +116,44 @@ check([bucket_of(cut, f32, f32, False, True), bucket_of(large, bf16, bf16, False
 print("equal")
 """
 
+VECTORS = """
+import re
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from meshwright.runtime.optimizers.triton_adamw import SPAN, _fused_kernel as kernel
+
+names, target = kernel.arg_names, GPUTarget("cuda", 90, 32)
+
+def element_by_element(weight, grad, copies, rounds, unit):
+    said = {"COPIES": copies, "ROUNDS": rounds, "CLEARS": True, "UNIT": unit,
+            "COLUMNS": len(SPAN), "SIZE": 4096, "BLOCK": 1024}
+    tensors = {"weights": weight, "grad": grad, "exp_avg": weight, "exp_avg_sq": weight,
+               "copy": "*bf16", "chunks": "*i32", "spans": "*i64", "rates": "*fp32",
+               "keys": "*i64"}
+    signature = {n: "constexpr" if n in said else tensors.get(n, "fp32") for n in names}
+    source = ASTSource(
+        fn=kernel, signature=signature,
+        constexprs={(names.index(n),): value for n, value in said.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in tensors},
+    )
+    text = compile(source, target=target).asm["ptx"]
+    stores = re.findall(r"st[.]global[^ ]*", text)
+    assert stores
+    return any(".v4." not in store for store in stores)
+
+for kind in (("*fp32", "*fp32", True, False), ("*bf16", "*bf16", False, False),
+             ("*bf16", "*bf16", False, True), ("*bf16", "*fp32", False, True)):
+    assert not element_by_element(*kind, 16), kind
+    assert element_by_element(*kind, 1), kind
+print("equal")
+"""
+
+
+@triton_runs.on_linux
+def test_the_launch_moves_vectors_where_all_is_aligned() -> None:
+    """Compiled for an H100, which this machine need not have."""
+    triton_runs.run(VECTORS)
+
 
 @triton_runs.on_linux
 def test_the_launch_interpreted_equals_torch() -> None:
