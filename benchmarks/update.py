@@ -47,7 +47,7 @@ def bucket_of(number: int, weight: torch.dtype, grad: torch.dtype, copied: bool)
         runs.append(Run("", group, at, at + size, parts, w[part], g[part], states))
         at += size
     shard = w.to(BF16) if copied else w
-    return SimpleNamespace(shard=shard, holds_gradients_once=True, runs=runs, grad=g, weights=w)
+    return SimpleNamespace(shard=shard, clears_its_shard=True, runs=runs, grad=g, weights=w)
 
 
 def apart(buckets: list[SimpleNamespace], options: OptimizerOptions, copied: bool) -> None:

@@ -33,7 +33,7 @@ STATES = {
     "adafactor": (0, 5),
 }
 
-# Its kernel clips, rounds and copies on its way (runtime/optimizers/triton_adamw.py).
+# On GPUs one launch of it clips, rounds and copies, too (runtime/optimizers/fused_adamw.py).
 FUSED = "adamw"
 
 # Units whose offloaded values may be on their way (IN_TRANSIT of the runtime; a test holds them
@@ -44,13 +44,14 @@ IN_TRANSIT = 2
 @dataclass(frozen=True)
 class Precision:
     """Bytes of an element: of parameters, of gradients where they are summed and where they
-    travel, of what the optimizer keeps, and of what one update moves.
+    travel, of what the optimizer keeps, and of what one update moves. fused: of what it moves on a
+    GPU, which is less for FUSED.
 
     An update's norm reads the gradient; clipping reads and writes it; the rule reads parameter,
     gradient and its states and writes all but the gradient; clearing writes the gradient. With
     float32 masters these stand for the parameter, and a copy reads them and writes the parameter;
     where weights round stochastically the rule works on copies in float32 (runtime/optimizers/).
-    FUSED does without all but the writing of the parameter.
+    FUSED does not clip apart, and of the copies it does nothing but write the parameter.
     """
 
     param: int
@@ -58,6 +59,7 @@ class Precision:
     carried: int
     state: int
     moved: int
+    fused: int
 
     @property
     def wide_grads(self) -> bool:
@@ -77,23 +79,28 @@ def precision_of(
     item, grad, carried = ITEM_BYTES[dtype], ITEM_BYTES[summed], ITEM_BYTES[reduce_dtype]
     states, further = STATES[optimizer]
     passes = 2 + 2 * states + further  # over the weights and their states
-    fused = optimizer == FUSED
-    read = (3 if fused else 5) * grad
     if precision == "master":
-        copied = item if fused else item + grad
-        return Precision(item, grad, carried, (states + 1) * grad, read + passes * grad + copied)
-    moved = read + passes * item
-    if rounding == "stochastic" and not fused:
-        moved += _widened(item, grad, states) + passes * (ITEM_BYTES["f32"] - item)
-    return Precision(item, grad, carried, states * item, moved)
+        kept, more = grad, item + grad
+    else:
+        kept, more = item, _cast_bytes(item, grad, states, passes, rounding)
+    moved = 5 * grad + passes * kept + more
+    fused = 3 * grad + passes * kept + (item if precision == "master" else 0)
+    launched = optimizer == FUSED and dtype != "f64"
+    stored = (states + (precision == "master")) * kept
+    return Precision(item, grad, carried, stored, moved, fused if launched else moved)
 
 
-def _widened(item: int, grad: int, states: int) -> int:
-    """Return the bytes that copies in float32 move: of weights and states both ways, and of a
-    gradient, which the rule reads in its place."""
+def _cast_bytes(item: int, grad: int, states: int, passes: int, rounding: str) -> int:
+    """Return the bytes that casts move around an update of weights without masters.
+
+    Nearest rounding casts gradients to the dtype of weights. Stochastic rounding casts weights,
+    states and gradients to float32 and the first two back, and the rule moves float32.
+    """
     wide = ITEM_BYTES["f32"]
-    there = (grad + wide + wide - grad) if grad < wide else 0
-    return 2 * (1 + states) * (item + wide) + there
+    if rounding != "stochastic":
+        return 2 * item if grad != item else 0
+    gradients = 2 * wide if grad != wide else 0
+    return 2 * (1 + states) * (item + wide) + gradients + passes * (wide - item)
 
 
 def precision_of_plan(plan: Plan) -> Precision:
@@ -322,12 +329,15 @@ class UnitTable:
         return (2 if self.zero == 0 else 1) * moved / hbm
 
     def optimizer_us(self, bucket: Bucket) -> float:
-        """Memory traffic of the norm, the clip and the update."""
+        """Memory traffic of the norm, the clip, the update, and of clearing gradients, which level
+        1 holds whole."""
         if not bucket.trainable:
             return 0.0
+        device, precision = self.links.cluster.device, self.precision
         cuts = self.links.mesh.count(*STORAGE) if self.zero else 1
-        moved = self.precision.moved * bucket.numel / cuts
-        return moved / self.links.cluster.device.hbm_bytes_per_s * 1e6
+        moved = (precision.fused if device.type == "cuda" else precision.moved) / cuts
+        cleared = precision.grad * (1 - 1 / cuts) if self.zero == 1 else 0.0
+        return (moved + cleared) * bucket.numel / device.hbm_bytes_per_s * 1e6
 
     def refresh_us(self, bucket: Bucket) -> float:
         """Gathering the updated parameters, where all of them are kept."""

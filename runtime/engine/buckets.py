@@ -44,7 +44,7 @@ class FlatBucket:
         self.trainable = bucket.trainable
         self.dtype = getattr(torch, bucket.dtype or layout.dtype)
         wide = layout.master or layout.wide_grads
-        self.grad_dtype = torch.float32 if wide else self.dtype
+        self.grad_dtype = torch.promote_types(self.dtype, torch.float32) if wide else self.dtype
         # What is wider than the model keeps its digits on the way.
         reduced = getattr(torch, layout.reduce_dtype)
         self.reduce_dtype = torch.promote_types(reduced, self.dtype) if bucket.dtype else reduced
@@ -82,8 +82,9 @@ class FlatBucket:
         return mesh.index(*mesh.PIPELINE) == self.bucket.homes[0]
 
     @property
-    def holds_gradients_once(self) -> bool:
-        """Tell whether `grad_shard` is all that is cleared for the next step."""
+    def clears_its_shard(self) -> bool:
+        """Tell whether `grad_shard` is all that is cleared for the next step. Level 1 clears all of
+        `grad`."""
         return self.zero >= 2 or self.cuts == 1
 
     def differs_over(self, param: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from .rule import Rule, Run
 class AdamW(Rule):
     def __init__(self, options: OptimizerOptions, layout: Layout) -> None:
         self.options, self.numbers, device = options, {}, mesh.device()
-        wide = layout.dtype == "float64"
+        wide = "float64" in (layout.dtype, *(b.dtype for b in layout.buckets if b.trainable))
         self.scales = device.type == "cuda" and not wide and missing_toolchain(device) is None
         self.fuses = self.scales
 

@@ -1,7 +1,7 @@
-"""AdamW of all buckets of a rank by one launch of a kernel for each combination of dtypes.
+"""AdamW of all buckets of a rank by one launch of a kernel, or a few: one for each of `Kinds`.
 
-The launch also does what would be passes of their own: stochastic rounding, the copy of float32
-masters that forward reads, and clearing gradients where the rank holds them once.
+A launch also does what would be passes of their own: stochastic rounding, the copy of float32
+masters that forward reads, and clearing gradients.
 """
 
 from collections import defaultdict
@@ -17,37 +17,38 @@ from .rounding import key_of, rows_of
 from .rule import Run
 from .triton_adamw import CHUNK, Kinds, Table, fused_adamw_
 
-# Elements; vectors of 16 bytes begin at multiples of it in any dtype.
+# Elements. A tensor that begins at a multiple of so many is read 16 bytes at a time in any dtype.
 ALIGNED = 16
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Neighbouring elements of a run that are updated alike.
+    """Elements of a run that are updated alike.
 
-    tensors: in the order of SPAN, each [count]; where nothing is copied, weights stand for it.
-    columns, first and stride: see `Table`; they count where weights round.
+    tensors: as TENSORS names them, flat, from the first element on; where nothing is copied,
+    weights stand for the copy. count: of elements. columns, pitch, first and stride: see `Table`;
+    they are read only where weights round, the second only where rows lie apart.
     """
 
     tensors: tuple[Tensor, ...]
+    count: int
     group: Group
     param: str = ""
-    columns: int = 0
+    columns: int = 1
+    pitch: int = 1
     first: int = 0
-    stride: int = 0
+    stride: int = 1
 
     @property
-    def count(self) -> int:
-        return self.tensors[0].numel()
-
-    def part(self, start: int, count: int) -> tuple[Tensor, ...]:
-        return tuple(x[start : start + count] for x in self.tensors)
+    def strided(self) -> bool:
+        return self.pitch != self.columns
 
     @property
     def unit(self) -> int:
-        """Return what places and the count are multiples of."""
-        whole = all(x.data_ptr() % (ALIGNED * x.element_size()) == 0 for x in self.tensors)
-        return ALIGNED if whole and self.count % ALIGNED == 0 else 1
+        """Return ALIGNED where all tensors begin at multiples of it and so many elements follow."""
+        starts = all(x.data_ptr() % (ALIGNED * x.element_size()) == 0 for x in self.tensors)
+        whole = starts and self.count % ALIGNED == 0 and not self.strided
+        return ALIGNED if whole else 1
 
 
 class FusedAdamW:
@@ -60,7 +61,7 @@ class FusedAdamW:
         self, buckets: Sequence[tuple[FlatBucket, Sequence[Run]]], options: OptimizerOptions
     ) -> None:
         self.options = options
-        self.clears = all(bucket.holds_gradients_once for bucket, _ in buckets)
+        self.clears = all(bucket.clears_its_shard for bucket, _ in buckets)
         found = defaultdict[Kinds, list[_Span]](list)
         for bucket, runs in buckets:
             for run in runs:
@@ -73,10 +74,10 @@ class FusedAdamW:
         w, g, m, v = run.weights, run.grad, run.states["exp_avg"], run.states["exp_avg_sq"]
         copies = read.data_ptr() != w.data_ptr()
         rounds = self.options.rounding == "stochastic" and w.dtype is torch.bfloat16
-        whole = _Span((w, g, m, v, read), run.group)
+        whole = _Span((w, g, m, v, read), run.stop - run.start, run.group)
         kinds = w.dtype, g.dtype, read.dtype if copies else None, rounds, self.clears
         for span in _rounded(whole, run) if rounds else [whole]:
-            yield Kinds(*kinds, span.unit), span
+            yield Kinds(*kinds, span.strided, span.unit), span
 
     def update(self, lr: float, count: int, scale: float) -> None:
         """Update all weights by scale * gradient. count: updates up to and with this one."""
@@ -85,35 +86,33 @@ class FusedAdamW:
 
 
 def _rounded(whole: _Span, run: Run) -> Iterator[_Span]:
-    """Give the parts of a run, each as matrices whose rows lie one behind the other."""
+    """Give the matrices that the parts of a run are."""
     for part in run.parts:
         for matrix, first, stride in rows_of(part, run.weights):
-            rows, columns = matrix.shape
-            if matrix.stride(0) == columns or rows == 1:
-                found = [(matrix, first, stride if rows > 1 else columns)]
-            else:
-                found = [(x, first + n * stride, columns) for n, x in enumerate(matrix)]
-            for x, index, step in found:
-                start = int(x.storage_offset() - run.weights.storage_offset())
-                tensors = whole.part(start, x.numel())
-                yield _Span(tensors, run.group, part.param.name, columns, index, step)
+            start = int(matrix.storage_offset() - run.weights.storage_offset())
+            tensors, (rows, columns) = tuple(x[start:] for x in whole.tensors), matrix.shape
+            apart = (matrix.stride(0), stride) if rows > 1 else (columns, columns)
+            pitch, step = apart
+            given = tensors, matrix.numel(), run.group, part.param.name
+            yield _Span(*given, columns=columns, pitch=pitch, first=first, stride=step)
 
 
 class _Launch:
     """Spans of one kind."""
 
     def __init__(self, kinds: Kinds, spans: list[_Span]) -> None:
-        self.kinds, self.spans = kinds, spans
-        bases = spans[0].tensors
+        self.kinds, self.params = kinds, list(dict.fromkeys(span.param for span in spans))
+        bases, number = spans[0].tensors, {name: n for n, name in enumerate(self.params)}
         device = bases[0].device
         rows = [
-            (*_places(span, bases, kinds.unit), span.count // kinds.unit)
-            + (span.columns, span.first, span.stride)
+            (*_offsets(span, bases, kinds.unit), span.count // kinds.unit)
+            + (span.columns, span.pitch, span.first, span.stride, number[span.param])
             for span in spans
         ]
         rates = [(span.group.lr_scale, span.group.weight_decay or 0.0) for span in spans]
-        # Read by the copy of a step's keys until the step's end, which the host waits for.
-        self._keys = torch.zeros(len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+        # The device may still read them when `run` returns, but not when the host has the norm of
+        # the next step.
+        self._keys = torch.zeros(len(number), dtype=torch.int64, pin_memory=device.type == "cuda")
         self.table = Table(
             bases,
             torch.tensor(rows, dtype=torch.int64, device=device),
@@ -124,7 +123,7 @@ class _Launch:
 
     def run(self, options: OptimizerOptions, lr: float, count: int, scale: float) -> None:
         if self.kinds.rounds:
-            keys = [key_of(options.seed, count, span.param) for span in self.spans]
+            keys = [key_of(options.seed, count, name) for name in self.params]
             self._keys.copy_(torch.tensor(keys))
             self.table.keys.copy_(self._keys, non_blocking=True)
         fused_adamw_(
@@ -138,14 +137,14 @@ class _Launch:
         )
 
 
-def _places(span: _Span, bases: tuple[Tensor, ...], unit: int) -> Iterator[int]:
-    """Give where a span's tensors begin, relative to the bases."""
+def _offsets(span: _Span, bases: tuple[Tensor, ...], unit: int) -> Iterator[int]:
+    """Give where a span's tensors begin, from the bases on."""
     for x, base in zip(span.tensors, bases, strict=True):
         yield (x.data_ptr() - base.data_ptr()) // (unit * x.element_size())
 
 
 def _chunks(spans: list[_Span]) -> Tensor:
-    """Return the table of programs: a span, and the number of a chunk of it."""
+    """Return the table of programs: a span, and which of its chunks."""
     counts = torch.tensor([-(-span.count // CHUNK) for span in spans])
     before = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     numbers = torch.arange(int(counts.sum())) - before

@@ -48,8 +48,8 @@ class Optimizer:
     """One update rule over this rank's shards.
 
     buckets: the trained ones. weights: by bucket name what the rule updates: the shard itself, or
-    its float32 master; of a frozen one the shard, which nothing updates. fused: the launch that
-    updates all of them, rounds, and copies masters; None where the rule has none.
+    its float32 master; of a frozen one the shard, which nothing updates. fused: updates all of
+    them, rounds, and copies masters; None where the rule has nothing of the kind.
     """
 
     def __init__(
@@ -246,7 +246,9 @@ class Optimizer:
 
 
 def _weights(bucket: FlatBucket, master: bool) -> Tensor:
-    return bucket.shard.float() if master and bucket.trainable else bucket.shard
+    if not (master and bucket.trainable):
+        return bucket.shard
+    return bucket.shard.to(torch.promote_types(bucket.dtype, torch.float32))
 
 
 def _norm(x: Tensor) -> Tensor:

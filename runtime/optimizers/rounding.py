@@ -51,8 +51,8 @@ def round_part(target: Tensor, source: Tensor, part: Part, key: int) -> None:
 
 
 def rows_of(part: Part, flat: Tensor) -> list[tuple[Tensor, int, int]]:
-    """Return a part in one of its run's flat tensors as matrices: each with the logical index of
-    its first element, and of a row less that of the row before."""
+    """Return a part in one of its run's flat tensors as matrices: each with the flat index that its
+    first element has in the whole parameter, and how far apart rows are there."""
     return _as_rows(part.view(flat), part.param.shape, part.piece.box.offsets)
 
 

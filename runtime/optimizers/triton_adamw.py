@@ -1,8 +1,8 @@
 """AdamW as Triton kernels over flat tensors: reads each element of weights, gradient and moments
 once, scales the gradient on the way, and writes weights and moments.
 
-`adamw_` updates one run. `fused_adamw_` updates many by one launch; on the same way it rounds
-weights stochastically, writes the copy that forward reads and clears gradients. Arithmetic is in
+`adamw_` updates one run. `fused_adamw_` updates many by one launch, which also rounds weights
+stochastically, writes the copy that forward reads and clears gradients. Arithmetic is in
 float32 whatever is stored, in the order of torch's fused step.
 """
 
@@ -18,8 +18,9 @@ from .triton_rounding import rounded_bits
 _BLOCK, _WARPS = 1024, 4
 # Elements of a program of the fused kernel.
 CHUNK = 4 * _BLOCK
-# Columns of its table.
-SPAN = ("weights", "grad", "exp_avg", "exp_avg_sq", "copy", "count", "columns", "first", "stride")
+# Tensors of a span, which come first in a row of `Table.spans`, and all columns of it.
+TENSORS = ("weights", "grad", "exp_avg", "exp_avg_sq", "copy")
+SPAN = (*TENSORS, "count", "columns", "pitch", "first", "stride", "key")
 
 
 @triton.jit
@@ -120,6 +121,14 @@ def adamw_(
 
 
 @triton.jit
+def _rows(base, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the row that each of BLOCK elements from `base` on lies in, by 32-bit divisions."""
+    top = base // columns
+    beside = (base - top * columns + tl.arange(0, BLOCK)).to(tl.int32)
+    return top + beside // columns.to(tl.int32)
+
+
+@triton.jit
 def _fused_kernel(  # type: ignore[no-untyped-def]
     weights,
     grad,
@@ -142,6 +151,7 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     COPIES: tl.constexpr,
     ROUNDS: tl.constexpr,
     CLEARS: tl.constexpr,
+    STRIDED: tl.constexpr,
     UNIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -151,15 +161,16 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     span = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     part = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
     row = spans + span * COLUMNS
-    # The products tell the compiler of the alignment; else it moves element by element.
+    # A load may give any number, its product with 16 is aligned: else each element moves by itself.
     weights += tl.load(row) * UNIT
     grad += tl.load(row + 1) * UNIT
     exp_avg += tl.load(row + 2) * UNIT
     exp_avg_sq += tl.load(row + 3) * UNIT
     copy += tl.load(row + 4) * UNIT
     count = tl.load(row + 5) * UNIT
-    columns, first, stride = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
-    key = tl.load(keys + span)
+    columns, pitch = tl.load(row + 6), tl.load(row + 7)
+    first, stride = tl.load(row + 8), tl.load(row + 9)
+    key = tl.load(keys + tl.load(row + 10))
     rate = lr * tl.load(rates + 2 * span)
     kept = 1.0 - rate * tl.load(rates + 2 * span + 1)
     step_size = rate / bias
@@ -169,14 +180,14 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
         base = part * SIZE + begin
         at = base + tl.arange(0, BLOCK)
         inside = at < count
+        index = first + at
+        if ROUNDS:
+            if stride != columns:
+                index += _rows(base, columns, BLOCK) * (stride - columns)
+        if STRIDED:
+            at += _rows(base, columns, BLOCK) * (pitch - columns)
         w, m, v = _updated(weights, grad, exp_avg, exp_avg_sq, at, inside, scale, *numbers)
         if ROUNDS:
-            index = first + at
-            if stride != columns:
-                top = base // columns
-                beside = (base - top * columns + tl.arange(0, BLOCK)).to(tl.int32)
-                down = beside // columns.to(tl.int32)
-                index = index + (top + down) * (stride - columns)
             upper = rounded_bits(w.to(tl.uint32, bitcast=True), index, key)
             w = upper.to(tl.bfloat16, bitcast=True)
         _store(weights, at, w, inside)
@@ -189,26 +200,28 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
 
 
 class Kinds(NamedTuple):
-    """What spans of one launch share: dtypes, whether weights round and gradients are cleared, and
-    the unit of places and counts, in elements. copy: dtype of the copy, None without one."""
+    """What spans of one launch share: dtypes, whether weights round, gradients are cleared, and
+    rows lie apart in memory. copy: dtype of the copy, None without one. unit: elements that offsets
+    and counts are given in."""
 
     weight: torch.dtype
     grad: torch.dtype
     copy: torch.dtype | None
     rounds: bool
     clears: bool
+    strided: bool
     unit: int
 
 
 class Table(NamedTuple):
     """What a launch updates.
 
-    bases: any of the tensors, one for each of the first five columns of SPAN. spans: int64
-    [spans, len(SPAN)], where tensors begin relative to those and the count of elements, both in
-    units, and where elements lie in their parameter: rows of so many columns, the index of the
-    first, and that of a row less that of the row before. rates: float32 [spans, 2], the group's
-    learning rate over the step's, and its decay. keys: int64 [spans], of rounding. chunks: int32
-    [programs, 2], a span and the number of a chunk of it.
+    bases: a tensor for each of TENSORS, of any span. spans: int64 [spans, len(SPAN)]; of a span the
+    offsets of its tensors from the bases and its count of elements, in units; elements are rows of
+    `columns`, `pitch` apart in memory; in the whole parameter the first has the flat index `first`,
+    and rows are `stride` apart; `key` is a row of keys. rates: float32 [spans, 2], the factor of
+    the step's learning rate and the weight decay. keys: int64 [parameters], of rounding. chunks:
+    int32 [programs, 2], a span and which of its chunks.
     """
 
     bases: tuple[Tensor, ...]
@@ -248,6 +261,7 @@ def fused_adamw_(
         COPIES=kinds.copy is not None,
         ROUNDS=kinds.rounds,
         CLEARS=kinds.clears,
+        STRIDED=kinds.strided,
         UNIT=kinds.unit,
         COLUMNS=len(SPAN),
         SIZE=CHUNK,

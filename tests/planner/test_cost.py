@@ -123,28 +123,33 @@ def test_an_embedding_reads_the_rows_of_its_tokens_not_its_table(vocab: int) -> 
     assert found == pytest.approx(moved / device.hbm_bytes_per_s * 1e6 + device.launch_us)
 
 
-def test_an_update_moves_each_byte_once_where_a_kernel_does_it_all() -> None:
+def test_an_update_moves_each_byte_once_where_a_launch_does_it_all() -> None:
     """The norm reads 4 bytes of each element; the update reads master, gradient and moments, 16,
     and writes 12 and the copy, 2; clearing writes 4. Without masters all are in two bytes, and
-    there is no copy; gradients may be in four."""
-    assert precision_of("bf16", "master", "f32", "f32", "adamw", "").moved == 4 + 16 + 12 + 2 + 4
+    there is no copy; gradients may be in four. In float64 there is no such launch."""
+    assert precision_of("bf16", "master", "f32", "f32", "adamw", "").fused == 4 + 16 + 12 + 2 + 4
     for rounding in ("nearest", "stochastic"):
-        moved = precision_of("bf16", "pure", "bf16", "bf16", "adamw", rounding).moved
+        moved = precision_of("bf16", "pure", "bf16", "bf16", "adamw", rounding).fused
         assert moved == 2 + 8 + 6 + 2
-        assert precision_of("bf16", "pure", "f32", "f32", "adamw", rounding).moved == moved + 6
+        assert precision_of("bf16", "pure", "f32", "f32", "adamw", rounding).fused == moved + 6
+    double = precision_of("f64", "pure", "f64", "f64", "adamw", "")
+    assert double.fused == double.moved == 8 + 16 + 32 + 24 + 8
 
 
-def test_an_update_of_other_rules_clips_copies_and_widens_apart() -> None:
-    """Lion has one state. Clipping reads and writes the gradient; the copy of masters reads them.
-    Stochastic rounding has weights, state and gradient in float32 beside: each is read and written,
-    the rule works on those, and the first two are read and written back."""
-    update, clip, clear = 12 + 8, 8, 4
-    assert precision_of("bf16", "master", "f32", "f32", "lion", "").moved == (
-        4 + clip + update + 6 + clear
-    )
-    assert precision_of("bf16", "pure", "bf16", "bf16", "lion", "nearest").moved == (
-        (4 + clip + update + clear) / 2
-    )
-    assert precision_of("bf16", "pure", "bf16", "bf16", "lion", "stochastic").moved == (
-        (4 + clip + clear) / 2 + 3 * 6 + update + 2 * 6
-    )
+def test_updates_clip_copy_and_cast_apart_without_the_launch() -> None:
+    """Lion has one state, AdamW two. Clipping reads and writes the gradient; the copy of masters
+    reads them. Nearest rounding casts float32 gradients first. Stochastic rounding has weights,
+    states and gradient in float32 beside: each is read and written, the rule works on those, and
+    all but the gradient are read and written back."""
+    norm, clip, clear = 4, 8, 4
+    for optimizer, states in (("lion", 1), ("adamw", 2)):
+        update = 4 * (2 + states) + 4 * (1 + states)
+        found = precision_of("bf16", "master", "f32", "f32", optimizer, "")
+        assert found.moved == norm + clip + update + 6 + clear
+        found = precision_of("bf16", "pure", "bf16", "bf16", optimizer, "nearest")
+        assert found.moved == (norm + clip + update + clear) / 2
+        found = precision_of("bf16", "pure", "f32", "f32", optimizer, "nearest")
+        assert found.moved == norm + clip + 6 + update / 2 + clear
+        found = precision_of("bf16", "pure", "bf16", "bf16", optimizer, "stochastic")
+        back = 6 * (1 + states)
+        assert found.moved == (norm + clip + clear) / 2 + back + 6 + update + back

@@ -44,7 +44,7 @@ def bucket_of(params, kind, grad, copied, once):
         runs.append(Run("", group, at, at + n, parts, w[part], g[part], states))
         at += n
     shard = w.to(bf16) if copied else w
-    return SimpleNamespace(shard=shard, holds_gradients_once=once, runs=runs, before=shard.clone())
+    return SimpleNamespace(shard=shard, clears_its_shard=once, runs=runs, before=shard.clone())
 
 def indices(run):
     found = torch.full((run.stop - run.start,), -1)
@@ -64,7 +64,7 @@ def check(buckets, rounding):
               for b in buckets]
     fused = FusedAdamW([(b, b.runs) for b in buckets], options)
     fused.update(LR, COUNT, SCALE)
-    assert fused.clears == all(b.holds_gradients_once for b in buckets)
+    assert fused.clears == all(b.clears_its_shard for b in buckets)
     for b, olds in zip(buckets, before, strict=True):
         for run, old in zip(b.runs, olds, strict=True):
             w, g, m, v = [x.double() for x in old]
@@ -125,7 +125,8 @@ from meshwright.runtime.optimizers.triton_adamw import SPAN, _fused_kernel as ke
 names, target = kernel.arg_names, GPUTarget("cuda", 90, 32)
 
 def element_by_element(weight, grad, copies, rounds, unit):
-    said = {"COPIES": copies, "ROUNDS": rounds, "CLEARS": True, "UNIT": unit,
+    said = {"COPIES": copies, "ROUNDS": rounds, "CLEARS": True, "STRIDED": False,
+            "UNIT": unit,
             "COLUMNS": len(SPAN), "SIZE": 4096, "BLOCK": 1024}
     tensors = {"weights": weight, "grad": grad, "exp_avg": weight, "exp_avg_sq": weight,
                "copy": "*bf16", "chunks": "*i32", "spans": "*i64", "rates": "*fp32",
