@@ -12,7 +12,7 @@ from ..cost.piece_cost import Phase, PieceWork, WorkTable
 from ..hardware.cluster import Cluster
 from ..hardware.topology import Links
 from ..simulate.simulator import simulate
-from ..simulate.step_model import Precision, StepModel, Unit, precision_of_plan, step_model
+from ..simulate.step_model import StepModel, Unit, precision_of_plan, step_model
 from .profile import Software
 from .traffic import reduced_whole, sent_by_owners, with_slices
 from .work import Theirs, inner_pieces, layer_of
@@ -36,22 +36,14 @@ def step_us(
     return simulate(model_under(plan, cluster, software, more)).step_us
 
 
-def _updated_apart(model: StepModel, cluster: Cluster, precision: Precision) -> StepModel:
-    """Return a step whose optimizer clips, copies and clears by kernels of their own."""
-    if cluster.device.type != "cuda":
-        return model
-    more = precision.moved / precision.fused
-    return replace(model, optimizer_us=tuple(us * more for us in model.optimizer_us))
-
-
 def model_under(
     plan: Plan, cluster: Cluster, software: Software, more: More = unchanged
 ) -> StepModel:
     """Return the step of a plan's layout as another stack runs it."""
     given = cluster, plan.mesh.compute, plan.sizes
-    costs, precision = Costs(*given), precision_of_plan(plan)
-    issued = WorkTable(Costs(*given, wide_grads=precision.wide_grads))  # nothing is recorded
-    model = _updated_apart(step_model(plan, cluster, issued), cluster, precision)
+    costs, wide = Costs(*given), precision_of_plan(plan).wide_grads
+    issued = WorkTable(Costs(*given, wide_grads=wide))  # no micro-batch is recorded
+    model = step_model(plan, cluster, issued)
     pieces = {piece.name: piece for piece in plan.pieces}
     works = {i.name: pieces[i.piece] for i in plan.instances}
     known: dict[str, PieceWork] = {}

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan 2b031ea58ff33d60."""
+"""What every rank of golden-gemma2 shares; plan b7e1ccda091db3c9."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 51ce7202a9b0be38."""
+"""What every rank of golden-llama shares; plan af7103f334539723."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

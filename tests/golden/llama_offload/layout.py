@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 29f3d122a8a6826e."""
+"""What every rank of golden-llama shares; plan 69c6ba97b0fb6c54."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

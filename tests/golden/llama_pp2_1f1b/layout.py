@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 23233737fafd4e40."""
+"""What every rank of golden-llama shares; plan 0c9d41e6d6649f5c."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

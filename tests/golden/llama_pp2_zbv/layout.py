@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan bc5f126b6dbdec76."""
+"""What every rank of golden-llama shares; plan b68e74cae487702c."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 55f9973e3b555c4d."""
+"""What every rank of golden-llama shares; plan 31af94bce33805e1."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

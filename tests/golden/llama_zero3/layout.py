@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 70ae447f1e43ccd6."""
+"""What every rank of golden-llama shares; plan 3c224188d0c8fb24."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
