@@ -91,8 +91,7 @@ def _rounded(whole: _Span, run: Run) -> Iterator[_Span]:
         for matrix, first, stride in rows_of(part, run.weights):
             start = int(matrix.storage_offset() - run.weights.storage_offset())
             tensors, (rows, columns) = tuple(x[start:] for x in whole.tensors), matrix.shape
-            apart = (matrix.stride(0), stride) if rows > 1 else (columns, columns)
-            pitch, step = apart
+            pitch, step = (matrix.stride(0), stride) if rows > 1 else (columns, columns)
             given = tensors, matrix.numel(), run.group, part.param.name
             yield _Span(*given, columns=columns, pitch=pitch, first=first, stride=step)
 
