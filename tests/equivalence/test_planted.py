@@ -144,7 +144,7 @@ PLANTS = (
     Plant(
         "a tied parameter twice in the norm",
         STAGED, "runtime/optimizers/optimizer.py",
-        r"if bucket\.first_home:", "if True:",
+        r" if bucket\.first_home\]", "]",
     ),
 )  # fmt: skip
 
