@@ -2,7 +2,7 @@
 
     python benchmarks/pairs.py predict PROGRAMS      here: plans, programs, benchmarks/pairs.csv
     python benchmarks/pairs.py run PROGRAMS OUT      there: one JSON row a pair into the file OUT
-    python benchmarks/pairs.py compare OUT           the table, raw and scaled by the card's matmuls
+    python benchmarks/pairs.py compare OUT           the table, raw and scaled by the slowest card
 
 The pairs stand in benchmarks/pairs.toml. `predict` writes pairs.csv, which is committed before
 anything runs. `run` gives each pair a process a card and 110 s; it passes over those that OUT has

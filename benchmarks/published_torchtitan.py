@@ -60,8 +60,8 @@ A100_MATMULS = 0.92
 KEPT = ("q_linear", "v_linear", "attention_o", "attention_lse", "gate_linear")
 # The profile counts those by itself, as often as it says.
 LOGITS = "loss_logits"
-# Its configuration had a kernel for norms then (train_configs/llama2_13b.toml, norm_type is
-# fused_rmsnorm); those of the others had none (pull request 297, of May 2024).
+# The model whose configuration of 2024-06 chose a kernel for norms (train_configs/llama2_13b.toml,
+# norm_type = "fused_rmsnorm"); those of the others chose none (pull request 297, of May 2024).
 NORM_KERNEL = "13B"
 # Where the vocabulary is split, the loss makes each of its values by a kernel of its own
 # (torch/distributed/tensor/parallel/loss.py): backward holds four of float32.

@@ -157,7 +157,7 @@ def _largest(number: int, device: torch.device) -> int:
 
 
 def _by_rank(number: float, device: torch.device) -> list[float]:
-    """What each rank read, in their order."""
+    """Return the numbers of all ranks in order, to three digits."""
     mine = torch.tensor([number], device=device)
     found = [mine.clone() for _ in range(_world())]
     if dist.is_initialized():
@@ -254,8 +254,8 @@ _BETWEEN = 0.25
 
 
 def _reference(device: torch.device) -> dict:
-    """Rates over the catalogue's, matmuls and copies; over ranks those of the slowest card, the
-    matmuls of each, and an all-gather.
+    """Return the rates of matmuls and copies over the catalogue's, of the slowest card; of several
+    cards also the matmuls of each, and the us of an all-gather.
 
     Read after _WARM_S of matmuls: a cool card runs up to 8% faster than in a step. Matmuls are read
     between copies, as a step has them: without these its power limits the card, which then runs 4

@@ -51,7 +51,7 @@ class Precision:
     gradient and its states and writes all but the gradient; clearing writes the gradient. With
     float32 masters these stand for the parameter, and a copy reads them and writes the parameter;
     where weights round stochastically the rule works on copies in float32 (runtime/optimizers/).
-    FUSED does not clip apart, and of the copies it does nothing but write the parameter.
+    FUSED needs no passes for clipping and copies: it writes the parameter as it updates.
     """
 
     param: int

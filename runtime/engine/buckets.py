@@ -262,14 +262,9 @@ class FlatBucket:
         """Sum the reduced gradients of a tied parameter over the pp ranks that hold it."""
         self._sum(self.grad_shard, group)
 
-    @property
-    def kept_grad(self) -> Tensor:
-        """The gradients that stay from step to step."""
-        return self.grad if self.grad is not None and self.zero < 2 else self.grad_shard
-
     def zero_grads(self) -> None:
         """Clear what the next step accumulates into."""
-        self.kept_grad.zero_()
+        (self.grad if self.grad is not None and self.zero < 2 else self.grad_shard).zero_()
 
     # The optimizer's side
 

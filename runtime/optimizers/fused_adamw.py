@@ -17,7 +17,7 @@ from .rounding import key_of, rows_of
 from .rule import Run
 from .triton_adamw import CHUNK, Kinds, Table, fused_adamw_
 
-# Elements. A tensor that begins at a multiple of so many is read 16 bytes at a time in any dtype.
+# The kernel reads 16 bytes at a time where addresses and counts are multiples of so many elements.
 ALIGNED = 16
 
 
@@ -45,7 +45,7 @@ class _Span:
 
     @property
     def unit(self) -> int:
-        """Return ALIGNED where all tensors begin at multiples of it and so many elements follow."""
+        """Return the unit of offsets and the count: ALIGNED, or 1 where it does not divide them."""
         starts = all(x.data_ptr() % (ALIGNED * x.element_size()) == 0 for x in self.tensors)
         whole = starts and self.count % ALIGNED == 0 and not self.strided
         return ALIGNED if whole else 1

@@ -48,8 +48,8 @@ class Optimizer:
     """One update rule over this rank's shards.
 
     buckets: the trained ones. weights: by bucket name what the rule updates: the shard itself, or
-    its float32 master; of a frozen one the shard, which nothing updates. fused: updates all of
-    them, rounds, and copies masters; None where the rule has nothing of the kind.
+    its float32 master; of a frozen one the shard, which nothing updates. fused: the launches
+    that update all buckets, for AdamW on GPUs; None for other rules.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Optimizer:
         )
 
     def _clear(self) -> None:
-        if self.buckets:
-            torch._foreach_zero_([bucket.kept_grad for bucket in self.buckets])
+        for bucket in self.buckets:
+            bucket.zero_grads()
 
     def publish(self) -> None:
         """Bring the weights that the rule updates to where forward and backward read them."""

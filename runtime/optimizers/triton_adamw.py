@@ -161,7 +161,8 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
     span = tl.load(chunks + 2 * tl.program_id(0)).to(tl.int64)
     part = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64)
     row = spans + span * COLUMNS
-    # A load may give any number, its product with 16 is aligned: else each element moves by itself.
+    # The compiler cannot tell that a loaded number is a multiple of 16, but that a product with 16
+    # is one. Only then does it move 16 bytes at a time.
     weights += tl.load(row) * UNIT
     grad += tl.load(row + 1) * UNIT
     exp_avg += tl.load(row + 2) * UNIT

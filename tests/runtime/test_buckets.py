@@ -1,4 +1,5 @@
-"""Flat buckets on one rank: what a shard's runs cover, and gradients that add up in place."""
+"""Flat buckets on one rank: what a shard's runs cover, gradients that add up in place, and the
+digits of float64 parameters within a narrower model."""
 
 from dataclasses import replace
 
@@ -8,6 +9,9 @@ import torch
 from meshwright.runtime.engine import mesh
 from meshwright.runtime.engine.buckets import FlatBucket
 from meshwright.runtime.engine.layout import Bucket, Entry, Layout, Param
+from meshwright.runtime.optimizers import adamw
+from meshwright.runtime.optimizers.optimizer import Optimizer
+from meshwright.runtime.optimizers.options import OptimizerOptions
 
 PARAMS = (
     Param("norm", (8,), (), "constant(1.0)"),
@@ -126,3 +130,43 @@ def test_level_3_frees_what_it_gathered() -> None:
     assert bucket.full is not None
     bucket.release()
     assert bucket.full is None
+
+
+MIXED = replace(
+    LAYOUT,
+    dtype="bfloat16",
+    master=True,
+    reduce_dtype="float32",
+    params=tuple(Param(name, (64,), (), "normal(0.0, 1.0)") for name in ("narrow", "wide")),
+    buckets=tuple(
+        Bucket(name, 64, (0,), (Entry(name, 0, (64,), (), decay=True),), dtype=dtype)
+        for name, dtype in (("narrow", ""), ("wide", "float64"))
+    ),
+)
+
+
+def test_a_float64_parameter_under_masters_is_updated_in_float64() -> None:
+    cpu = torch.device("cpu")
+    buckets = [FlatBucket(b, MIXED, seed=0, device=cpu) for b in MIXED.buckets]
+    optimizer = Optimizer(buckets, MIXED, OptimizerOptions(clip=0.0))
+    narrow, wide = buckets
+    assert (narrow.grad_shard.dtype, wide.grad_shard.dtype) == (torch.float32, torch.float64)
+    expected = torch.nn.Parameter(wide.shard.clone())
+    reference = torch.optim.AdamW([expected], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    gradient = torch.randn(64, dtype=torch.float64)
+    for _ in range(3):
+        wide.grad_shard.copy_(gradient)
+        expected.grad = gradient.clone()
+        optimizer.step(1.0, 1.0, 0.01)
+        reference.step()
+    assert torch.allclose(wide.shard, expected.detach(), rtol=1e-12, atol=0.0)
+
+
+def test_no_launch_in_float32_updates_a_float64_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw.mesh, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(adamw, "missing_toolchain", lambda device: None)
+    options, narrow = OptimizerOptions(), replace(MIXED, buckets=MIXED.buckets[:1])
+    assert adamw.AdamW(options, narrow).fuses
+    assert not adamw.AdamW(options, MIXED).fuses
+    frozen = replace(MIXED.buckets[1], trainable=False)
+    assert adamw.AdamW(options, replace(MIXED, buckets=(MIXED.buckets[0], frozen))).fuses

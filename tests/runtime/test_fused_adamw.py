@@ -126,8 +126,7 @@ names, target = kernel.arg_names, GPUTarget("cuda", 90, 32)
 
 def element_by_element(weight, grad, copies, rounds, unit):
     said = {"COPIES": copies, "ROUNDS": rounds, "CLEARS": True, "STRIDED": False,
-            "UNIT": unit,
-            "COLUMNS": len(SPAN), "SIZE": 4096, "BLOCK": 1024}
+            "UNIT": unit, "COLUMNS": len(SPAN), "SIZE": 4096, "BLOCK": 1024}
     tensors = {"weights": weight, "grad": grad, "exp_avg": weight, "exp_avg_sq": weight,
                "copy": "*bf16", "chunks": "*i32", "spans": "*i64", "rates": "*fp32",
                "keys": "*i64"}
