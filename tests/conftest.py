@@ -28,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(200_000, 20, 20)
     # Several ranks share two cores; and one thread sums in one order.
     torch.set_num_threads(1)
+    # On a machine with GPUs, too, answers are those of one without: none is left idle.
+    if "not gpu" in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 # Files that take a minute and more, begun first: the last file leaves a worker without work. The

@@ -179,6 +179,7 @@ LISTED: dict[str, OpCase] = {
     ),
     "mm": OpCase([W, _random(4, 3)], {}),
     "bmm": OpCase([X, _random(2, 4, 5)], {}),
+    "matmul": OpCase([X[:, None], _random(3, 4, 5)], {}),
     "mw.linear": OpCase([X, W], {}, _linear),
     "mw.linear_input_grad": OpCase([DY, W], {}, lambda dy, w: _gradients(_linear, [X, w], dy)[0]),
     "mw.linear_weight_grad": OpCase([DY, X], {}, lambda dy, x: _gradients(_linear, [x, W], dy)[1]),

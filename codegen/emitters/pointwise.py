@@ -1,4 +1,4 @@
-"""Text of pointwise ops."""
+"""Text of pointwise ops, and of others that Python writes with an operator."""
 
 from meshwright.ir.graph import Op
 from meshwright.ir.ops.registry import definition
@@ -69,6 +69,7 @@ _SYMBOLS = {
     "==": ("eq.Scalar",),
     ">": ("gt.Scalar",),
     "<": ("lt.Scalar",),
+    "@": ("mm", "bmm", "matmul"),
 }
 _PLAIN = "rsqrt tanh sin cos exp silu sigmoid relu".split()
 _BACKWARD = "silu_backward gelu_backward tanh_backward sigmoid_backward".split()

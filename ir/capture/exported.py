@@ -31,6 +31,7 @@ from .fx import check_dtypes, check_sizes
 from .images import image_sizes
 from .lazy_modules import lazy_modules
 from .lines import lines_of_model, short_line
+from .nodes import own_draws
 from .recurrence import recurrence
 from .router_load import router_load
 from .size_builtins import sizes_in_builtins
@@ -287,6 +288,8 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
                 "one in a closure or a partial, or a gradient that it takes itself; make it a "
                 "parameter or a buffer"
             ) from error
+        if "torch._C.Generator" in str(error):  # torch 2.11 holds none in a graph
+            raise own_draws(f"model {name}: {_place_of(error).removeprefix(', at ')}") from error
         if _BY_VALUES.search(str(error)):
             raise _decides(name, _place_of(error), of_sizes) from error
         with quiet():

@@ -22,6 +22,7 @@ from .nodes import (
     drawn_by,
     draws_of_its_own,
     draws_otherwise,
+    own_draws,
     target_name,
     where,
     writes,
@@ -134,10 +135,7 @@ class FxReader:
                 "returns a new tensor"
             )
         if draws_of_its_own(node):
-            raise CaptureError(
-                f"{self.where(node)} draws from a torch.Generator of its own; a program draws "
-                "nothing in forward: draw when the module is built, with a seed, into a buffer"
-            )
+            raise own_draws(self.where(node))
         if value is None:  # assertions about sizes and metadata
             return
         if drawn := drawn_by(node):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..errors import CaptureError
 from ..ops.registry import named
 from .calls import Attrs
 from .lines import line_of
@@ -78,6 +79,14 @@ def draws_otherwise(node: Node) -> bool:
     given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
     trains = given.get("train", given.get("training", True))
     return bool(trains) and given.get("p", given.get("dropout", 1.0)) != 0.0
+
+
+def own_draws(where: str) -> CaptureError:
+    """Return what to say of an op that is given a generator."""
+    return CaptureError(
+        f"{where} draws from a torch.Generator of its own; a program draws nothing in forward: "
+        "draw when the module is built, with a seed, into a buffer"
+    )
 
 
 def draws_of_its_own(node: Node) -> bool:

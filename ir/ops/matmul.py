@@ -3,7 +3,7 @@
 from ..graph import Op, Value
 from ..sizes import Shape, Size, num_elements
 from .definition import OpDef, Rule
-from .factors import leading, rule_by_names
+from .factors import broadcast, leading, rule_by_names, same_dims
 
 
 def _linear(op: Op, inputs: list[Value]) -> Rule:
@@ -26,11 +26,19 @@ def _linear_weight_grad(op: Op, inputs: list[Value]) -> Rule:
 
 
 def _matmul(op: Op, inputs: list[Value]) -> Rule:
-    a, b = inputs
-    lead = [f"b{k}" for k in range(len(a.shape) - 2)]
-    other = lead if len(b.shape) == len(a.shape) else []
-    dims = [[*lead, "m", "k"], [*other, "k", "n"]]
-    return rule_by_names(dims, [[*lead, "m", "n"]], inputs, op.outputs, [{"k": "sum"}])
+    """Leading dims are broadcast; an operand of one dim has no rows, or no columns."""
+    (a, b), out = (value.shape for value in inputs), op.outputs[0].shape
+    rows = {"m": a[-2]} if len(a) > 1 else {}
+    columns = {"n": b[-1]} if len(b) > 1 else {}
+    lead = out[: len(out) - len(rows) - len(columns)]
+    lead_dims, sizes = same_dims(lead)
+    m, k, n = [(name,) for name in rows], ("k",), [(name,) for name in columns]
+    return Rule(
+        ((*broadcast(a[:-2], lead), *m, k), (*broadcast(b[:-2], lead), k, *n)),
+        ((*lead_dims, *m, *n),),
+        sizes | rows | columns | {"k": a[-1]},
+        ({"k": "sum"},),
+    )
 
 
 def _by_rows(op: Op, shapes: list[Shape]) -> Size:
@@ -39,6 +47,11 @@ def _by_rows(op: Op, shapes: list[Shape]) -> Size:
 
 def _by_columns(op: Op, shapes: list[Shape]) -> Size:
     return 2 * num_elements(shapes[0]) * shapes[1][-1]
+
+
+def _by_sums(op: Op, shapes: list[Shape]) -> Size:
+    """Each element of the output is a sum over the last dim of the first operand."""
+    return 2 * num_elements(op.outputs[0].shape) * shapes[0][-1]
 
 
 DEFINITIONS = (
@@ -72,7 +85,7 @@ DEFINITIONS = (
         adds=0,
     ),
     *(
-        OpDef(name, "matmul", _matmul, _by_columns, deferred=True, dear=True, matmul_weight=True)
-        for name in ("mm", "bmm")
+        OpDef(name, "matmul", _matmul, _by_sums, deferred=True, dear=True, matmul_weight=True)
+        for name in ("mm", "bmm", "matmul")
     ),
 )

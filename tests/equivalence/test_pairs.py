@@ -12,7 +12,9 @@ from equivalence.boxes import assemble
 from equivalence.oracle import Widened
 from equivalence.pool import Pool
 from equivalence.worker import Job
+from layer_drop import skip_where_drawn
 from torch import Tensor, nn
+from transformers.models.bart import modeling_bart
 
 import meshwright as mw
 from meshwright.api.programs import write_program
@@ -77,6 +79,8 @@ def test_it_equals_the_own_training_of_the_library(
     traces: Callable[[str], Traced], model: str, plan: str, pool: Pool, tmp_path: Path
 ) -> None:
     """Loss, gradients and updated parameters, of rows whose sources and targets end anywhere."""
+    if model == "bart":
+        skip_where_drawn(modeling_bart.BartEncoder)
     made = _plan(traces(model), PLANS[plan])
     write_program(made, tmp_path / "p")
     data = [_pairs(step) for step in range(STEPS)]

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import transformers
+from layer_drop import skip_where_drawn
 from sampling import mostly_long
+from transformers.models.bigbird_pegasus import modeling_bigbird_pegasus
 
 from meshwright.ir.capture.export import trace
 from meshwright.models import load_model
@@ -37,20 +39,23 @@ CLASSES = {
         max_position_embeddings=64, architectures=["BigBirdPegasusForConditionalGeneration"],
         pad_token_id=0, decoder_start_token_id=2,
     )),
+}  # fmt: skip
+if hasattr(transformers, "Inkling2TextConfig"):  # new in transformers 5.2x
     # Has a sink of each query.
-    "inkling2_text": (None, transformers.Inkling2TextConfig(
+    CLASSES["inkling2_text"] = (None, transformers.Inkling2TextConfig(
         vocab_size=64, unpadded_vocab_size=64, hidden_size=16, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, head_dim=8, swa_num_attention_heads=2,
         swa_num_key_value_heads=2, swa_head_dim=8, sliding_window_size=6, rel_extent=6, d_rel=8,
         moe_intermediate_size=8, n_routed_experts=4, num_experts_per_tok=2,
-    )),
-}  # fmt: skip
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name", mostly_long(CLASSES, "t5gemma", "bigbird_pegasus", "inkling2_text")
 )
 def test_masks_are_those_that_the_class_calculates_with(name: str, tmp_path: Path) -> None:
+    if name == "bigbird_pegasus":
+        skip_where_drawn(modeling_bigbird_pegasus.BigBirdPegasusEncoder)
     seq, config = CLASSES[name]
     config.save_pretrained(tmp_path)
     source = load_model(f"hf:{tmp_path}")

@@ -161,5 +161,5 @@ def test_first_units_keep_the_mix_of_all() -> None:
         kinds = [sorted(set(kinds)).index(k) for k in kinds]
         for mix in mixes_of(kinds, 4):
             sums = [sum(mix.weights[k] for k in kinds[:stop]) for stop in range(len(kinds) + 1)]
-            assert (mix.least, mix.most) == (min(sums), max(sums))
+            assert (mix.least, mix.most) == pytest.approx((min(sums), max(sums)), rel=1e-12)
             assert sums[-1] == pytest.approx(0.0, abs=1e-9)

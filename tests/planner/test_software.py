@@ -111,7 +111,7 @@ def test_sums_over_rows_of_a_norm_read_nothing_anew() -> None:
     weights = [p for p in plan.params if "norm" in p.name]
     value = plan.micro_batch * plan.seq * math.prod(weights[0].local_shape(plan.mesh)) * 4
     read_us = plan.num_microbatches * 2 * len(weights) * value / 1e9 * 1e6
-    assert 0 < own - joined <= read_us
+    assert 0 < own - joined <= read_us * (1 + 1e-9)
 
 
 def test_a_sequence_that_is_cut_spares_pointwise_ops_on_a_whole_one() -> None:
