@@ -81,6 +81,7 @@ def _planned(
 ) -> Plan:
     from meshwright.planner import budget
     from meshwright.planner.clock import Clock
+    from meshwright.planner.hardware.cluster_file import own_text
     from meshwright.planner.report.report import search_report
     from meshwright.planner.search.make_plan import make_plan
     from meshwright.planner.search.search import search_plan
@@ -90,13 +91,16 @@ def _planned(
     with clock.layer("capture and proof"):
         own, proof = proven_capture(source, job, say, processes)
         traced = trained_capture(own, job, say)
-    identity = identity_of(source, own, job.loss).text()
+    said = {
+        "identity": identity_of(source, own, job.loss).text(),
+        "cluster_text": own_text(hardware),
+    }
     if not job.search:
         say(proof)
         made = make_plan(
             traced, hardware, seq=job.seq, global_batch=job.global_batch, pins=pins, progress=say
         )
-        return Plan(replace(made, identity=identity))
+        return Plan(replace(made, **said))
     made, found, prediction = search_plan(
         traced,
         hardware,
@@ -110,7 +114,7 @@ def _planned(
         processes=processes,
     )
     say(f"planned; time by layer: {clock.text()}")
-    made = replace(made, identity=identity)
+    made = replace(made, **said)
     return Plan(
         made, f"{search_report(made, found, prediction)}\n{proof}\n", found, prediction, proof
     )

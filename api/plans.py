@@ -102,9 +102,9 @@ class Plan:
     @property
     def hardware(self) -> "Hardware":
         """Return the cluster that the plan was made for, with its figures."""
-        from meshwright.planner.hardware.cluster_file import parse_cluster
+        from meshwright.planner.hardware.cluster_file import cluster_of
 
-        return parse_cluster(self.decisions.cluster)
+        return cluster_of(self.decisions)
 
 
 @one_class

@@ -55,14 +55,14 @@ def write_program(plan: "Decisions", folder: Path) -> list[str]:
 
 
 def _rates(plan: "Decisions") -> str:
-    """Return what the plan assumes of its machines, for a preflight; of a cluster file that is gone
-    nothing."""
+    """Return what the plan assumes of its machines, for a preflight; nothing of a cluster that the
+    catalogue lost."""
     from meshwright.planner.hardware.cluster import collective_us
-    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.planner.hardware.cluster_file import cluster_of
     from meshwright.runtime.probe.rates import BYTES
 
     try:
-        cluster = parse_cluster(plan.cluster)
+        cluster = cluster_of(plan)
     except ValueError:
         return "{}\n"
     ranks, device = plan.mesh.num_devices, cluster.device

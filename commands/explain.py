@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from meshwright.api.identity import loss_name
@@ -13,7 +14,7 @@ from meshwright.runtime.given import check_file_place
 
 from .output import print_result
 from .parsers import add_cluster, add_command
-from .plan_file import cluster_of
+from .plan_file import cluster_of, spec_of
 from .planning import plan_of
 
 if TYPE_CHECKING:
@@ -181,7 +182,6 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
     from meshwright.planner.report.search_data import diff_facts
 
     options = argparse.Namespace(
-        cluster=arguments.cluster or plan.cluster,
         seq=plan.seq,
         global_batch=plan.global_batch,
         dtype=plan.dtype,
@@ -193,7 +193,9 @@ def _why_not(plan: "Plan", arguments: argparse.Namespace) -> _Answer:
         trust_capture=TRUSTED in plan.coverage,
     )
     options.pin += _kept_pins(plan, {pin.partition("=")[0] for pin in arguments.why_not})
-    other = plan_of(arguments.model or plan.model, options).decisions
+    with TemporaryDirectory() as folder:
+        options.cluster = spec_of(plan, arguments, Path(folder))
+        other = plan_of(arguments.model or plan.model, options).decisions
     pins, cluster = " ".join(arguments.why_not), cluster_of(plan, arguments)
     both = cluster, cluster
     data = {"pins": arguments.why_not, **diff_facts(plan, other, both)}

@@ -1,6 +1,7 @@
 """The cluster that a command prices a plan on."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,17 @@ if TYPE_CHECKING:
 
 def cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":
     """Return the cluster of --cluster, else the plan's own."""
-    from meshwright.planner.hardware.cluster_file import parse_cluster
+    from meshwright.planner.hardware import cluster_file
 
-    return parse_cluster(arguments.cluster or plan.cluster)
+    if arguments.cluster:
+        return cluster_file.parse_cluster(arguments.cluster)
+    return cluster_file.cluster_of(plan)
+
+
+def spec_of(plan: "Plan", arguments: argparse.Namespace, folder: Path) -> str:
+    """Return that cluster's name, or its file, written to the folder, where the plan alone has it."""
+    if arguments.cluster or not plan.cluster_text:
+        return arguments.cluster or plan.cluster
+    path = folder / "cluster.toml"
+    path.write_text(plan.cluster_text, encoding="utf-8")
+    return str(path)

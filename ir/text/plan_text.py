@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +55,8 @@ def format_plan(plan: Plan) -> str:
         ("context", format_graph(plan.context, header=False)),
     ]
     sections += [(f"piece {p.name}", _format_piece(p)) for p in plan.pieces]
+    if plan.cluster_text:  # indented, as it has sections of its own
+        sections.append(("cluster", textwrap.indent(plan.cluster_text, "  ")))
     if plan.identity:
         sections.append(("identity", f"{plan.identity}\n"))
     sections.append(("constants", "".join(format_constant(c) for c in plan.constants)))
@@ -164,6 +167,7 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         coverage=tuple(sections["coverage"].splitlines()),
         costs=_rows(sections, "costs", _parse_cost),
         identity=sections.get("identity", ""),
+        cluster_text=_cluster_text(sections.get("cluster", "")),
         schedule=parse_schedule(sections["schedule"]),
         instances=_rows(sections, "instances", _parse_instance),
         params=_rows(sections, "params", _parse_param),
@@ -172,6 +176,10 @@ def _build(keys: dict[str, str], sections: dict[str, str]) -> Plan:
         pieces=tuple(pieces),
         constants=_rows(sections, "constants", parse_constant),
     )
+
+
+def _cluster_text(body: str) -> str:
+    return f"{textwrap.dedent(body)}\n" if body else ""
 
 
 def _number(keys: dict[str, str], key: str, kind: type[int] | type[float]) -> float:

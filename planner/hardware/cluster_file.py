@@ -12,6 +12,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from meshwright.ir.ops.implementation import DEVICES
+from meshwright.ir.plan import Plan
 
 from ..units import parse_bytes
 from .catalogue import CATALOGUE
@@ -313,6 +314,22 @@ def parse_cluster(spec: str) -> Cluster:
     for given in others:
         cluster = _with(cluster, given)
     return cluster
+
+
+def own_text(cluster: Cluster) -> str:
+    """Return the text of a cluster whose name alone does not say what it is, "" of another."""
+    try:
+        same = parse_cluster(cluster.name) == cluster
+    except ClusterError:
+        same = False
+    return "" if same else format_cluster(cluster)
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    """Return the cluster that a plan was made for. Raises ClusterError for a damaged text."""
+    if plan.cluster_text:
+        return parse_cluster_text(plan.cluster_text, f"[cluster] {plan.cluster} of the plan")
+    return parse_cluster(plan.cluster)
 
 
 def _with(cluster: Cluster, given: str) -> Cluster:
