@@ -91,16 +91,13 @@ def _planned(
     with clock.layer("capture and proof"):
         own, proof = proven_capture(source, job, say, processes)
         traced = trained_capture(own, job, say)
-    said = {
-        "identity": identity_of(source, own, job.loss).text(),
-        "cluster_text": own_text(hardware),
-    }
+    identity, figures = identity_of(source, own, job.loss).text(), own_text(hardware)
     if not job.search:
         say(proof)
         made = make_plan(
             traced, hardware, seq=job.seq, global_batch=job.global_batch, pins=pins, progress=say
         )
-        return Plan(replace(made, **said))
+        return Plan(replace(made, identity=identity, cluster_text=figures))
     made, found, prediction = search_plan(
         traced,
         hardware,
@@ -114,7 +111,7 @@ def _planned(
         processes=processes,
     )
     say(f"planned; time by layer: {clock.text()}")
-    made = replace(made, **said)
+    made = replace(made, identity=identity, cluster_text=figures)
     return Plan(
         made, f"{search_report(made, found, prediction)}\n{proof}\n", found, prediction, proof
     )
