@@ -2,11 +2,12 @@
 
 A hidden matrix moves by the nearest semi-orthogonal matrix to its momentum, found by five steps of
 a quintic Newton-Schulz iteration. That is a function of the whole matrix, so it is never taken of a
-shard: per bucket, the ranks of a stage
+shard: for some buckets at a time, the ranks of a stage
 
 1. gather the directions over the ranks that store them (as they lie in the bucket),
 2. bring each matrix's tensor cuts to one rank; matrices are dealt out over all ranks by work,
-3. iterate, each on its own matrices, in the plan's dtype (bf16 as published, in a bf16 plan),
+3. iterate, each on its own matrices, those of a shape in one batch: of small ones the launches take
+   longer than the products. In the plan's dtype (bf16 as published, in a bf16 plan),
 4. send the results back the same way: tensor cuts, then a reduce_scatter of what is 0 elsewhere.
 
 Embeddings, head and vectors are AdamW's.
@@ -15,6 +16,7 @@ Embeddings, head and vectors are AdamW's.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,10 +28,14 @@ from ..engine.layout import Entry, Layout, Param
 from ..engine.logical import place_box, take_box
 from .adamw import AdamW
 from .options import OptimizerOptions
-from .rule import Rule, Run
+from .rule import Rule, Run, Updated
+
+Item = TypeVar("Item")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+# Elements of the buckets that are updated at once, and of a batch of matrices; one may have more.
+MOST_AT_ONCE = 1 << 26
 _EPS = 1e-7
 
 
@@ -49,33 +55,46 @@ class Muon(Rule):
     def states(self, kind: str) -> tuple[str, ...]:
         return ("momentum",) if kind == "matrix" else self.adamw.states(kind)
 
-    def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
-        self.adamw.update(bucket, [r for r in runs if r.kind != "matrix"], lr, count)
-        if not any(self.layout.param(e.param).hidden for e in bucket.bucket.entries):
-            return
-        matrices = [r for r in runs if r.kind == "matrix"]
-        directions = torch.zeros(bucket.shard_numel, dtype=bucket.dtype, device=bucket.device)
-        for run in matrices:
-            directions[run.start : run.stop].copy_(self._direction(run))
-        updates = self._orthogonal(bucket, directions)
-        for run in matrices:
-            rate = lr * run.group.lr_scale
-            run.weights.mul_(1.0 - rate * run.decay)
-            run.weights.sub_(updates[run.start : run.stop].to(run.weights.dtype), alpha=rate)
+    def together(self, buckets: Sequence[FlatBucket]) -> list[list[FlatBucket]]:
+        return chunks(buckets, [bucket.bucket.numel for bucket in buckets])
 
-    def _direction(self, run: Run) -> Tensor:
-        momentum = run.states["momentum"].lerp_(run.grad, 1.0 - self.options.momentum)
-        return run.grad.lerp(momentum, self.options.momentum)
+    def update_all(self, given: Sequence[Updated], lr: float, count: int) -> None:
+        for bucket, runs in given:
+            self.adamw.update(bucket, [r for r in runs if r.kind != "matrix"], lr, count)
+        hidden = [(bucket, _matrices(runs)) for bucket, runs in given if self._has_hidden(bucket)]
+        directions = [(bucket, self._directions(bucket, runs)) for bucket, runs in hidden]
+        updates = self._orthogonal(directions)
+        for (_, runs), update in zip(hidden, updates, strict=True):
+            for run in runs:
+                rate = lr * run.group.lr_scale
+                run.weights.mul_(1.0 - rate * run.decay)
+                run.weights.sub_(update[run.start : run.stop].to(run.weights.dtype), alpha=rate)
 
-    def _orthogonal(self, bucket: FlatBucket, directions: Tensor) -> Tensor:
-        """The bucket's directions, this rank's shard of them, to updates."""
-        full = _gathered(bucket, directions)
-        found = torch.zeros_like(full)
-        mine = self._mine(bucket)
-        wholes = [item.collect(full) for item in mine]
-        for item, whole in zip(mine, wholes, strict=True):
-            item.share(None if whole is None else self._update(whole), found)
-        return _scattered(bucket, found)
+    def _has_hidden(self, bucket: FlatBucket) -> bool:
+        return any(self.layout.param(e.param).hidden for e in bucket.bucket.entries)
+
+    def _directions(self, bucket: FlatBucket, runs: Sequence[Run]) -> Tensor:
+        """The directions of a bucket's hidden matrices in this rank's shard, 0 elsewhere."""
+        made = torch.zeros(bucket.shard_numel, dtype=bucket.dtype, device=bucket.device)
+        for run in runs:
+            momentum = run.states["momentum"].lerp_(run.grad, 1.0 - self.options.momentum)
+            made[run.start : run.stop].copy_(run.grad.lerp(momentum, self.options.momentum))
+        return made
+
+    def _orthogonal(self, given: Sequence[tuple[FlatBucket, Tensor]]) -> list[Tensor]:
+        """The buckets' directions, this rank's shards of them, to updates."""
+        fulls = [_gathered(*one) for one in given]
+        founds = [torch.zeros_like(full) for full in fulls]
+        mine = [
+            (item, full, found)
+            for (bucket, _), full, found in zip(given, fulls, founds, strict=True)
+            for item in self._mine(bucket)
+        ]
+        wholes = [item.collect(full) for item, full, _ in mine]
+        updates = self._updates({n: whole for n, whole in enumerate(wholes) if whole is not None})
+        for n, (item, _, found) in enumerate(mine):
+            item.share(updates.get(n), found)
+        return [_scattered(bucket, found) for (bucket, _), found in zip(given, founds, strict=True)]
 
     def _mine(self, bucket: FlatBucket) -> list["_Matrix"]:
         """The matrices of the bucket that this rank works on, with its neighbours along tensor."""
@@ -86,23 +105,68 @@ class Muon(Rule):
                 items.append(_Matrix(self.layout.param(entry.param), entry, tensor))
         return items
 
-    def _update(self, direction: Tensor) -> Tensor:
-        rows, columns = direction.shape
-        published = self.options.muon_scale == "original"
-        scale = max(1.0, rows / columns) ** 0.5 if published else 0.2 * max(rows, columns) ** 0.5
-        return newton_schulz(direction).mul_(scale)
+    def _updates(self, directions: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The updates of some matrices' directions."""
+        updates = {}
+        for batch in _alike(directions):
+            made = newton_schulz(torch.stack([wide(directions[n]) for n in batch]))
+            for n, update in zip(batch, made, strict=True):
+                rows, columns = directions[n].shape
+                own = update.T if rows > columns else update
+                updates[n] = own.mul_(self._size(rows, columns))
+        return updates
+
+    def _size(self, rows: int, columns: int) -> float:
+        if self.options.muon_scale == "original":
+            return max(1.0, rows / columns) ** 0.5
+        return 0.2 * max(rows, columns) ** 0.5
 
 
-def newton_schulz(matrix: Tensor) -> Tensor:
-    """A matrix [rows, columns] with its singular values brought near 1, in its own dtype."""
+def _matrices(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.kind == "matrix"]
+
+
+def wide(matrix: Tensor) -> Tensor:
+    """A matrix, transposed where it has more rows than columns."""
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _alike(matrices: dict[int, Tensor]) -> list[list[int]]:
+    """Keys of matrices that are of one shape once they are wide, in batches of at most
+    MOST_AT_ONCE elements."""
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for n, matrix in matrices.items():
+        shapes.setdefault(tuple(sorted(matrix.shape)), []).append(n)
+    return [
+        batch
+        for shape, numbers in shapes.items()
+        for batch in chunks(numbers, [math.prod(shape)] * len(numbers))
+    ]
+
+
+def chunks(items: Sequence[Item], sizes: Sequence[int]) -> list[list[Item]]:
+    """Items in order in lists of at most MOST_AT_ONCE elements, but for one larger by itself."""
+    found: list[list[Item]] = []
+    room = 0
+    for item, size in zip(items, sizes, strict=True):
+        if size > room:
+            found.append([])
+            room = MOST_AT_ONCE
+        found[-1].append(item)
+        room -= size
+    return found
+
+
+def newton_schulz(matrices: Tensor) -> Tensor:
+    """Matrices [n, rows, columns], none with more rows than columns, with their singular values
+    brought near 1, in their own dtype."""
     a, b, c = COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=_EPS)
+    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+    x = matrices / norms.clamp(min=_EPS)
     for _ in range(STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
 @dataclass(frozen=True)

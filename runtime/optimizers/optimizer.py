@@ -5,7 +5,7 @@ at their first home only.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -112,16 +112,18 @@ class Optimizer:
 
     def _update(self, lr: float) -> None:
         self.rule.begin_step(lr, self.updates)
-        for bucket in self.buckets:
-            runs = self.runs_of(bucket)
-            if self.options.rounding == "nearest":
-                self.rule.update(bucket, tuple(map(narrowed, runs)), lr, self.updates)
-                continue
-            # One bucket at a time is as wide as float32.
-            wide = tuple(map(widened, runs))
-            self.rule.update(bucket, wide, lr, self.updates)
-            for run, updated in zip(runs, wide, strict=True):
-                round_run(run, updated, self.rule.like_weights, self.options.seed, self.updates)
+        rounds = self.options.rounding == "stochastic"
+        for buckets in self.rule.together(self.buckets):
+            # No more buckets at a time are as wide as float32.
+            made = widened if rounds else narrowed
+            given = [(bucket, tuple(map(made, self.runs_of(bucket)))) for bucket in buckets]
+            self.rule.update_all(given, lr, self.updates)
+            for bucket, updated in given if rounds else ():
+                self._round(bucket, updated)
+
+    def _round(self, bucket: FlatBucket, updated: Sequence[Run]) -> None:
+        for run, wide in zip(self.runs_of(bucket), updated, strict=True):
+            round_run(run, wide, self.rule.like_weights, self.options.seed, self.updates)
 
     def _refuse(self, loss: float, norm: float) -> None:
         """Drop a step that is not finite, or spikes; or raise BadStepError."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..engine.buckets import FlatBucket
 from ..engine.layout import Layout, Param
 from .options import ROUTER_BIAS_RATE, OptimizerOptions
-from .rule import Rule, Run
+from .rule import Rule, Run, Updated
 
 KIND = "router bias"
 
@@ -42,11 +42,14 @@ class WithRouterBiases(Rule):
         self.rule.scale = self.scale
         self.rule.begin_step(lr, count)
 
-    def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
-        self.rule.update(bucket, [run for run in runs if run.kind != KIND], lr, count)
-        for run in runs:
-            if run.kind == KIND:
-                run.weights.sub_(torch.sign(run.grad), alpha=self.rate)
+    def together(self, buckets: Sequence[FlatBucket]) -> list[list[FlatBucket]]:
+        return self.rule.together(buckets)
+
+    def update_all(self, given: Sequence[Updated], lr: float, count: int) -> None:
+        others = [(bucket, [run for run in runs if run.kind != KIND]) for bucket, runs in given]
+        self.rule.update_all(others, lr, count)
+        for run in (run for _, runs in given for run in runs if run.kind == KIND):
+            run.weights.sub_(torch.sign(run.grad), alpha=self.rate)
 
     def average(self, run: Run) -> Tensor:
         return run.weights if run.kind == KIND else self.rule.average(run)

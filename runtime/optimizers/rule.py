@@ -88,10 +88,20 @@ class Rule(Protocol):
         """Prepare for the buckets of a step; count: updates up to and with this one."""
         return None
 
+    def together(self, buckets: Sequence[FlatBucket]) -> list[list[FlatBucket]]:
+        """Return the buckets in order, those that are updated at once in one list."""
+        return [[bucket] for bucket in buckets]
+
+    def update_all(self, given: Sequence["Updated"], lr: float, count: int) -> None:
+        """Update the runs of buckets that are updated at once. Called for all their buckets in
+        order by all ranks of a stage, also where a rank holds no run of one, so that rules may
+        communicate."""
+        for bucket, runs in given:
+            self.update(bucket, runs, lr, count)
+
     def update(self, bucket: FlatBucket, runs: Sequence[Run], lr: float, count: int) -> None:
-        """Update the runs of one bucket. Called for all its buckets in order by all ranks of a
-        stage, also where a rank holds no run of one, so that rules may communicate."""
-        ...
+        """Update the runs of one bucket: of rules that take each by itself."""
+        raise TypeError(f"{type(self).__name__} updates buckets together")
 
     def average(self, run: Run) -> Tensor:
         """The weights to evaluate and export, flat; asked for where `averages` says so."""
@@ -100,6 +110,9 @@ class Rule(Protocol):
     def whole_states(self, bucket: FlatBucket) -> dict[tuple[str, str], Tensor]:
         """States that each rank of a stage holds whole, by (state, parameter)."""
         return {}
+
+
+Updated = tuple[FlatBucket, Sequence[Run]]
 
 
 def widened(run: Run) -> Run:
