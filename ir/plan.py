@@ -50,11 +50,12 @@ class Piece:
     offloaded: tuple[str, ...] = ()
 
 
-def _read_by_table(graph: Graph, name: str) -> bool:
+def read_by_table(graph: Graph, name: str) -> bool:
+    """Return whether a lookup or the loss reads a parameter: of an embedding or the head."""
     users = graph.users[name]
     moved = [op.output.name for op in users if definition(op).collective]
     return any(definition(op).reads_table for op in users) or any(
-        _read_by_table(graph, copy) for copy in moved
+        read_by_table(graph, copy) for copy in moved
     )
 
 
@@ -193,7 +194,7 @@ class Plan:
         for item in self.instances:
             graph = self.piece(item.piece).graph
             for given, name in zip(graph.inputs_of("param"), item.params, strict=True):
-                if _read_by_table(graph, given.value.name):
+                if read_by_table(graph, given.value.name):
                     found.add(name)
         return found
 

@@ -65,8 +65,10 @@ class CandidateBounds:
         precision = self.costs.precision(c)
         key = (self.costs.placed(c.compute), c.mesh, c.zero, precision)
         if key not in self.costs.tails:
+            iterated = self.costs.problem.iterated
             here, there = (
-                UnitTable({}, c.zero, self.costs.links(x.mesh), precision) for x in (c, other)
+                UnitTable({}, c.zero, self.costs.links(x.mesh), precision, iterated)
+                for x in (c, other)
             )
             buckets = [b for b in self.costs.layout(c).buckets if b.trainable]
             tails = [(here.optimizer_us(b) + here.refresh_us(b), b) for b in buckets]
@@ -118,9 +120,10 @@ class CandidateBounds:
         key = (self.costs.placed(c.compute), c.mesh, c.zero, self.costs.precision(c))
         if key not in self.costs.ends:
             buckets, table = self.costs.layout(c).buckets, units.table
-            kinds = {(b.numel, b.dtype, b.trainable): b for b in buckets}
-            each = {k: table.optimizer_us(b) + table.refresh_us(b) for k, b in kinds.items()}
-            tail = sum(each[b.numel, b.dtype, b.trainable] for b in buckets) / c.pp
+            kinds = [(b.numel, b.dtype, b.trainable, table.iteration_us(b)) for b in buckets]
+            first = dict(zip(kinds, buckets, strict=True))
+            each = {k: table.optimizer_us(b) + table.refresh_us(b) for k, b in first.items()}
+            tail = sum(each[k] for k in kinds) / c.pp
             self.costs.ends[key] = tail + table.links.world_us()
         return self.costs.ends[key]
 

@@ -293,7 +293,9 @@ class CandidateCosts:
             for name, found in options.items()
             for k, (_, work) in enumerate(found)
         }
-        table = UnitTable(works, c.zero, self.links(c.mesh), self.precision(c))
+        table = UnitTable(
+            works, c.zero, self.links(c.mesh), self.precision(c), self.problem.iterated
+        )
         kinds, distinct = self._unit_kinds(c)
         of_kind: list[UnitOptions] = [
             tuple(table.unit(piece_under(piece, k), held) for k in range(len(options[piece])))

@@ -12,6 +12,7 @@ from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
+from ..simulate.iteration import Iteration, iterations
 from ..simulate.stage_memory import context_bytes, workspace_bytes
 from ..simulate.step_model import Precision, precision_of
 from .candidates import Candidate, may_offload, outer_axes
@@ -86,6 +87,11 @@ class Problem:
         reduced = resolve_reduce_dtype(dtype, pins, num_microbatches)
         optimizer, rounding = resolve_optimizer(pins), resolve_rounding(dtype, pins)
         return precision_of(dtype, precision, summed, reduced, optimizer, rounding)
+
+    @cached_property
+    def iterated(self) -> dict[str, Iteration]:
+        """Return what Muon iterates on, where the pins name it."""
+        return iterations(resolve_optimizer(self.pins), self.traced)
 
     @cached_property
     def offloads(self) -> bool:

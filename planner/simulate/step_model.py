@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from meshwright.ir.dtypes import ITEM_BYTES
-from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, Mesh
+from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR, Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
@@ -19,10 +19,11 @@ from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, WorkTable
 from ..hardware.cluster import OVERLAP_PRICE, Cluster
 from ..hardware.topology import Links
+from .iteration import Iteration, iterations_of
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
-# writes one beyond what all do. Muon's numbers are for hidden matrices (direction and update; the
-# exchange of whole matrices and the iteration are not counted). Adafactor's rows and columns are
+# writes one beyond what all do. Muon's numbers are for hidden matrices (direction and update; its
+# iteration is in iteration.py). Adafactor's rows and columns are
 # next to nothing; it reads weights and gradients twice, and writes its update and reads it twice.
 STATES = {
     "adamw": (2, 0),
@@ -200,19 +201,22 @@ def step_model(
     }
     links = Links(cluster, plan.mesh)
     stored = {} if stored is None else stored
-    units = UnitTable(works, plan.zero, links, precision_of_plan(plan), stored=stored)
+    precision, iterated = precision_of_plan(plan), iterations_of(plan)
+    units = UnitTable(works, plan.zero, links, precision, iterated, stored=stored)
     parts = plan.instances, plan.buckets, plan.stage_ranks, plan.schedule
     return units.step(*parts, plan.num_microbatches, held)
 
 
 @dataclass
 class UnitTable:
-    """Units and steps under one mesh and ZeRO level. works: by piece name."""
+    """Units and steps under one mesh and ZeRO level. works: by piece name. iterated: what Muon
+    iterates on, by parameter."""
 
     works: dict[str, PieceWork]
     zero: int
     links: Links
     precision: Precision
+    iterated: dict[str, Iteration] = field(default_factory=dict)
     known: dict[tuple, Unit] = field(default_factory=dict)
     stored: "StoredTable" = field(default_factory=dict)
     refreshed: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -330,14 +334,28 @@ class UnitTable:
 
     def optimizer_us(self, bucket: Bucket) -> float:
         """Memory traffic of the norm, the clip, the update, and of clearing gradients, which level
-        1 holds whole."""
+        1 holds whole; and Muon's iteration."""
         if not bucket.trainable:
             return 0.0
         device, precision = self.links.cluster.device, self.precision
         cuts = self.links.mesh.count(*STORAGE) if self.zero else 1
         moved = (precision.fused if device.type == "cuda" else precision.moved) / cuts
         cleared = precision.grad * (1 - 1 / cuts) if self.zero == 1 else 0.0
-        return (moved + cleared) * bucket.numel / device.hbm_bytes_per_s * 1e6
+        own = (moved + cleared) * bucket.numel / device.hbm_bytes_per_s * 1e6
+        return own + self.iteration_us(bucket)
+
+    def iteration_us(self, bucket: Bucket) -> float:
+        """Products and passes of Muon's iteration, and the exchange of a bucket's directions and
+        updates; those of tensor cuts are not counted."""
+        mine = [self.iterated[e.param] for e in bucket.entries if e.param in self.iterated]
+        if not mine:
+            return 0.0
+        device, size = self.links.cluster.device, bucket_bytes(bucket)
+        flops, moved = sum(m.flops for m in mine), sum(m.moved for m in mine) * self.precision.param
+        each = flops / device.matmul_rate(bucket.dtype) + moved / device.hbm_bytes_per_s
+        gathered = self.links.group_us("all_gather", size, *STORAGE) if self.zero else 0.0
+        exchanged = gathered + self._reduce_us(size) + self._replicas_us(size)
+        return each * 1e6 / self.links.mesh.count(*REDUCED, TENSOR) + exchanged
 
     def refresh_us(self, bucket: Bucket) -> float:
         """Gathering the updated parameters, where all of them are kept."""
