@@ -40,8 +40,9 @@ def compare(
     return found
 
 
-def lines(found: dict[str, dict[str, float]]) -> list[str]:
-    """One line of text a quantity."""
+def lines(found: dict[str, dict[str, float]], planned: str = "") -> list[str]:
+    """One line of text a quantity. planned: the plan's optimizer, where the run has another."""
+    of = f" for {planned}" if planned else ""
     words = {
         "step_us": ("step", 1e3, "ms", ("slower", "faster")),
         "peak_bytes": ("peak memory", 2.0**30, "GiB", ("more", "less")),
@@ -51,7 +52,7 @@ def lines(found: dict[str, dict[str, float]]) -> list[str]:
         what, unit, symbol, ways = words[name]
         out.append(
             f"{what}: measured {row['measured'] / unit:,.2f} {symbol}, predicted "
-            f"{row['predicted'] / unit:,.2f} {symbol}: {_beside(row, *ways)}"
+            f"{row['predicted'] / unit:,.2f} {symbol}{of}: {_beside(row, *ways)}"
         )
     return out
 

@@ -343,7 +343,9 @@ class Trainer:
         """Say, and keep, what was predicted beside what was measured."""
         peak = peak_memory_bytes(self.device)
         found = fidelity.compare(self.folder, self.step_ms, peak, self.device)
-        for line in fidelity.lines(found):
+        planned = self.layout.optimizer
+        other = self.options.optimizer not in ("", planned)
+        for line in fidelity.lines(found, planned if other else ""):
             self.say(line)
         if self.logs:
             (self.out / "fidelity.json").write_text(json.dumps(found, indent=1) + "\n")

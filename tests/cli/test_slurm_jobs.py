@@ -27,6 +27,13 @@ STAND_INS = {
 }
 
 
+def _replace(path: Path, text: str) -> None:
+    """Write a file at once: a command may be reading it."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 class Slurm:
     """Jobs as the stand-ins tell of them. folder: of the stand-ins; runs lie below the test's."""
 
@@ -37,10 +44,10 @@ class Slurm:
 
     def has(self, *rows: str, out: Path | None = None) -> None:
         """Have jobs, each as `7|RUNNING|None|node1`; out: of those that were submitted here."""
-        self.file.write_text("".join(f"{row}\n" for row in rows))
+        _replace(self.file, "".join(f"{row}\n" for row in rows))
         ids = [row.partition("|")[0] for row in rows] if out else []
         told = (json.dumps({"job": job, "out": str(out)}) + "\n" for job in ids)
-        self.index.write_text("".join(told))
+        _replace(self.index, "".join(told))
 
     def refused(self, *words: object) -> str:
         """Return the one line by which a command is refused."""
