@@ -19,7 +19,7 @@ def cluster_of(plan: "Plan", arguments: argparse.Namespace) -> "Cluster":
 
 
 def spec_of(plan: "Plan", arguments: argparse.Namespace, folder: Path) -> str:
-    """Return that cluster's name; where the plan alone has it, its file in the folder."""
+    """Return a spec of that cluster: of one that the plan alone holds, a file in the folder."""
     if arguments.cluster or not plan.cluster_text:
         return arguments.cluster or plan.cluster
     path = folder / "cluster.toml"

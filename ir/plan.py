@@ -164,7 +164,7 @@ class Plan:
     devices_per_node: int = DEVICES_PER_NODE  # of the cluster
     device_type: str = ""  # of the cluster's devices, as torch names it; "" where it is not known
     device_name: str = ""
-    cluster_text: str = ""  # the cluster's own file; "" where its name in the catalogue says all
+    cluster_text: str = ""  # of its cluster file; "" for a cluster of the catalogue
     optimizer: str = "adamw"  # whose state and traffic are counted; a run may name another
     effort: str = ""  # of the search that made it: "fast", "normal", "best"; "" without one
     identity: str = ""  # of the model, as the runtime states it in JSON; "" where nothing is known

@@ -289,7 +289,8 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
                 "parameter or a buffer"
             ) from error
         if "torch._C.Generator" in str(error):  # torch 2.11 holds none in a graph
-            raise own_draws(f"model {name}: {_place_of(error).removeprefix(', at ')}") from error
+            place = _place_of(error).removeprefix(", at ") or "its forward"
+            raise own_draws(f"model {name}: {place}") from error
         if _BY_VALUES.search(str(error)):
             raise _decides(name, _place_of(error), of_sizes) from error
         with quiet():

@@ -1,9 +1,10 @@
 """What Muon's iteration on hidden matrices takes (runtime/optimizers/muon.py).
 
-One rank of a stage iterates on a matrix, so the work is dealt out over those that reduce gradients
-and those that cut tensors. A step of the iteration on r rows and c >= r columns multiplies x x',
-the square of that, and it by x: 2 r r (2 c + r) flops. Beside its products it copies x and x x',
-which the last two add to; once an update x is stacked, measured, divided, scaled and put back.
+One rank of a stage iterates on a matrix, so the work is dealt out over the ranks that reduce
+gradients and those that cut tensors. A step of the iteration multiplies x, of r rows and c >= r
+columns, by its transpose, squares that product, and multiplies x by a sum of both: 2 r r (2 c + r)
+flops. It copies x and the product, which two of the multiplications add to. Once an update, x is
+stacked, measured, divided, scaled and put back.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from meshwright.ir.traced import Traced
 
 ITERATES = "muon"
 STEPS = 5  # as the runtime has it; a test holds them equal
-_ONCE = 11  # elements read and written an element of a matrix, and once an update
+_ONCE = 11  # elements read or written once an update, for each element of a matrix
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def iteration(rows: int, columns: int) -> Iteration:
 
 
 def iterations(optimizer: str, traced: Traced) -> dict[str, Iteration]:
-    """Return those of a model's hidden matrices by parameter; none for another optimizer."""
+    """Return the iterations on a model's hidden matrices by parameter; none without Muon."""
     if optimizer != ITERATES:
         return {}
     shapes: dict[str, Shape] = {}
@@ -49,7 +50,7 @@ def iterations(optimizer: str, traced: Traced) -> dict[str, Iteration]:
 
 
 def iterations_of(plan: Plan) -> dict[str, Iteration]:
-    """Return those of a plan's parameters."""
+    """Return the iterations on a plan's hidden matrices by parameter; none without Muon."""
     if plan.optimizer != ITERATES:
         return {}
     tables = plan.tables()

@@ -22,9 +22,9 @@ from ..hardware.topology import Links
 from .iteration import Iteration, iterations_of
 
 # Of each optimizer the tensors of a parameter's size that it keeps, and how often it reads or
-# writes one beyond what all do. Muon's numbers are for hidden matrices (direction and update; its
-# iteration is in iteration.py). Adafactor's rows and columns are
-# next to nothing; it reads weights and gradients twice, and writes its update and reads it twice.
+# writes one beyond what all do. Muon's numbers are for hidden matrices (direction and update;
+# iteration.py has what is between them). Adafactor's rows and columns are next to nothing; it reads
+# weights and gradients twice, and writes its update and reads it twice.
 STATES = {
     "adamw": (2, 0),
     "sgd": (1, 0),

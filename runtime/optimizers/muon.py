@@ -145,7 +145,7 @@ def _alike(matrices: dict[int, Tensor]) -> list[list[int]]:
 
 
 def chunks(items: Sequence[Item], sizes: Sequence[int]) -> list[list[Item]]:
-    """Items in order in lists of at most MOST_AT_ONCE elements, but for one larger by itself."""
+    """Split items, in order, into lists of at most MOST_AT_ONCE elements; a larger one is alone."""
     found: list[list[Item]] = []
     room = 0
     for item, size in zip(items, sizes, strict=True):

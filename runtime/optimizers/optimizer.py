@@ -114,7 +114,7 @@ class Optimizer:
         self.rule.begin_step(lr, self.updates)
         rounds = self.options.rounding == "stochastic"
         for buckets in self.rule.together(self.buckets):
-            # No more buckets at a time are as wide as float32.
+            # Only these buckets are in float32 at a time.
             made = widened if rounds else narrowed
             given = [(bucket, tuple(map(made, self.runs_of(bucket)))) for bucket in buckets]
             self.rule.update_all(given, lr, self.updates)
