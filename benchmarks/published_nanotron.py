@@ -57,9 +57,14 @@ PROFILE = "nanotron-2025"
 LATER, SLOW = 13840000, 600.0
 # Of these runs, read off the rows of 1B and 3B: the latencies of their network, as hop_us, and the
 # host's time of a layer in us by tp, whatever the micro-batch. Their code gathers the inputs of
-# split layers again in backward, and keeps fewer of them gathered.
+# split layers again in backward, and keeps fewer of them gathered: 2. Where the device is behind
+# the host, which cannot hand out again what another stream reads, or many micro-batches are on
+# their way, it is 3, and 4 more shares.
 SLOW_HOP_US = (2400.0, 2500.0)
 SLOW_US = {1: 4450.0, 2: 8200.0, 4: 13000.0, 8: 21000.0, 16: 46000.0, 32: 95000.0}
+FEW_GATHERED, MANY_GATHERED, MORE_COPIES = 2, 3, 4
+# The device is behind where a layer's products take over half of the host's time at this rate.
+BEHIND, PRODUCTS_FLOP_S = 0.5, 5e14
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,14 @@ def model_of(row: dict[str, str]) -> tuple[str, str]:
 
 def layers_of(row: dict[str, str]) -> list[int]:
     """Return how many layers each stage has (models/base.py, build_model): blocks go to a stage
-    until what they multiply passes its share, the head's share included."""
+    until what they multiply reaches its share, the head's share included."""
     layers, dim, _, ffn = SIZES[row["model"]]
     stages = int(row["pp"])
     costs = [float(4 * dim * dim + 3 * ffn * dim)] * layers + [float(VOCAB * dim)]
     sums, counts, stage = list(accumulate(costs)), [0] * stages, 0
     for reached in sums[:-1]:
         counts[stage] += 1
-        stage += reached > sums[-1] * (stage + 1) / stages
+        stage += reached >= sums[-1] * (stage + 1) / stages
     return counts
 
 
@@ -150,16 +155,40 @@ def software_of(row: dict[str, str], software: Software) -> Software:
     if not is_slow(row):
         return software
     pace = SLOW_US[int(row["tp"])]
-    gathered = 2 if int(row["pp"]) <= 2 else 3
-    return replace(software, gathers_again=True, keeps_gathered=gathered, layer_us=pace)
+    return replace(software, gathers_again=True, keeps_gathered=FEW_GATHERED, layer_us=pace)
+
+
+def held_gib(row: dict[str, str], plan: Plan, cluster: Cluster, software: Software) -> list[float]:
+    """Return the GiB that a card of each pp rank holds in a row's run; what waits for another
+    stream is handed out again where a card has no more."""
+    own = software_of(row, software)
+    least = ranks_gib(plan, cluster, own)
+    if not is_slow(row) or row["tp"] == "1" or not hands_out_late(row):
+        return least
+    copies = own.kept_copies + MORE_COPIES
+    waiting = replace(own, keeps_gathered=MANY_GATHERED, kept_copies=copies)
+    most = ranks_gib(plan, cluster, waiting)
+    return [min(m, max(found, CARD_GIB)) for found, m in zip(least, most, strict=True)]
+
+
+def hands_out_late(row: dict[str, str]) -> bool:
+    """Return whether the device is behind the host, or many micro-batches are on their way."""
+    return int(row["pp"]) > 2 or products_us(row) > BEHIND * SLOW_US[int(row["tp"])]
+
+
+def products_us(row: dict[str, str]) -> float:
+    """Return what a device's products of a layer take: 6 flops a weight and token, and of causal
+    attention 2 flops a position and feature in forward, 5 in backward."""
+    _, dim, _, ffn = SIZES[row["model"]]
+    flops = 6 * (4 * dim * dim + 3 * dim * ffn) + 7 * SEQ * dim
+    return flops * SEQ * int(row["micro_batch"]) / int(row["tp"]) / PRODUCTS_FLOP_S * 1e6
 
 
 def predicted(row: dict[str, str], software: Software) -> Scored:
     """Price a row's layout, as our program and as that stack runs it."""
     plan, cluster = plan_of(row)
-    software = software_of(row, software)
-    there = step_us(plan, as_run(row, cluster), software) / 1e6
-    gib = ranks_gib(plan, cluster, software)[0]
+    there = step_us(plan, as_run(row, cluster), software_of(row, software)) / 1e6
+    gib = held_gib(row, plan, cluster, software)[0]
     tokens = SEQ * int(row["dp"]) * int(row["micro_batch"]) * int(row["accumulation"])
     seconds = tokens / 8 / int(row["nodes"]) / float(row["tokens_per_s_gpu"])
     prediction = predict(plan, cluster)
@@ -243,7 +272,7 @@ def show_unfit(rows: list[dict[str, str]], software: Software) -> None:
         except ValueError as error:
             print(*row.values(), error, flush=True)
             continue
-        gib = max(ranks_gib(plan, cluster, software_of(row, software)))
+        gib = max(held_gib(row, plan, cluster, software))
         print(*row.values(), f"{gib:.1f}", flush=True)
         asked[row["model"]] += 1
         feasible[row["model"]] += gib <= CARD_GIB
