@@ -5,6 +5,7 @@ batch is micro_batch * num_microbatches * dp rows of `seq` tokens (the last batc
 padding). Shapes in pieces and params are logical; placements tell what a rank holds.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,12 +51,22 @@ class Piece:
     offloaded: tuple[str, ...] = ()
 
 
-def read_by_table(graph: Graph, name: str) -> bool:
-    """Return whether a lookup or the loss reads a parameter: of an embedding or the head."""
+def tables_among(uses: Iterable[tuple[Graph, Sequence[str]]]) -> set[str]:
+    """Return the parameters that a lookup or the loss reads. uses: graphs, and the names of their
+    parameters in order."""
+    return {
+        name
+        for graph, names in uses
+        for given, name in zip(graph.inputs_of("param"), names, strict=True)
+        if _read_by_table(graph, given.value.name)
+    }
+
+
+def _read_by_table(graph: Graph, name: str) -> bool:
     users = graph.users[name]
     moved = [op.output.name for op in users if definition(op).collective]
     return any(definition(op).reads_table for op in users) or any(
-        read_by_table(graph, copy) for copy in moved
+        _read_by_table(graph, copy) for copy in moved
     )
 
 
@@ -190,13 +201,7 @@ class Plan:
 
     def tables(self) -> set[str]:
         """Parameters that a lookup or the loss reads: embeddings and the head."""
-        found = set()
-        for item in self.instances:
-            graph = self.piece(item.piece).graph
-            for given, name in zip(graph.inputs_of("param"), item.params, strict=True):
-                if read_by_table(graph, given.value.name):
-                    found.add(name)
-        return found
+        return tables_among((self.piece(i.piece).graph, i.params) for i in self.instances)
 
     def router_biases(self) -> set[str]:
         """Parameters that how a router's choices fall moves, in place of a gradient."""

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(200_000, 20, 20)
     # Several ranks share two cores; and one thread sums in one order.
     torch.set_num_threads(1)
-    # On a machine with GPUs, too, answers are those of one without: none is left idle.
+    # Tests of CPU ranks see no GPU: commands would say that it is left idle.
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

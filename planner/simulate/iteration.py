@@ -10,7 +10,7 @@ stacked, measured, divided, scaled and put back.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.ir.plan import Plan, read_by_table
+from meshwright.ir.plan import Plan, tables_among
 from meshwright.ir.sizes import Shape, evaluate
 from meshwright.ir.traced import Traced
 
@@ -38,25 +38,18 @@ def iterations(optimizer: str, traced: Traced) -> dict[str, Iteration]:
     """Return the iterations on a model's hidden matrices by parameter; none without Muon."""
     if optimizer != ITERATES:
         return {}
-    shapes: dict[str, Shape] = {}
-    tables = set()
-    for item in traced.segmented.instances:
-        graph = traced.joints[item.segment]
-        for given, name in zip(graph.inputs_of("param"), item.params, strict=True):
-            shapes[name] = given.value.shape
-            if read_by_table(graph, given.value.name):
-                tables.add(name)
-    return _of_matrices((name, shape) for name, shape in shapes.items() if name not in tables)
+    tables = tables_among((traced.joints[i.segment], i.params) for i in traced.segmented.instances)
+    params = ((i.ref, i.value.shape) for i in traced.graph.inputs_of("param"))
+    return _of_matrices(params, tables)
 
 
 def iterations_of(plan: Plan) -> dict[str, Iteration]:
     """Return the iterations on a plan's hidden matrices by parameter; none without Muon."""
     if plan.optimizer != ITERATES:
         return {}
-    tables = plan.tables()
-    return _of_matrices((p.name, p.shape) for p in plan.params if p.name not in tables)
+    return _of_matrices(((p.name, p.shape) for p in plan.params), plan.tables())
 
 
-def _of_matrices(params: Iterable[tuple[str, Shape]]) -> dict[str, Iteration]:
-    sizes = ((name, [int(evaluate(size, {})) for size in shape]) for name, shape in params)
-    return {name: iteration(*shape) for name, shape in sizes if len(shape) == 2}
+def _of_matrices(params: Iterable[tuple[str, Shape]], tables: set[str]) -> dict[str, Iteration]:
+    hidden = ((name, shape) for name, shape in params if len(shape) == 2 and name not in tables)
+    return {name: iteration(*(int(evaluate(n, {})) for n in shape)) for name, shape in hidden}

@@ -89,6 +89,12 @@ def test_each_mistake_is_answered_in_one_line(
     assert got == table.read_text().splitlines()
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="argparse of Python 3.12 takes it for -h")
+def test_a_value_of_a_flag_is_refused(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = "-h/--help: ignored explicit argument '5'; see meshwright --help"
+    assert _answer("$ -h5", here, capfd) == said
+
+
 def test_what_needs_no_torch_is_refused_without_it(here: Path) -> None:
     """Its import takes two seconds."""
     light = [words_of(line) for table in TABLES for line in lines_of(table) if line[0] == "$"]

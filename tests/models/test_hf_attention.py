@@ -40,7 +40,7 @@ CLASSES = {
         pad_token_id=0, decoder_start_token_id=2,
     )),
 }  # fmt: skip
-if hasattr(transformers, "Inkling2TextConfig"):  # new in transformers 5.2x
+if hasattr(transformers, "Inkling2TextConfig"):  # older transformers lack it
     # Has a sink of each query.
     CLASSES["inkling2_text"] = (None, transformers.Inkling2TextConfig(
         vocab_size=64, unpadded_vocab_size=64, hidden_size=16, num_hidden_layers=1,

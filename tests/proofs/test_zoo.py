@@ -91,7 +91,8 @@ REFUSED = {
     "max_norm": "writes into parameter embed.weight",
     "autocast": r"torch.autocast around \S*zoo.py:\d+: .* cast where it is needed",
     "cut_in_two": r": chunk into 2 at .*zoo\w*.py:\d+: S is bound to a number \(13\)",
-    "draws_by_itself": r"zoo\w*.py:\d+ draws from a torch.Generator of its own",
+    "draws_by_itself": r"(rand.generator at|draws_by_itself:) .*zoo\w*.py:\d+ draws from a "
+    r"torch.Generator of its own",
     "running_mean": r"mul_ at .*zoo\w*.py:\d+ writes into buffer mean",
     "orthogonal_weight": r"aten.allclose.default under .*zoo\w*.py:\d+, as the module is built",
     "norms_of_drawn_weights": r"norms there: call nn.init.ones_ on turn.*original0",
