@@ -53,7 +53,8 @@ class SearchBudget:
         descent_shifts: units that a run of cuts moves by in one step.
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
         near: how much slower than the best plan one may be to be cut again, as a share.
-        far: how much slower than its bound one may be before it is cut again all the same.
+        far: how much slower than its bound one may be before it is cut again all the same, up to
+            far_actions: forwards and backwards of its schedule.
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
@@ -62,6 +63,8 @@ class SearchBudget:
             longest_run: of cuts; max_runs: that are tried.
     Placements
         price_shares: of the default price of a byte, that the best plan is placed at again.
+        much_faster: share of its step that the best of the first candidates gains by such a price,
+            above which the plans on its mesh are searched with these placements before the others.
     Rematerialisation options
         offload_shares: of the values that the host link carries in time, that are offloaded.
         exact_units: of a stage whose options are chosen exactly; exact_choices: combinations of
@@ -84,7 +87,7 @@ class SearchBudget:
     worth_where_wide: float = 0.0
     wide: float = float("inf")
     at_once: float = 0.05
-    max_actions: int = 40000
+    max_actions: int = 70000
     quick: LpEffort = LpEffort(4, 2e-3)
     thorough: LpEffort = LpEffort(20, 3e-4)
     equal_stages: LpEffort = LpEffort(40, 1e-4)
@@ -99,6 +102,7 @@ class SearchBudget:
     descent_microbatches: int = 3
     near: float = 0.12
     far: float = 0.25
+    far_actions: int = 8000
     near_reordered: float = 0.02
     max_polished: int = 100
     max_polished_passes: float = float("inf")
@@ -108,6 +112,7 @@ class SearchBudget:
     longest_run: int = 6
     max_runs: int = 300
     price_shares: tuple[float, ...] = (0.0, 0.25)
+    much_faster: float = 0.02
     offload_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
     exact_units: int = 8
     exact_choices: int = 2000

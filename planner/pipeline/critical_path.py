@@ -45,6 +45,13 @@ class Waits:
 
     def longest(self, node_us: dict[Node, float], send_us: Sequence[float]) -> tuple[float, Path]:
         """The longest path and how long it is."""
+        return self.longest_to_ranks(node_us, send_us, 1)[0]
+
+    def longest_to_ranks(
+        self, node_us: dict[Node, float], send_us: Sequence[float], count: int
+    ) -> list[tuple[float, Path]]:
+        """Return the longest paths to the last actions of ranks, with how long they are: those of
+        the `count` ranks that end last, the longest first."""
         ends, sends = self._ends(node_us, send_us)
 
         def waited(index: int) -> int:
@@ -52,8 +59,8 @@ class Waits:
             received = source >= 0 and ends[source + 1] + sends[index] > ends[before + 1]
             return source if received else before
 
-        last = max((actions[-1] for actions in self.ranks), key=lambda index: ends[index + 1])
-        return ends[last + 1], self._path(last, waited)
+        last = sorted((actions[-1] for actions in self.ranks), key=lambda i: -ends[i + 1])
+        return [(ends[index + 1], self._path(index, waited)) for index in last[:count]]
 
     def longest_us(self, node_us: dict[Node, float], send_us: Sequence[float]) -> float:
         """Return how long the longest path is."""
@@ -119,13 +126,31 @@ class Waits:
             last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
             for stop in sorted({*last.values(), actions[-1]}):
                 if start <= stop:
-                    yield self._along(actions, start, stop)
+                    yield self._along(actions, start, (stop,))
+                    if len(through := self._received_from(stop)) > 1:
+                        yield self._along(actions, start, through)
 
-    def _along(self, actions: tuple[int, ...], start: int, stop: int) -> Path:
+    def _received_from(self, index: int) -> tuple[int, ...]:
+        """Return an action and those that one after another wait for what it sends."""
+        found = [index]
+        while (after := self._receiver.get(found[-1])) is not None:
+            found.append(after)
+        return tuple(found)
+
+    @cached_property
+    def _receiver(self) -> dict[int, int]:
+        """Return by action the one that receives what it sends."""
+        return {source: index for index, source in enumerate(self.source) if source >= 0}
+
+    def _along(self, actions: tuple[int, ...], start: int, through: tuple[int, ...]) -> Path:
+        """Return the path through the stages to a start, along the actions to the first of
+        `through`, and through those."""
+        stop, *after = through
         within = Counter(self.nodes[i] for i in actions if start < i <= stop)
         arriving = self._path(start, self.source.__getitem__)
-        nodes = dict(within + Counter(arriving.nodes))
-        return Path(nodes, arriving.sends, self.nodes[stop])
+        nodes = within + Counter(arriving.nodes) + Counter(map(self.nodes.__getitem__, after))
+        sends = Counter(arriving.sends) + Counter(map(self.send.__getitem__, after))
+        return Path(dict(nodes), dict(sends), self.nodes[through[-1]])
 
 
 def waits_of(schedule: Schedule) -> Waits:

@@ -35,7 +35,7 @@ from .fitting import (
     ways_to_fit,
 )
 from .forked import beside
-from .lp_bound import tightened, tighter, weighted_us
+from .lp_bound import num_actions, tightened, tighter, weighted_us
 
 INF = float("inf")
 Progress = Callable[[str], None]
@@ -78,8 +78,8 @@ class Incumbent:
     """The best so far, and all that was considered.
 
     bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
-    those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. priced_by:
-    the costs that the best was fitted with. at: what is being done.
+    those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. prices: by
+    compute mesh, costs with placements at other prices of a byte. at: what is being done.
     """
 
     costs: CandidateCosts
@@ -92,13 +92,14 @@ class Incumbent:
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
     cuts: dict[Listing, Fitted] = field(default_factory=dict)
+    prices: dict[Mesh, list[tuple[float, CandidateCosts]]] = field(default_factory=dict)
     simulated: int = 0
     at: str = ""
 
     def __post_init__(self) -> None:
-        self.priced_by = self.costs
         self.worth = self.costs.problem.budget.worth
         self.finished = self.best  # whose cuts were polished, if it is still the best
+        self.begun_anew: Fitted | None = None  # whose cuts were, and moved in runs
 
     @property
     def best_us(self) -> float:
@@ -174,7 +175,8 @@ class Incumbent:
         fitted = _fastest(ways)
         self.fitted.append(fitted)
         better = self._offer(fitted)
-        if better or not fitted.exceeds(self.near_us) or fitted.least_us > far_us:
+        short = num_actions(fitted.candidate) <= self.costs.problem.budget.far_actions
+        if better or not fitted.exceeds(self.near_us) or (short and fitted.least_us > far_us):
             self._cut_anew(fitted)
 
     def doing(self, what: str) -> None:
@@ -183,18 +185,23 @@ class Incumbent:
         best = f"; best so far {self.best_us / 1e3:,.1f} ms" if self.best else ""
         self.progress(f"{what}{best}")
 
-    def _offer(self, fitted: Fitted, priced_by: CandidateCosts | None = None) -> bool:
-        """Whether it is the best now. priced_by: where not by what the best is priced by."""
+    @property
+    def priced_by(self) -> CandidateCosts:
+        """Return the costs that the best was fitted with."""
+        return self.costs if self.best is None else self.best.costs
+
+    def _offer(self, fitted: Fitted) -> bool:
+        """Return whether it is the best now."""
         better = fitted.beats(self.best_us)
         if better:
-            self.best, self.priced_by = fitted, priced_by or self.priced_by
+            self.best = fitted
             self.doing(self.at)
         return better
 
-    def _offer_one(self, ways: tuple[Fitted, ...], priced_by: CandidateCosts | None = None) -> None:
+    def _offer_one(self, ways: tuple[Fitted, ...]) -> None:
         """Offer the fastest of several, where one may be the best."""
         if min(way.least_us for way in ways) < self.best_us:
-            self._offer(_fastest(ways), priced_by)
+            self._offer(_fastest(ways))
 
     def _near(self) -> list[Fitted]:
         """Return the simulated plans that are not much slower than the best, the fastest first."""
@@ -256,14 +263,31 @@ class Incumbent:
         if self.best is not self.finished:
             self._polish()
 
+    def reprice(self) -> float:
+        """Try the best with placements at other prices, and return the share of its step that the
+        best of them gains."""
+        assert self.best is not None
+        before, c = self.best_us, self.best.candidate
+        for share, other in self.at_prices(c.compute):
+            self.doing(f"placements at {share:g} of the price of a byte")
+            if (found := fit(other, c, self.limit)) is not None:
+                self._offer_one(descended(other, found, self.limit))
+        return 1 - self.best_us / before
+
+    def at_prices(self, mesh: Mesh) -> list[tuple[float, CandidateCosts]]:
+        """Return costs with placements at other prices, after their shares of the default one."""
+        if mesh not in self.prices:
+            self.prices[mesh] = list(repriced(self.costs, mesh))
+        return self.prices[mesh]
+
+    def leave(self, best: Fitted | None) -> None:
+        """Take the best of other placements, whose cuts are for the search under these."""
+        self.best = self.finished = self.begun_anew = best
+
     def _polish(self) -> None:
         """Try the best with placements at other prices, and polish its cuts."""
         assert self.best is not None
-        c = self.best.candidate
-        for share, other in repriced(self.costs, c.compute):
-            self.doing(f"placements at {share:g} of the price of a byte")
-            if (found := fit(other, c, self.limit)) is not None:
-                self._offer_one(descended(other, found, self.limit), other)
+        self.reprice()
         self.doing("moving the cuts of the best one by one")
         relaxed = self._relaxed()
         for found in (self.best, relaxed):
@@ -292,6 +316,8 @@ class Incumbent:
         budget = self.costs.problem.budget
         if self.best is None or not budget.begins or self._is_enough():
             return
+        if self.best is self.begun_anew:
+            return
         c = self.best.candidate
         if c.schedule in PLAIN or self.costs.problem.pins.cuts is not None:
             return
@@ -303,6 +329,8 @@ class Incumbent:
     def _move_runs(self) -> None:
         """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
         budget = self.costs.problem.budget
+        if self.best is self.begun_anew:
+            return
         while self.best is not None and budget.max_polished and not self._is_enough():
             self.doing("moving runs of cuts of the best")
             given = self.priced_by, self.best, self.limit, budget.longest_run
@@ -314,7 +342,8 @@ class Incumbent:
         if not self.costs.problem.any_order:
             return
         slower = 1 + self.costs.problem.budget.near_reordered
-        for fitted in [f for f in (self.best, *self._near()) if f is not None]:
+        own = self.best if self.priced_by is self.costs else None
+        for fitted in [f for f in (own, *self._near()) if f is not None]:
             other = reordered(self.costs, fitted)
             if other is None or other.exceeds(slower * self.best_us):
                 continue

@@ -90,10 +90,10 @@ def _most_at_last(passing_bytes: tuple[float, float]) -> bool:
 def _has_lp(costs: CandidateCosts, c: Candidate) -> bool:
     """Return whether there is an LP bound: with very many micro-batches the bubbles of a schedule
     are small."""
-    return c.pp > 1 and _actions(c) <= costs.problem.budget.max_actions
+    return c.pp > 1 and num_actions(c) <= costs.problem.budget.max_actions
 
 
-def _actions(c: Candidate) -> int:
+def num_actions(c: Candidate) -> int:
     """Return the forwards and backwards of a schedule."""
     return 2 * c.num_stages * c.num_microbatches
 
@@ -134,7 +134,7 @@ def _pipeline(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) ->
 def _first_paths(costs: CandidateCosts, c: Candidate) -> WeightedPaths:
     """Return paths that an LP begins with, the same for all candidates of a schedule."""
     budget, schedules = costs.problem.budget, costs.memo.schedules
-    short = _actions(c) <= budget.equal_actions
+    short = num_actions(c) <= budget.equal_actions
     effort = budget.equal_stages if short else budget.quick, budget.lp_step
     known = costs.memo.table("paths of equal stages", *effort)
     key = c.listing, costs.units_of(c).most_silent(c.num_stages)

@@ -146,32 +146,30 @@ def search(
     limit = usable_bytes(costs.problem.cluster)
     if overfull(costs.problem):
         raise _unfit(costs, limit, progress, advise, len(_space(costs)))
-    began = time.perf_counter()
-    explored = [_explore(costs, limit, progress, stop, processes, began)]
-    first = explored[0].incumbent
+    setting = _Setting(limit, progress, stop, processes, time.perf_counter())
+    whole = _explore(costs, setting)
+    first = last = whole.incumbent
     if first.best is None:
-        raise _unfit(costs, limit, progress, advise, explored[0].num_candidates)
-    if not stop.at:
-        with stop.within(first):
-            alone = processes == 1 or time.perf_counter() - began < FIRST_S
-            first.finish(alone)
-            if first.priced_by is not costs:
-                first.doing("combinations on its mesh again, with the placements of the best")
-                again = first.priced_by, limit, progress, stop, processes, began, first.best
-                explored.append(_explore(*again))
-                if not stop.at:
-                    explored[-1].incumbent.finish(alone)
-    last = explored[-1].incumbent
+        raise _unfit(costs, limit, progress, advise, whole.num_candidates)
+    explored = [whole, *whole.before]
+    _finished(whole, setting)
+    for again in () if stop.at else _again(whole, setting):
+        explored.append(again)
+        last = again.incumbent
+    for one in whole.before:
+        if one.incumbent.best is last.best and not stop.at:
+            last = _finished(one, setting).incumbent
     assert last.best is not None
-    losers = _merged(x for one in explored for x in one.incumbent.losers)
+    bounding = [one for one in explored if one is whole or one.incumbent.costs is last.priced_by]
+    losers = _merged(x for one in bounding for x in one.incumbent.losers)
     return Found(
         last.best,
         last.priced_by,
-        min(last.best.timeline.step_us, *(one.bound_us for one in explored)),
+        min(last.best.timeline.step_us, *(one.bound_us for one in bounding)),
         tuple(x for x in losers if x.candidate != last.best.candidate)
-        + _unseen(explored[0].known, losers),
-        len(explored),
-        explored[0].num_candidates,
+        + _unseen(whole.known, losers),
+        len(bounding),
+        whole.num_candidates,
         sum(one.incumbent.simulated for one in explored),
         first.num_unfit,
         costs.problem.budget,
@@ -191,60 +189,142 @@ def _unfit(
     return InfeasibleError(f"{text}; of {count} combinations", need)
 
 
+@dataclass(frozen=True)
+class _Setting:
+    """How candidates are considered, whatever their placements. began: when the search did."""
+
+    limit: float
+    progress: Progress
+    stop: Stop
+    processes: int
+    began: float
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no other processes are worth to be started."""
+        return self.processes == 1 or time.perf_counter() - self.began < FIRST_S
+
+
 @dataclass
 class _Explored:
     """Every candidate under one kind of placements. known: the best bound of each that can store
-    the model. left_us: a bound on those never considered."""
+    the model. before: those under other placements that were explored before most of these.
+    left_us: a bound on those never considered."""
 
     incumbent: Incumbent
     known: dict[Candidate, float]
     num_candidates: int
+    before: tuple["_Explored", ...] = ()
     left_us: float = INF
 
     @property
     def bound_us(self) -> float:
         return min(self.left_us, *self.incumbent.bounds.values(), INF)
 
+    def near_meshes(self, best_us: float) -> list[Mesh]:
+        """Return compute meshes with a candidate that may come near a step, the nearest first."""
+        most = (1 + self.incumbent.costs.problem.budget.near) * best_us
+        near = sorted((us, c.compute) for c, us in self.known.items() if c.pp > 1 and us < most)
+        return list(dict.fromkeys(mesh for _, mesh in near))
+
 
 def _explore(
-    costs: CandidateCosts,
-    limit: float,
-    progress: Progress,
-    stop: Stop,
-    processes: int,
-    began: float,
-    best: Fitted | None = None,
+    costs: CandidateCosts, setting: _Setting, best: Fitted | None = None, mesh: Mesh | None = None
 ) -> _Explored:
-    """Consider candidates, the lowest bound first, until none can be faster than the best. began:
-    when the search did. best: of these placements, which only those on its compute mesh are
-    compared with."""
-    ranked, num_unfit = _ranked(costs, limit, progress, best, processes)
-    incumbent = Incumbent(costs, limit, progress, num_unfit, best)
+    """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
+    other placements, or of these. mesh: the only compute mesh of candidates, None for all.
+
+    Where the placements at another price of a byte make the best of the first candidates much
+    faster, those on its mesh are explored with them before the others: fewer are left then.
+    """
+    ranked, num_unfit = _ranked(costs, setting, mesh)
+    incumbent = Incumbent(costs, setting.limit, setting.progress, num_unfit, best)
+    if best is not None and best.costs is not costs:
+        incumbent.leave(best)
     known = {candidate: floor for floor, candidate in ranked}
     found = _Explored(incumbent, known, len(ranked) + num_unfit)
-    with stop.within(incumbent), Ahead(costs, limit, processes, began) as ahead:
-        found.left_us = _considered(incumbent, ranked, known, ahead)
-        return found
+    with setting.stop.within(incumbent):
+        left = _consider_first(incumbent, ranked)
+        if best is None and _gains_by_price(incumbent):
+            found.before = (_explore_again(incumbent, setting),)
+            incumbent.leave(found.before[0].incumbent.best)
+        if not setting.stop.at:
+            with Ahead(costs, setting.limit, setting.processes, setting.began) as ahead:
+                found.left_us = _considered(incumbent, left, known, ahead)
+                return found
     seen = {loser.candidate for loser in incumbent.losers}
     found.left_us = min((us for c, us in known.items() if c not in seen), default=INF)
     return found
 
 
-def _considered(
-    incumbent: Incumbent,
-    ranked: list[tuple[float, Candidate]],
-    known: dict[Candidate, float],
-    ahead: Ahead,
-) -> float:
-    """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
-    costs, budget = incumbent.costs, incumbent.costs.problem.budget
+def _explore_again(
+    first: Incumbent,
+    setting: _Setting,
+    costs: CandidateCosts | None = None,
+    mesh: Mesh | None = None,
+) -> _Explored:
+    """Consider candidates on one compute mesh with other placements; on the mesh of the best with
+    its placements where none are given."""
+    best = first.best
+    assert best is not None
+    first.doing("combinations on its mesh again, with the placements of the best")
+    return _explore(costs or best.costs, setting, best, mesh or best.candidate.compute)
+
+
+def _finished(explored: _Explored, setting: _Setting) -> _Explored:
+    """Finish what was explored, unless Ctrl-C ended it."""
+    if not setting.stop.at:
+        with setting.stop.within(explored.incumbent):
+            explored.incumbent.finish(setting.alone)
+    return explored
+
+
+def _again(whole: _Explored, setting: _Setting) -> Iterator[_Explored]:
+    """Yield what is explored after all candidates at the default price of a byte: those on the mesh
+    of the best with its placements, and where another price made a plan much faster, those on each
+    mesh whose bound is near the best."""
+    before, last = whole.before, whole.incumbent
+    seen = [one.incumbent.costs for one in (whole, *before)]
+    if all(last.priced_by is not one for one in seen):
+        yield (again := _finished(_explore_again(last, setting), setting))
+        seen.append(again.incumbent.costs)
+        last = again.incumbent
+    for mesh in whole.near_meshes(last.best_us) if before else ():
+        if setting.stop.at:
+            return
+        costs = next((other for _, other in whole.incumbent.at_prices(mesh)), None)
+        if costs is not None and all(costs is not one for one in seen):
+            yield (again := _finished(_explore_again(last, setting, costs, mesh), setting))
+            last = again.incumbent
+
+
+def _gains_by_price(incumbent: Incumbent) -> bool:
+    """Return whether another price of a byte makes a pipeline that is the best much faster."""
+    best, budget = incumbent.best, incumbent.costs.problem.budget
+    return best is not None and best.candidate.pp > 1 and incumbent.reprice() > budget.much_faster
+
+
+def _consider_first(
+    incumbent: Incumbent, ranked: list[tuple[float, Candidate]]
+) -> list[tuple[float, Candidate]]:
+    """Consider some candidates before all others, and return those, with their floors."""
     incumbent.doing("bounds of pipelines")
     first = set()
     for floor, candidate in _first(incumbent, ranked):
         first.add(candidate)
         incumbent.doing(f"first candidate {len(first)}: {candidate}")
         incumbent.consider(candidate, floor)
-    left = [(floor, c) for floor, c in ranked if c not in first]
+    return [(floor, c) for floor, c in ranked if c not in first]
+
+
+def _considered(
+    incumbent: Incumbent,
+    left: list[tuple[float, Candidate]],
+    known: dict[Candidate, float],
+    ahead: Ahead,
+) -> float:
+    """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
+    costs, budget = incumbent.costs, incumbent.costs.problem.budget
     waiting = Waiting(costs, left, known, ahead.made, incumbent.enough_us)
     while True:
         bound, enough_us = waiting.least_us, incumbent.enough_us
@@ -260,8 +340,8 @@ def _considered(
         if waiting.bound_next(ahead.ask):
             continue
         bound, candidate, by = waiting.pop()
-        count = len(ranked) - len(waiting)
-        incumbent.doing(f"candidate {count} of {len(ranked)}: {candidate}")
+        count = len(known) - len(waiting)
+        incumbent.doing(f"candidate {count} of {len(known)}: {candidate}")
         if by < Known.WHOLLY:
             by = Known(by + 1)
             bound = max(bound, _closer_us(incumbent, candidate, bound, by, ahead))
@@ -355,20 +435,16 @@ def _space(costs: CandidateCosts) -> list[Candidate]:
 
 
 def _ranked(
-    costs: CandidateCosts,
-    limit: float,
-    progress: Progress,
-    best: Fitted | None,
-    processes: int,
+    costs: CandidateCosts, setting: _Setting, mesh: Mesh | None
 ) -> tuple[list[tuple[float, Candidate]], int]:
     """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
-    space = [c for c in _space(costs) if best is None or c.compute == best.candidate.compute]
-    make_meshes(costs, limit, space, processes)
+    space = [c for c in _space(costs) if mesh in (None, c.compute)]
+    make_meshes(costs, setting.limit, space, setting.processes)
     for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
-        progress(f"placements for {str(mesh) or 'one device'}")
+        setting.progress(f"placements for {str(mesh) or 'one device'}")
         costs.sharding(mesh)
     with costs.memo.clock.layer("bounds"):
-        fitting = [c for c in space if costs.stored_bytes(c) <= limit]
-        progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+        fitting = [c for c in space if costs.stored_bytes(c) <= setting.limit]
+        setting.progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
         ranked = sorted((CandidateBounds(costs).floor_us(c), c) for c in fitting)
     return ranked, len(space) - len(fitting)

@@ -79,9 +79,29 @@ def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
     assert longest == pytest.approx(_end(schedule, us, send_us), rel=1e-12)
     walked = sum(count * us[node] for node, count in path.nodes.items()) + path.sends_us(send_us)
     assert walked == pytest.approx(longest, rel=1e-12)
+    each = waits.longest_to_ranks(us, send_us, p)
+    assert each[0] == (longest, path)
+    assert [one for one, _ in each] == sorted((one for one, _ in each), reverse=True)
+    for us_of_rank, to_rank in each:
+        walked = sum(count * us[node] for node, count in to_rank.nodes.items())
+        assert walked + to_rank.sends_us(send_us) == pytest.approx(us_of_rank, rel=1e-12)
     for other in waits.plain("I" if name.startswith("zb") else "B"):
         walked = sum(count * us[node] for node, count in other.nodes.items())
         assert walked + other.sends_us(send_us) <= longest * (1 + 1e-12)
+
+
+def test_paths_go_back_through_the_stages() -> None:
+    """In 1F1B of equal stages, the longest is there before any solution asks for it: forward
+    through all stages, along a rank, and back to the first."""
+    waits = waits_of(make_schedule("1f1b", 4, 8, 1))
+    us = {node: 1.0 if node[1] == "F" else 2.0 for node in set(waits.nodes)}
+    longest, _ = waits.longest(us, [0.0] * 3)
+    lengths = [
+        sum(count * us[node] for node, count in path.nodes.items())
+        for path in waits.plain("B")
+        if path.end == (0, LAST)
+    ]
+    assert len(lengths) == 4 and max(lengths) == longest
 
 
 def _end(schedule, us, send_us) -> float:

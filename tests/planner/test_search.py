@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -39,7 +40,7 @@ from meshwright.planner.search.infeasible import Refusal, frugal
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
-from meshwright.planner.search.search import search, search_plan
+from meshwright.planner.search.search import Found, search, search_plan
 from meshwright.planner.search.stopping import Stop
 from meshwright.planner.simulate.predict import predict
 
@@ -409,3 +410,20 @@ def test_the_bound_is_over_the_placements_of_the_plan(model) -> None:
     again = search(found.costs)
     assert found.bound_us <= again.bound_us * (1 + 1e-9)
     assert found.best.timeline.step_us <= again.best.timeline.step_us * (1 + 1e-9)
+
+
+def test_other_placements_may_be_searched_before_the_rest(model) -> None:
+    """Where the first plans gain much by another price of a byte, its placements come first: the
+    answer is no slower, and the bound is over the default placements all the same."""
+
+    def found(**changed: Any) -> Found:
+        budget = replace(BUDGET, **changed)
+        cluster, pins = machine(4, 2_000_000, 1e10, 2e9, 0.0), Pins(tp=2, pp=2)
+        return search(CandidateCosts(Problem(model, cluster, SEQ, 8, pins, budget)))
+
+    after, before = found(much_faster=float("inf")), found(much_faster=0.0)
+    default = found(price_shares=())
+    assert (default.num_prices, after.num_prices, before.num_prices) == (1, 2, 2)
+    assert before.best.timeline.step_us <= after.best.timeline.step_us * (1 + 1e-9)
+    assert before.best.timeline.step_us < default.best.timeline.step_us
+    assert before.bound_us <= default.bound_us * (1 + 1e-9)
