@@ -54,8 +54,9 @@ from .mixes import Mix
 INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
-# Ranks whose longest paths a round adds, for each point. Of 128 ranks one at a time takes hundreds.
-RANKS = 4
+# A round adds the longest paths to as many ranks, for each point, as there are sixteens of them: of
+# 128 ranks one at a time takes hundreds of rounds.
+RANKS_A_PATH = 16
 
 Times = dict[str, tuple[float, ...]]  # us by option, of each kind of action
 
@@ -268,9 +269,10 @@ class Builder:
         waits, send_us = self.pipeline.waits, self.pipeline.send_us
         solution, best = self._solution(values), self.best
         points = (solution, best.toward(solution, self.step)) if best.durations else (solution,)
-        found = []
+        found: list[Path] = []
+        count = max(1, len(waits.ranks) // RANKS_A_PATH)
         for point in points:
-            paths = waits.longest_to_ranks(point.durations, send_us, RANKS)
+            paths = waits.longest_to_ranks(point.durations, send_us, count)
             if paths[0][0] < self.best.end_us:
                 self.best = replace(point, end_us=paths[0][0])
             new = [path for _, path in paths if path not in self.paths]
