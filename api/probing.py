@@ -104,13 +104,12 @@ def _host_source(host: "dict[str, Reading]") -> str:
 
 def _overlap_source(overlap: tuple[float, float, float] | None) -> str:
     from meshwright.planner.hardware.cluster import OVERLAP_SOURCE
+    from meshwright.runtime.probe.links import BESIDE
 
     if overlap is None:
         return OVERLAP_SOURCE
     _, low, high = overlap
-    return (
-        f"measured: 24 matmuls of 8192^3 beside 24 all_gathers of 512 MiB, {low:.2f} to {high:.2f}"
-    )
+    return f"measured: {BESIDE}, {low:.2f} to {high:.2f}"
 
 
 def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) -> "Device":
