@@ -153,9 +153,10 @@ def search(
         raise _unfit(costs, limit, progress, advise, whole.num_candidates)
     explored = [whole, *whole.before]
     _finished(whole, setting)
-    for again in () if stop.at else _again(whole, setting):
-        explored.append(again)
-        last = again.incumbent
+    with stop.within(first):
+        for again in () if stop.at else _again(whole, setting):
+            explored.append(again)
+            last = again.incumbent
     for one in whole.before:
         if one.incumbent.best is last.best and not stop.at:
             last = _finished(one, setting).incumbent
@@ -267,8 +268,9 @@ def _explore_again(
     its placements where none are given."""
     best = first.best
     assert best is not None
-    first.doing("combinations on its mesh again, with the placements of the best")
-    return _explore(costs or best.costs, setting, best, mesh or best.candidate.compute)
+    mesh = mesh or best.candidate.compute
+    first.doing(f"combinations on {mesh} again, with other placements")
+    return _explore(costs or best.costs, setting, best, mesh)
 
 
 def _finished(explored: _Explored, setting: _Setting) -> _Explored:

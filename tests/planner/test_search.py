@@ -427,3 +427,15 @@ def test_other_placements_may_be_searched_before_the_rest(model) -> None:
     assert before.best.timeline.step_us <= after.best.timeline.step_us * (1 + 1e-9)
     assert before.best.timeline.step_us < default.best.timeline.step_us
     assert before.bound_us <= default.bound_us * (1 + 1e-9)
+
+
+def test_ctrl_c_among_other_placements_leaves_the_best_plan(model) -> None:
+    def interrupted(text: str) -> None:
+        if "again, with other placements" in text:
+            raise KeyboardInterrupt
+
+    cluster = machine(4, 2_000_000, 1e10, 2e9, 0.0)
+    costs = CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2)))
+    stopped = search(costs, interrupted, Stop(allowed=True))
+    assert "again, with other placements" in stopped.stopped
+    assert stopped.bound_us <= stopped.best.timeline.step_us
