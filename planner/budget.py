@@ -12,11 +12,14 @@ class LpEffort:
     """Effort of one LP bound.
 
     LPs are solved until the critical path of a solution exceeds the bound by at most the share
-    `close`, or until the bound has grown by at most that share over the last `rounds` LPs.
+    `close`, or until the bound has grown by at most that share over the last `rounds` LPs. One in
+    `ranks` ranks, one at least, has its longest path added in a round: of 128 ranks one at a time
+    takes hundreds of rounds.
     """
 
     rounds: int
     close: float
+    ranks: int = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class SearchBudget:
         descents: of one candidate; descent_steps: of one of them.
         descent_shifts: units that a run of cuts moves by in one step.
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
-        near: how much slower than the best plan one may be to be cut again, as a share.
+        near: how much slower than the best plan one may be to be cut again, as a share; and the
+            bound of a compute mesh, to be searched again at another price of a byte.
         far: how much slower than its bound one may be before it is cut again all the same, up to
             far_actions: forwards and backwards of its schedule.
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.

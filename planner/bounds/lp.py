@@ -54,9 +54,6 @@ from .mixes import Mix
 INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
-# A round adds the longest paths to as many ranks, for each point, as there are sixteens of them: of
-# 128 ranks one at a time takes hundreds of rounds.
-RANKS_A_PATH = 16
 
 Times = dict[str, tuple[float, ...]]  # us by option, of each kind of action
 
@@ -270,7 +267,7 @@ class Builder:
         solution, best = self._solution(values), self.best
         points = (solution, best.toward(solution, self.step)) if best.durations else (solution,)
         found: list[Path] = []
-        count = max(1, len(waits.ranks) // RANKS_A_PATH)
+        count = max(1, len(waits.ranks) // self.effort.ranks)
         for point in points:
             paths = waits.longest_to_ranks(point.durations, send_us, count)
             if paths[0][0] < self.best.end_us:

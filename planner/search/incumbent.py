@@ -99,7 +99,8 @@ class Incumbent:
     def __post_init__(self) -> None:
         self.worth = self.costs.problem.budget.worth
         self.finished = self.best  # whose cuts were polished, if it is still the best
-        self.begun_anew: Fitted | None = None  # whose cuts were, and moved in runs
+        # The best of other placements: its cuts are for the search under these.
+        self.left = None if self.priced_by is self.costs else self.best
 
     @property
     def best_us(self) -> float:
@@ -250,8 +251,9 @@ class Incumbent:
             self._improve()
             self.costs.lp_bounds.update(tightened() or {})
         self._tighten()
-        self._begin_anew()
-        self._move_runs()
+        if self.best is not self.left:
+            self._begin_anew()
+            self._move_runs()
 
     def _improve(self) -> None:
         near = self._near()
@@ -281,8 +283,8 @@ class Incumbent:
         return self.prices[mesh]
 
     def leave(self, best: Fitted | None) -> None:
-        """Take the best of other placements, whose cuts are for the search under these."""
-        self.best = self.finished = self.begun_anew = best
+        """Take the best of a search under other placements, and leave its cuts to that."""
+        self.best = self.finished = self.left = best
 
     def _polish(self) -> None:
         """Try the best with placements at other prices, and polish its cuts."""
@@ -316,8 +318,6 @@ class Incumbent:
         budget = self.costs.problem.budget
         if self.best is None or not budget.begins or self._is_enough():
             return
-        if self.best is self.begun_anew:
-            return
         c = self.best.candidate
         if c.schedule in PLAIN or self.costs.problem.pins.cuts is not None:
             return
@@ -329,8 +329,6 @@ class Incumbent:
     def _move_runs(self) -> None:
         """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
         budget = self.costs.problem.budget
-        if self.best is self.begun_anew:
-            return
         while self.best is not None and budget.max_polished and not self._is_enough():
             self.doing("moving runs of cuts of the best")
             given = self.priced_by, self.best, self.limit, budget.longest_run

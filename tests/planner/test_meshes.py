@@ -59,7 +59,7 @@ def test_meshes_of_a_process_that_ends_are_made_here(taken, monkeypatch) -> None
 
 
 def test_bounds_that_limit_the_gap_may_be_made_early(monkeypatch) -> None:
-    monkeypatch.setattr("meshwright.planner.search.search.FIRST_S", -1.0)
+    monkeypatch.setattr("meshwright.planner.search.exploring.FIRST_S", -1.0)
     early: list[bool] = []
 
     def spy(make, wanted):

@@ -416,12 +416,22 @@ def test_other_placements_may_be_searched_before_the_rest(model) -> None:
     """Where the first plans gain much by another price of a byte, its placements come first: the
     answer is no slower, and the bound is over the default placements all the same."""
 
+    said: list[str] = []
+
     def found(**changed: Any) -> Found:
+        said.clear()
         budget = replace(BUDGET, **changed)
         cluster, pins = machine(4, 2_000_000, 1e10, 2e9, 0.0), Pins(tp=2, pp=2)
-        return search(CandidateCosts(Problem(model, cluster, SEQ, 8, pins, budget)))
+        return search(CandidateCosts(Problem(model, cluster, SEQ, 8, pins, budget)), said.append)
 
-    after, before = found(much_faster=float("inf")), found(much_faster=0.0)
+    def comes_first() -> bool:
+        again = next(k for k, text in enumerate(said) if "again, with other placements" in text)
+        return not any(text.startswith("candidate ") for text in said[:again])
+
+    after = found(much_faster=float("inf"))
+    assert not comes_first()
+    before = found(much_faster=0.0)
+    assert comes_first()
     default = found(price_shares=())
     assert (default.num_prices, after.num_prices, before.num_prices) == (1, 2, 2)
     assert before.best.timeline.step_us <= after.best.timeline.step_us * (1 + 1e-9)

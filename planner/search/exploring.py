@@ -1,0 +1,254 @@
+"""Exploring candidates under one kind of placements, and which kinds are explored when.
+
+Candidates are taken by their bounds (search.py says how). First come all at the default price of a
+byte, then those on the compute mesh of the best with its placements, where these are of another
+price. Where such a price makes the best of the first candidates much faster, it comes before the
+rest, and then on every mesh whose bound is near the best.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.mesh import Mesh
+
+from ..pipeline.partition import cut_stages
+from ..pipeline.schedules import FORWARDS_FIRST, PLAIN
+from .ahead import FIRST_S, Ahead
+from .candidate_bounds import CandidateBounds
+from .candidate_costs import CandidateCosts
+from .candidates import Candidate, candidates_of
+from .demands import check_defaults
+from .fitting import Fitted
+from .incumbent import INF, Incumbent, Progress
+from .lp_bound import tighter, weighted_us
+from .made import Asked, Known
+from .meshes import make_meshes
+from .stopping import Stop
+from .waiting import Waiting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How candidates are considered, whatever their placements. began: when the search did."""
+
+    limit: float
+    progress: Progress
+    stop: Stop
+    processes: int
+    began: float
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no other processes are worth to be started."""
+        return self.processes == 1 or time.perf_counter() - self.began < FIRST_S
+
+
+@dataclass
+class Explored:
+    """Every candidate under one kind of placements. known: the best bound of each that can store
+    the model. before: those under other placements that were explored before most of these.
+    left_us: a bound on those never considered."""
+
+    incumbent: Incumbent
+    known: dict[Candidate, float]
+    num_candidates: int
+    before: tuple["Explored", ...] = ()
+    left_us: float = INF
+
+    @property
+    def bound_us(self) -> float:
+        return min(self.left_us, *self.incumbent.bounds.values(), INF)
+
+    def near_meshes(self, best_us: float) -> list[Mesh]:
+        """Return compute meshes with a candidate that may come near a step, the nearest first."""
+        most = (1 + self.incumbent.costs.problem.budget.near) * best_us
+        near = sorted((us, c.compute) for c, us in self.known.items() if c.pp > 1 and us < most)
+        return list(dict.fromkeys(mesh for _, mesh in near))
+
+
+def explore(
+    costs: CandidateCosts, setting: Setting, best: Fitted | None = None, mesh: Mesh | None = None
+) -> Explored:
+    """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
+    other placements, or of these. mesh: the only compute mesh of candidates, None for all.
+
+    Where the placements at another price of a byte make the best of the first candidates much
+    faster, those on its mesh are explored with them before the others: fewer are left then.
+    """
+    ranked, num_unfit = _ranked(costs, setting, mesh)
+    incumbent = Incumbent(costs, setting.limit, setting.progress, num_unfit, best)
+    known = {candidate: floor for floor, candidate in ranked}
+    found = Explored(incumbent, known, len(ranked) + num_unfit)
+    with setting.stop.within(incumbent):
+        left = _consider_first(incumbent, ranked)
+        if best is None and _gains_by_price(incumbent):
+            found.before = (_explore_again(incumbent, setting),)
+            incumbent.leave(found.before[0].incumbent.best)
+        if not setting.stop.at:
+            with Ahead(costs, setting.limit, setting.processes, setting.began) as ahead:
+                found.left_us = _considered(incumbent, left, known, ahead)
+                return found
+    seen = {loser.candidate for loser in incumbent.losers}
+    found.left_us = min((us for c, us in known.items() if c not in seen), default=INF)
+    return found
+
+
+def _explore_again(
+    first: Incumbent,
+    setting: Setting,
+    costs: CandidateCosts | None = None,
+    mesh: Mesh | None = None,
+) -> Explored:
+    """Consider candidates on one compute mesh with other placements; on the mesh of the best with
+    its placements where none are given."""
+    best = first.best
+    assert best is not None
+    mesh = mesh or best.candidate.compute
+    first.doing(f"combinations on {mesh} again, with other placements")
+    return explore(costs or best.costs, setting, best, mesh)
+
+
+def finished(explored: Explored, setting: Setting) -> Explored:
+    """Finish what was explored, unless Ctrl-C ended it."""
+    if not setting.stop.at:
+        with setting.stop.within(explored.incumbent):
+            explored.incumbent.finish(setting.alone)
+    return explored
+
+
+def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
+    """Yield what is explored after all candidates at the default price of a byte: those on the mesh
+    of the best with its placements, and where another price made a plan much faster, those on each
+    mesh whose bound is near the best, at the first of the other prices."""
+    before, last = whole.before, whole.incumbent
+    seen = [one.incumbent.costs for one in (whole, *before)]
+    if all(last.priced_by is not one for one in seen):
+        yield (again := finished(_explore_again(last, setting), setting))
+        seen.append(again.incumbent.costs)
+        last = again.incumbent
+    for mesh in whole.near_meshes(last.best_us) if before else ():
+        if setting.stop.at:
+            return
+        costs = next((other for _, other in whole.incumbent.at_prices(mesh)), None)
+        if costs is not None and all(costs is not one for one in seen):
+            yield (again := finished(_explore_again(last, setting, costs, mesh), setting))
+            last = again.incumbent
+
+
+def _gains_by_price(incumbent: Incumbent) -> bool:
+    """Return whether another price of a byte makes a pipeline that is the best much faster."""
+    best, budget = incumbent.best, incumbent.costs.problem.budget
+    return best is not None and best.candidate.pp > 1 and incumbent.reprice() > budget.much_faster
+
+
+def _consider_first(
+    incumbent: Incumbent, ranked: list[tuple[float, Candidate]]
+) -> list[tuple[float, Candidate]]:
+    """Consider some candidates before all others, and return those, with their floors."""
+    incumbent.doing("bounds of pipelines")
+    first = set()
+    for floor, candidate in _first(incumbent, ranked):
+        first.add(candidate)
+        incumbent.doing(f"first candidate {len(first)}: {candidate}")
+        incumbent.consider(candidate, floor)
+    return [(floor, c) for floor, c in ranked if c not in first]
+
+
+def _considered(
+    incumbent: Incumbent,
+    left: list[tuple[float, Candidate]],
+    known: dict[Candidate, float],
+    ahead: Ahead,
+) -> float:
+    """Consider what may be faster, with better bounds in `known`; return a bound on the rest."""
+    costs, budget = incumbent.costs, incumbent.costs.problem.budget
+    waiting = Waiting(costs, left, known, ahead.made, incumbent.enough_us)
+    while True:
+        bound, enough_us = waiting.least_us, incumbent.enough_us
+        if incumbent.simulated == budget.max_simulated:
+            return bound
+        if bound >= enough_us:
+            for loser in incumbent.look_closer(bound):
+                waiting.put(loser.bound_us, loser.candidate, Known.PATHS)
+            if min(bound, waiting.least_us) >= incumbent.enough_us:
+                return bound
+            continue
+        ahead.give(partial(waiting.coming, enough_us))
+        if waiting.bound_next(ahead.ask):
+            continue
+        bound, candidate, by = waiting.pop()
+        count = len(known) - len(waiting)
+        incumbent.doing(f"candidate {count} of {len(known)}: {candidate}")
+        if by < Known.WHOLLY:
+            by = Known(by + 1)
+            bound = max(bound, _closer_us(incumbent, candidate, bound, by, ahead))
+            if incumbent.passes_over(candidate, bound):
+                continue
+        if by == Known.WHOLLY and (bound <= waiting.least_us or incumbent.may_gain(bound)):
+            made = ahead.ask(Asked(candidate, Known.FITS))
+            incumbent.fit(candidate, bound, made.placed if made else None)
+        else:
+            waiting.put(bound, candidate, by)
+
+
+def _closer_us(incumbent: Incumbent, c: Candidate, bound: float, by: Known, ahead: Ahead) -> float:
+    """Return the bound of a candidate by more than `bound` is of, in us."""
+    costs, enough_us, limit = incumbent.costs, incumbent.enough_us, incumbent.limit
+    if made := ahead.ask(Asked(c, by, enough_us)):
+        return made.bound_us
+    if by == Known.PATHS:
+        return weighted_us(costs, c, limit)
+    return tighter(costs, c, bound, enough_us, limit)
+
+
+def _first(
+    incumbent: Incumbent, ranked: list[tuple[float, Candidate]]
+) -> Iterator[tuple[float, Candidate]]:
+    """Yield candidates to consider before all others, with their floors.
+
+    They take little time to fit, and with a best step known, bounds need not be tightened beyond
+    it. 1F1B is the schedule whose bound in memory is close: the floors of all pipelines are not.
+    Pipelines come once the others are considered; none that cannot be faster is bounded.
+    """
+    budget, bounds = incumbent.costs.problem.budget, CandidateBounds(incumbent.costs)
+    yield from [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
+    close = FORWARDS_FIRST if incumbent.costs.problem.traced.has_router_loss else PLAIN[0]
+    plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == close]
+    enough_us, limit = incumbent.enough_us, incumbent.limit
+    faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < enough_us]
+    bounded = sorted((bounds.bound_us(c, limit, enough_us), floor, c) for floor, c in faster)
+    yield from [(floor, c) for us, floor, c in bounded[: budget.first_pipelines] if us < enough_us]
+
+
+def space_of(costs: CandidateCosts) -> list[Candidate]:
+    pins, traced = costs.problem.pins, costs.problem.traced
+    count = len(traced.segmented.instances)
+    sizes = costs.problem.cluster, costs.problem.global_batch
+    found = candidates_of(traced, *sizes, pins, costs.problem.budget)
+    if not found:  # the messages of the fixed path say which demands collide
+        stages = check_defaults(costs.problem.cluster, costs.problem.global_batch, pins)
+        cut_stages([1.0] * count, stages, pins.cuts)
+        raise PlanError(
+            f"no mesh of {costs.problem.cluster.num_devices} devices divides a global batch of "
+            f"{costs.problem.global_batch} rows over {count} segments under these pins; drop one"
+        )
+    return found
+
+
+def _ranked(
+    costs: CandidateCosts, setting: Setting, mesh: Mesh | None
+) -> tuple[list[tuple[float, Candidate]], int]:
+    """Candidates whose parameters can fit, by floor and then by name; and how many cannot."""
+    space = [c for c in space_of(costs) if mesh in (None, c.compute)]
+    make_meshes(costs, setting.limit, space, setting.processes)
+    for mesh in sorted({c.compute for c in space}, key=lambda mesh: mesh.axes):
+        setting.progress(f"placements for {str(mesh) or 'one device'}")
+        costs.sharding(mesh)
+    with costs.memo.clock.layer("bounds"):
+        fitting = [c for c in space if costs.stored_bytes(c) <= setting.limit]
+        setting.progress(f"{len(space)} candidates, {len(fitting)} of which can store the model")
+        ranked = sorted((CandidateBounds(costs).floor_us(c), c) for c in fitting)
+    return ranked, len(space) - len(fitting)
