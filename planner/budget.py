@@ -62,6 +62,7 @@ class SearchBudget:
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
+        enough_polished: gap from which down no cuts are moved.
         enough_moved: gap from which down the best is not cut from other begins, and no runs of cuts
             are moved together; begins: that are tried; begins_polished: of what they led to;
             longest_run: of cuts; max_runs: that are tried.
@@ -110,6 +111,7 @@ class SearchBudget:
     near_reordered: float = 0.02
     max_polished: int = 100
     max_polished_passes: float = float("inf")
+    enough_polished: float = 0.0
     enough_moved: float = 0.04
     begins: int = 40
     begins_polished: int = 2
@@ -133,14 +135,16 @@ EFFORTS = {
         effort="fast",
         max_simulated=64,
         worth=0.05,
-        worth_where_wide=0.02,
+        worth_where_wide=0.01,
         wide=0.08,
         max_thorough=3,
         enough_gap=0.07,
         memory_shares=(1.0, 0.95),
         near_reordered=0.0,
-        max_polished=0,
+        max_polished=30,
+        enough_polished=0.08,
         begins=0,
+        max_runs=0,
         price_shares=(),
     ),
     "normal": SearchBudget(

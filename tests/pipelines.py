@@ -1,7 +1,8 @@
 """Pipelines of equal units, as linear programs are asked."""
 
 from meshwright.planner.bounds.lp import Kind, Pipeline
-from meshwright.planner.pipeline.critical_path import LAST, waits_of
+from meshwright.planner.pipeline.closings import LAST
+from meshwright.planner.pipeline.critical_path import waits_of
 from meshwright.planner.pipeline.peak_moments import peak_moments
 from meshwright.planner.pipeline.schedules import chunks_of, make_schedule, stage_ranks
 
@@ -10,7 +11,7 @@ def equal_kind(count: int, us: float, split: bool, kept: float = 1.0) -> Kind:
     """Return units of one option, whose forward takes `us`."""
     kinds = ("F", "I", "W") if split else ("F", "B", LAST)
     alone = {k: (us,) if k in ("F", "I", "W") else (2 * us,) for k in kinds}
-    return Kind(count, alone, {}, 0.0, 0.0, 0.0, 1.0, (kept,), (0.0,))
+    return Kind(count, alone, {}, 0.0, 0.0, 1.0, (kept,), (0.0,))
 
 
 def equal_pipeline(name: str, p: int, m: int, limit: float | None = None) -> Pipeline:

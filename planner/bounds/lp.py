@@ -7,7 +7,9 @@ and options that fits is then a point of this linear program, and its optimum a 
 Variables, all >= 0
     n[s,k,j]   units of kind k under option j on stage s
     d[s,a]     how long an action a (F, B, I, W, last: the last backward) of stage s takes
-    o[s], g[s] reductions beside the last action of a rank, a backward of s, and after it
+    o[s], o[k] reductions beside the last backward in one of s, and beside other actions of a
+               stretch k (pipeline/closings.py)
+    i[k], g[r] reductions while a rank waits in a stretch, and after its last action
     end, tail  when all actions and collectives are done; what comes after
     x[s]       what the units of all stages ahead of s weigh in a mix (mixes.py), above its least
 Objective
@@ -19,11 +21,14 @@ Constraints
     long[s,a]  d[s,a] >= sum of n us(k,j,a), alone; and beside collectives, less what the ends of a
                stage are spared
     path[i]    end >= sum of d and sends along a path of waits (pipeline/critical_path.py), with
-               what follows it: the reductions of s instead of d[s], where it ends with the last
-               backward or the last W of s; g[s], where that is the last action of its rank
-    late[s]    o[s] + g[s] >= reductions of s, o[s] <= d[s,last]
-               d[s,last] >= sum of n us(k,j,last) + price / (1 + price) o[s], as the part of d by
-               which o makes it longer is made no longer itself
+               share o[k] + i[k] of stretches that it passes from end to end, and with what follows
+               it: g[r], where it ends with the last action of r; or in place of its last action,
+               the reductions that start from there on
+    late[k]    sum of o and i from where the stage of k closes, and g[r] >= reductions of stages
+               that close then or later; left out where they run for every micro-batch
+    within     d[s,last] >= sum of n us(k,j,last) + share o[s], as the part of d by which o makes
+               it longer is made no longer itself: share = price / (1 + price); d[s,last] >= o[s];
+               sum of d in k + share o[k] >= o[k]
     busy[r]    end >= all collectives of rank r
     ends[r]    tail >= update and refreshed parameters of rank r
     fits[r,i]  what rank r stores, and holds as its i-th backward runs, with what the leanest
@@ -46,12 +51,13 @@ from meshwright.ir.schedule import Schedule
 
 from .. import solver
 from ..budget import BUDGET, LpEffort
-from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..pipeline.closings import LAST, Node, Stretch
+from ..pipeline.critical_path import Path, Waits
 from ..pipeline.peak_moments import Moment
 from ..solver import Problem
 from .mixes import Mix
+from .points import INF, Point
 
-INF = float("inf")
 # What the solver may be off by, relative.
 TOLERANCE = 1e-6
 
@@ -63,16 +69,14 @@ class Kind:
     """Units that cost the same, `count` of them; first and last stay on their ends' stages.
 
     alone, beside: without collectives and with them; beside lacks kinds of action that have none,
-    "last" is a backward in one of the last micro-batch. reduce_us: its reductions, when they run
-    only then; closing_us: those of the last micro-batch; traffic_us: all its collectives of a step;
-    tail_us: its update. kept, handed: by option, bytes of a micro-batch up to B or I, and from I to
-    W.
+    "last" is a backward in one of the last micro-batch. traffic_us: all its collectives of a step;
+    closing_us: its reductions after the last micro-batch; tail_us: its update. kept, handed: by
+    option, bytes of a micro-batch up to B or I, and from I to W.
     """
 
     count: int
     alone: Times
     beside: Times
-    reduce_us: float
     traffic_us: float
     tail_us: float
     stored_bytes: float
@@ -95,6 +99,7 @@ class Pipeline:
     limit_bytes: of a rank, None for no limit; fixed_bytes: what each rank holds whatever it runs;
     passing_bytes: what functions have alive in backward at least, on the last stage and elsewhere.
     moments: by rank, at which it may hold most (`peak_moments`). mixes: that cuts keep.
+    reduces_late: whether a unit reduces its gradients after the last micro-batch alone.
     """
 
     kinds: tuple[Kind, ...]
@@ -109,6 +114,7 @@ class Pipeline:
     passing_bytes: tuple[float, float]
     moments: tuple[tuple[Moment, ...], ...]
     mixes: tuple[Mix, ...] = ()
+    reduces_late: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -157,20 +163,8 @@ Terms = list[tuple[int, float]]
 Row = tuple[str, Terms, float]
 
 
-@dataclass(frozen=True)
-class Point:
-    """Durations of actions in us, their longest path, and by stage what its units take."""
-
-    end_us: float
-    durations: dict[Node, float]
-    stage_us: tuple[float, ...]
-
-    def toward(self, other: "Point", step: float) -> "Point":
-        """Return the point between this one and another, its longest path not known."""
-        here, there = self.durations, other.durations
-        us = {node: (1 - step) * here[node] + step * x for node, x in there.items()}
-        pairs = zip(self.stage_us, other.stage_us, strict=True)
-        return Point(INF, us, tuple((1 - step) * a + step * b for a, b in pairs))
+def _less(terms: Terms) -> Terms:
+    return [(v, -x) for v, x in terms]
 
 
 @dataclass
@@ -188,15 +182,17 @@ class Builder:
     shares: dict[int, list[tuple[Kind, int, int]]] = field(default_factory=dict)
     kind_of: dict[int, int] = field(default_factory=dict)  # the number of its kind, by n
     durations: dict[Node, int] = field(default_factory=dict)
-    left: dict[int, int] = field(default_factory=dict)  # g, by stage
+    left: dict[int, int] = field(default_factory=dict)  # g, by rank
+    longer: dict[int, Terms] = field(default_factory=dict)  # what o and i add, by stretch
+    # The last reductions of a stage, all or only those that W starts.
+    closing: dict[tuple[int, bool], Terms] = field(default_factory=dict)
     rows: dict[int, Path] = field(default_factory=dict)
-    best: Point = field(default_factory=lambda: Point(INF, {}, ()))
+    best: Point = field(default_factory=lambda: Point({}, (), {}, {}))
     program: solver.LinearProgram = field(init=False)
 
     def __post_init__(self) -> None:
         whole = sum(k.count * k.fastest_us for k in self.pipeline.kinds)
         self.unit_us = whole / self.pipeline.num_stages or 1.0
-        self.reduces = any(k.reduce_us for k in self.pipeline.kinds)
         self.closes = any(k.closing_us for k in self.pipeline.kinds)
         self.limit = (1 + TOLERANCE) * (self.pipeline.limit_bytes or 1.0)
         self.end = self._new("end", 1.0)
@@ -205,9 +201,10 @@ class Builder:
         self._units()
         self._mixed()
         self._actions()
+        self._closing()
         self._late()
         self._ranks(self._new("tail", 1.0))
-        for path in (*self.pipeline.waits.plain(self.pipeline.backward), *self.paths):
+        for path in (*self.pipeline.waits.plain, *self.paths):
             for row in self._rows(path):
                 self.rows[len(self.problem.rows)] = path
                 self.problem.at_least(*row)
@@ -269,10 +266,12 @@ class Builder:
         found: list[Path] = []
         count = max(1, len(waits.ranks) // self.effort.ranks)
         for point in points:
-            paths = waits.longest_to_ranks(point.durations, send_us, count)
-            if paths[0][0] < self.best.end_us:
-                self.best = replace(point, end_us=paths[0][0])
-            new = [path for _, path in paths if path not in self.paths]
+            timed = point.timed(waits, send_us)
+            longest = timed.longest()
+            if longest[0][0] < self.best.end_us:
+                self.best = replace(point, end_us=longest[0][0])
+            paths = [timed.path(index) for _, index in longest[:count]]
+            new = [path for path in paths if path not in self.paths]
             found += new
             self.paths += new
         return found
@@ -280,7 +279,12 @@ class Builder:
     def _solution(self, values: list[float]) -> Point:
         """Return the program's last solution as a point, its longest path not known."""
         us = {node: values[d] * self.unit_us for node, d in self.durations.items()}
-        return Point(INF, us, self._stage_us(values))
+        left = {rank: values[g] * self.unit_us for rank, g in self.left.items()}
+        closing = {key: self._sum_us(terms, values) for key, terms in self.closing.items()}
+        return Point(us, self._stage_us(values), left, closing)
+
+    def _sum_us(self, terms: Terms, values: list[float]) -> float:
+        return sum([values[v] * us for v, us in terms]) * self.unit_us
 
     def _lp_bound(self, step_us: float) -> LpBound:
         """Return the bound, and the times of the stages of the best point."""
@@ -338,23 +342,48 @@ class Builder:
         scaled = [(v, us / self.unit_us) for v, us in terms]
         self.problem.at_least("long", [(d, 1.0), *scaled], -spared_us / self.unit_us)
 
+    def _closing(self) -> None:
+        """What a stage reduces in the end."""
+        kinds = (False, True) if self.pipeline.backward == "I" else (False,)
+        for s, shares in self.shares.items():
+            for by_weights in kinds:
+                self.closing[s, by_weights] = [
+                    (v, k.closing_us / self.unit_us)
+                    for k, n, v in shares
+                    if not by_weights or k.alone["W"][n]
+                ]
+
     def _late(self) -> None:
-        """late, of ranks that end with a backward in one; elsewhere reductions go on beside other
-        actions, and nothing is said of them here."""
-        waits = self.pipeline.waits
-        for actions in waits.ranks if self.reduces else ():
-            stage, kind = waits.nodes[actions[-1]]
-            if kind != LAST:
-                continue
-            d = self.durations[stage, LAST]
-            o, g = self._new(f"o[{stage}]"), self._new(f"g[{stage}]")
-            reduce = [(v, -k.reduce_us / self.unit_us) for k, _, v in self.shares[stage]]
-            alone = [(v, -k.alone[LAST][n] / self.unit_us) for k, n, v in self.shares[stage]]
-            price = self.pipeline.overlap_price / (1 + self.pipeline.overlap_price)
-            self.problem.at_least("late", [(o, 1.0), (g, 1.0), *reduce], 0.0)
-            self.problem.at_least("late", [(d, 1.0), (o, -1.0)], 0.0)
-            self.problem.at_least("late", [(d, 1.0), (o, -price), *alone], 0.0)
-            self.left[stage] = g
+        """late and within, where reductions run in the end alone."""
+        late = self.closes and self.pipeline.reduces_late
+        stretches = [*enumerate(self.pipeline.waits.stretches)] if late else []
+        for rank in self._all_ranks if late else ():
+            g = self.left[rank] = self._new(f"g[{rank}]")
+            terms: Terms = [(g, 1.0)]
+            for number, stretch in reversed(stretches):
+                if stretch.rank == rank:
+                    terms += [(v, 1.0) for v in self._beside(number, stretch)]
+                    closing = self.closing[stretch.stage, self.pipeline.backward == "I"]
+                    self.problem.at_least("late", [*terms, *_less(closing)], 0.0)
+                    terms += _less(closing)
+
+    def _beside(self, number: int, stretch: Stretch) -> Iterator[int]:
+        """Yield the reductions that run in a stretch, and in the last backward ahead of it."""
+        price = self.pipeline.overlap_price / (1 + self.pipeline.overlap_price)
+        if (last := self.durations.get((stretch.stage, LAST))) is not None:
+            yield (o := self._new(f"o[{stretch.stage},last]"))
+            shares = self.shares[stretch.stage]
+            alone = [(v, -k.alone[LAST][n] / self.unit_us) for k, n, v in shares]
+            self.problem.at_least("within", [(last, 1.0), (o, -1.0)], 0.0)
+            self.problem.at_least("within", [(last, 1.0), (o, -price), *alone], 0.0)
+        if stretch.actions:
+            yield (i := self._new(f"i[{number}]"))
+            self.longer[number] = [(i, 1.0)]
+        if stretch.nodes:
+            yield (o := self._new(f"o[{number}]"))
+            self.longer[number].append((o, price))
+            nodes = [(self.durations[node], float(n)) for node, n in stretch.nodes.items()]
+            self.problem.at_least("within", [(o, price - 1.0), *nodes], 0.0)
 
     def _ranks(self, tail: int) -> None:
         """busy and ends."""
@@ -371,24 +400,19 @@ class Builder:
         return [s for s, home in enumerate(self.pipeline.stage_ranks) if home == rank]
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        """A path alone, and with the reductions that its last action starts: of all its units, but
-        in W of those that have one."""
-        stage, kind = path.end
-        left = [(self.left[stage], -1.0)] if kind == LAST and stage in self.left else []
-        yield self._path_row(path, left)
-        if self.closes and kind in (LAST, "W", self.pipeline.backward):
-            until = replace(path, nodes={**path.nodes, path.end: path.nodes[path.end] - 1})
-            reduce = [
-                (v, -k.closing_us / self.unit_us)
-                for k, n, v in self.shares[stage]
-                if kind != "W" or k.alone["W"][n]
-            ]
-            yield self._path_row(until, reduce)
+        """A path with what is left after the last action of its rank, and up to its last action
+        with the reductions that start from there on."""
+        left = self.left.get(path.ending.rank)
+        yield self._path_row(path, [] if left is None else [(left, 1.0)])
+        if self.closes and path.ending.closes:
+            reduce = [term for key in path.ending.closes for term in self.closing[key]]
+            yield self._path_row(path.until_its_end(), reduce)
 
     def _path_row(self, path: Path, more: Terms) -> Row:
-        nodes = [(self.durations[node], -float(count)) for node, count in path.nodes.items()]
+        nodes = [(self.durations[node], float(count)) for node, count in path.nodes.items()]
+        longer = [term for number in path.along for term in self.longer.get(number, ())]
         sends_us = path.sends_us(self.pipeline.send_us)
-        return "path", [(self.end, 1.0), *nodes, *more], sends_us / self.unit_us
+        return "path", [(self.end, 1.0), *_less([*nodes, *longer, *more])], sends_us / self.unit_us
 
     def _covers(self, variable: int, terms: Terms) -> None:
         if any(us for _, us in terms):

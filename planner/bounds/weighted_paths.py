@@ -24,7 +24,8 @@ import numpy as np
 from meshwright.ir.schedule import Schedule
 
 from ..budget import LpEffort
-from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..pipeline.closings import LAST, Node
+from ..pipeline.critical_path import Path, Waits
 from .lp import INF, TOLERANCE, Builder, Kind, Pipeline, Times
 
 Weights = Mapping[Node, float]
@@ -53,7 +54,7 @@ def paths_of_equal_stages(
     kinds = {kind for _, kind in waits.nodes}
     us: Times = {k: (2.0 if k in ("B", LAST) else 1.0,) for k in (*sorted(kinds), LAST)}
     kind = Kind(
-        count=1, alone=us, beside={}, reduce_us=0.0, traffic_us=0.0, tail_us=0.0,
+        count=1, alone=us, beside={}, traffic_us=0.0, tail_us=0.0,
         stored_bytes=0.0, kept=(0.0,), handed=(0.0,),
     )  # fmt: skip
     equal = Pipeline(

@@ -5,25 +5,36 @@ a chain of such waits, and the step is as long as the longest of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.ir.schedule import COMPUTE, Action, Schedule, peer_stage
 
-LAST = "last"  # a backward in one of the last micro-batch of its stage
-
-Node = tuple[int, str]  # a stage and a kind of action
+from .closings import LAST, Ending, Node, Stretch, closing_actions, endings_of, stretches_of
 
 
 @dataclass(frozen=True)
 class Path:
     """The number of times a chain of waits passes each node, and each transfer, by the earlier of
-    its stages; and the node that it ends with."""
+    its stages; the node that it ends with, and what follows that.
+
+    along: by number, stretches that it passes from end to end on their rank; within: that of its
+    last action, -1 for none.
+    """
 
     nodes: dict[Node, int]
     sends: dict[int, int]
     end: Node
+    ending: Ending
+    along: tuple[int, ...]
+    within: int
+
+    def until_its_end(self) -> "Path":
+        """Return the path up to its last action, without it."""
+        nodes = {**self.nodes, self.end: self.nodes[self.end] - 1}
+        ends_in = self.within if self.end[1] != LAST else -1
+        return replace(self, nodes=nodes, along=tuple(k for k in self.along if k != ends_in))
 
     def sends_us(self, send_us: Sequence[float]) -> float:
         return sum(count * send_us[stage] for stage, count in self.sends.items())
@@ -43,32 +54,25 @@ class Waits:
     send: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
 
-    def longest(self, node_us: dict[Node, float], send_us: Sequence[float]) -> tuple[float, Path]:
+    def longest(
+        self, node_us: Mapping[Node, float], send_us: Sequence[float]
+    ) -> tuple[float, Path]:
         """The longest path and how long it is."""
-        return self.longest_to_ranks(node_us, send_us, 1)[0]
+        found = self.timed(node_us, send_us)
+        last = max((actions[-1] for actions in self.ranks), key=found.end_us)
+        return found.end_us(last), found.path(last)
 
-    def longest_to_ranks(
-        self, node_us: dict[Node, float], send_us: Sequence[float], count: int
-    ) -> list[tuple[float, Path]]:
-        """Return the longest paths to the last actions of ranks, with how long they are: those of
-        the `count` ranks that end last, the longest first."""
-        ends, sends = self._ends(node_us, send_us)
+    def timed(self, node_us: Mapping[Node, float], send_us: Sequence[float]) -> "Timed":
+        """Return when each action ends, where its kind takes so long."""
+        return Timed(self, *self._ends(node_us, send_us))
 
-        def waited(index: int) -> int:
-            before, source = self.before[index], self.source[index]
-            received = source >= 0 and ends[source + 1] + sends[index] > ends[before + 1]
-            return source if received else before
-
-        last = sorted((actions[-1] for actions in self.ranks), key=lambda i: -ends[i + 1])
-        return [(ends[index + 1], self._path(index, waited)) for index in last[:count]]
-
-    def longest_us(self, node_us: dict[Node, float], send_us: Sequence[float]) -> float:
+    def longest_us(self, node_us: Mapping[Node, float], send_us: Sequence[float]) -> float:
         """Return how long the longest path is."""
         ends, _ = self._ends(node_us, send_us)
         return max(ends[actions[-1] + 1] for actions in self.ranks)
 
     def _ends(
-        self, node_us: dict[Node, float], send_us: Sequence[float]
+        self, node_us: Mapping[Node, float], send_us: Sequence[float]
     ) -> tuple[list[float], list[float]]:
         """Return when each action ends, after a 0 where none is before; and by action what the
         transfer to it takes, 0 for none."""
@@ -92,39 +96,69 @@ class Waits:
         before, source = ([index + 1 for index in of] for of in (self.before, self.source))
         return list(numbers), which, before, source
 
-    def _path(self, index: int, earlier: Callable[[int], int]) -> Path:
-        end = self.nodes[index]
+    def path(self, index: int, earlier: Callable[[int], int]) -> Path:
+        """Return the path to an action. earlier: gives the one that an action waits for, -1 for
+        none."""
+        end = index
         passed: list[int] = []
         sent: list[int] = []
+        beside: list[int] = []
         while index >= 0:
             passed.append(index)
             before = earlier(index)
             if before >= 0 and before == self.source[index]:
                 sent.append(self.send[index])
+            else:
+                beside.append(index)
             index = before
-        return Path(dict(Counter(map(self.nodes.__getitem__, passed))), dict(Counter(sent)), end)
+        return self._path(end, Counter(self._nodes_of(passed)), Counter(sent), beside)
 
-    def plain(self, begins: str) -> tuple[Path, ...]:
-        """Return paths that go through the stages to a rank, along its actions, and end there: with
-        the last backward of a stage, or the rank's last action of all.
+    def _path(
+        self, end: int, nodes: Counter[Node], sends: Counter[int], beside: Iterable[int]
+    ) -> Path:
+        """Return a path that ends with an action. beside: the actions that it comes to from the one
+        before them on their rank."""
+        passed = Counter(map(self._stretch_of.__getitem__, beside))
+        whole = [k for k, n in passed.items() if k >= 0 and n == len(self.stretches[k].actions)]
+        ends = self.nodes[end], self.endings[end], tuple(sorted(whole)), self._stretch_of[end]
+        return Path(dict(nodes), dict(sends), *ends)
 
-        begins: the kind of action that starts a backward, B or I.
-        """
-        if begins not in self._known:
-            self._known[begins] = tuple(self._plain(begins))
-        return self._known[begins]
+    def _nodes_of(self, actions: Iterable[int]) -> Iterator[Node]:
+        return map(self.nodes.__getitem__, actions)
 
     @cached_property
-    def _known(self) -> dict[str, tuple[Path, ...]]:
-        """Return `plain` by what it was asked: many pipelines have one schedule."""
-        return {}
+    def stretches(self) -> tuple[Stretch, ...]:
+        return tuple(stretches_of(self.nodes, self.ranks))
 
-    def _plain(self, begins: str) -> Iterator[Path]:
-        for actions in self.ranks:
+    @cached_property
+    def endings(self) -> dict[int, Ending]:
+        """Return the ending of each action."""
+        return endings_of(self.nodes, self.ranks)
+
+    @cached_property
+    def closings(self) -> tuple[tuple[int, ...], ...]:
+        """Return by rank the actions that reductions of a stage start from, and its last one."""
+        return tuple(closing_actions(self.nodes, actions) for actions in self.ranks)
+
+    @cached_property
+    def _stretch_of(self) -> list[int]:
+        """Return by action the number of its stretch, -1 for none."""
+        found = [-1] * len(self.nodes)
+        for number, stretch in enumerate(self.stretches):
+            for index in stretch.actions:
+                found[index] = number
+        return found
+
+    @cached_property
+    def plain(self) -> tuple[Path, ...]:
+        """Return paths that go through the stages to a rank, along its actions, and end there: with
+        the last action of a stage that reductions start from, or the rank's last of all."""
+        return tuple(self._plain())
+
+    def _plain(self) -> Iterator[Path]:
+        for actions, stops in zip(self.ranks, self.closings, strict=True):
             start = next(i for i in actions if self.nodes[i][1] == "F")
-            backward = (begins, LAST)
-            last = {self.nodes[i][0]: i for i in actions if self.nodes[i][1] in backward}
-            for stop in sorted({*last.values(), actions[-1]}):
+            for stop in stops:
                 if start <= stop:
                     yield self._along(actions, start, (stop,))
                     if len(through := self._received_from(stop)) > 1:
@@ -146,11 +180,33 @@ class Waits:
         """Return the path through the stages to a start, along the actions to the first of
         `through`, and through those."""
         stop, *after = through
-        within = Counter(self.nodes[i] for i in actions if start < i <= stop)
-        arriving = self._path(start, self.source.__getitem__)
-        nodes = within + Counter(arriving.nodes) + Counter(map(self.nodes.__getitem__, after))
+        passed = [i for i in actions if start < i <= stop]
+        arriving = self.path(start, self.source.__getitem__)
+        nodes = Counter(self._nodes_of((*passed, *after))) + Counter(arriving.nodes)
         sends = Counter(arriving.sends) + Counter(map(self.send.__getitem__, after))
-        return Path(dict(nodes), dict(sends), self.nodes[through[-1]])
+        return self._path(through[-1], nodes, sends, passed)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """When each action ends, after a 0 where none is before; what the transfer to each takes."""
+
+    waits: Waits
+    ends: list[float]
+    sends: list[float]
+
+    def end_us(self, index: int) -> float:
+        return self.ends[index + 1]
+
+    def path(self, index: int) -> Path:
+        """Return the longest path to an action."""
+        return self.waits.path(index, self._waited)
+
+    def _waited(self, index: int) -> int:
+        """Return what an action waits for longest."""
+        before, source = self.waits.before[index], self.waits.source[index]
+        received = source >= 0 and self.ends[source + 1] + self.sends[index] > self.ends[before + 1]
+        return source if received else before
 
 
 def waits_of(schedule: Schedule) -> Waits:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..budget import BUDGET
-from ..pipeline.critical_path import LAST, Node, Path, Waits
+from ..pipeline.closings import LAST, Node
+from ..pipeline.critical_path import Path, Waits
 from ..pipeline.schedules import SPLIT, stage_ranks
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits

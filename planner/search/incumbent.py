@@ -290,6 +290,8 @@ class Incumbent:
         """Try the best with placements at other prices, and polish its cuts."""
         assert self.best is not None
         self.reprice()
+        if self._is_within(self.costs.problem.budget.enough_polished):
+            return
         self.doing("moving the cuts of the best one by one")
         relaxed = self._relaxed()
         for found in (self.best, relaxed):
@@ -308,10 +310,13 @@ class Incumbent:
         """Polish cuts, and return whether that makes them the best."""
         return self._offer(polished(self.priced_by, fitted, self.limit))
 
+    def _is_within(self, gap: float) -> bool:
+        """Return whether the gap is so small."""
+        return self.best_us <= (1 + gap) * min(self.bounds.values(), default=INF)
+
     def _is_enough(self) -> bool:
         """Return whether the gap is so small that the cuts of the best stay."""
-        least = min(self.bounds.values(), default=INF)
-        return self.best_us <= (1 + self.costs.problem.budget.enough_moved) * least
+        return self._is_within(self.costs.problem.budget.enough_moved)
 
     def _begin_anew(self) -> None:
         """Cut the best from other begins, where that leaves a large gap, and polish the fastest."""

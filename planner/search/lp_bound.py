@@ -14,7 +14,7 @@ from ..bounds.packing import may_pack
 from ..bounds.weighted_paths import WeightedPaths, paths_of_equal_stages, weighted_bound
 from ..budget import LpEffort
 from ..cost.piece_cost import Phase
-from ..pipeline.critical_path import LAST
+from ..pipeline.closings import LAST
 from ..pipeline.schedules import SPLIT, stage_ranks
 from ..remat.options import UnitOptions
 from ..simulate.beside import beside
@@ -167,6 +167,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
         passing_bytes=passing,
         moments=schedules.peaks(c.listing, _most_at_last(passing)),
         mixes=mixes_of(order, c.num_stages),
+        reduces_late=c.zero < 2,
     )
 
 
@@ -236,7 +237,6 @@ class _Kinds:
             count=count,
             alone=self._alone(options),
             beside=self._beside(index),
-            reduce_us=0.0 if self.reduces else unit.reduce_us,
             traffic_us=reduces_us + gathers * unit.gather_us,
             tail_us=self.tails[index],
             stored_bytes=self.per_byte * unit.owned_bytes,

@@ -1,6 +1,7 @@
 """A bound below a simulated step, for a hundredth of its time."""
 
-from ..pipeline.critical_path import LAST, Node, Waits
+from ..pipeline.closings import LAST, Node
+from ..pipeline.critical_path import Waits
 from .step_model import StepModel, Unit
 
 # By what share sums may be rounded.

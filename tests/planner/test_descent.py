@@ -128,6 +128,19 @@ def test_a_large_gap_is_cut_from_other_begins() -> None:
     assert steps[1] < 0.99 * steps[0]
 
 
+def test_cuts_are_moved_where_the_gap_is_above_what_is_enough() -> None:
+    """Of four stages whose first cuts are not the best, and no descent."""
+    model = meshwright.trace("llama-1b", dtype="bf16")
+    cluster = machine(4, 2**36, 1e14, 1e11, 3.0)
+    pins = Pins(pp=4, dp=1, tp=1, schedule="zb-h1", recompute="none", micro_batch=1)
+    steps = []
+    for enough in (0.0, 1.0):
+        budget = replace(BUDGET, begins=0, descents=0, enough_polished=enough, price_shares=())
+        problem = Problem(model, cluster, 1024, 8, pins, budget)
+        steps.append(search(CandidateCosts(problem)).best.timeline.step_us)
+    assert steps[0] < steps[1]
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_walk_finds_the_peak(costs: CandidateCosts, name: str) -> None:
     rng = random.Random(name)

@@ -12,7 +12,8 @@ from meshwright.planner.bounds.lp import INF, Pipeline, bound_pipeline
 from meshwright.planner.bounds.mixes import mixes_of
 from meshwright.planner.bounds.whole_units import busiest_us
 from meshwright.planner.budget import BUDGET
-from meshwright.planner.pipeline.critical_path import LAST, waits_of
+from meshwright.planner.pipeline.closings import LAST
+from meshwright.planner.pipeline.critical_path import waits_of
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule
 
 SHAPES = [(2, 4), (4, 8)]
@@ -79,13 +80,14 @@ def test_the_longest_path_is_the_end_of_the_schedule(name: str) -> None:
     assert longest == pytest.approx(_end(schedule, us, send_us), rel=1e-12)
     walked = sum(count * us[node] for node, count in path.nodes.items()) + path.sends_us(send_us)
     assert walked == pytest.approx(longest, rel=1e-12)
-    each = waits.longest_to_ranks(us, send_us, p)
-    assert each[0] == (longest, path)
-    assert [one for one, _ in each] == sorted((one for one, _ in each), reverse=True)
-    for us_of_rank, to_rank in each:
+    timed = waits.timed(us, send_us)
+    assert max(timed.end_us(actions[-1]) for actions in waits.ranks) == longest
+    for actions in waits.ranks:
+        to_rank = timed.path(actions[-1])
         walked = sum(count * us[node] for node, count in to_rank.nodes.items())
-        assert walked + to_rank.sends_us(send_us) == pytest.approx(us_of_rank, rel=1e-12)
-    for other in waits.plain("I" if name.startswith("zb") else "B"):
+        reached = pytest.approx(timed.end_us(actions[-1]), rel=1e-12)
+        assert walked + to_rank.sends_us(send_us) == reached
+    for other in waits.plain:
         walked = sum(count * us[node] for node, count in other.nodes.items())
         assert walked + other.sends_us(send_us) <= longest * (1 + 1e-12)
 
@@ -98,7 +100,7 @@ def test_paths_go_back_through_the_stages() -> None:
     longest, _ = waits.longest(us, [0.0] * 3)
     lengths = [
         sum(count * us[node] for node, count in path.nodes.items())
-        for path in waits.plain("B")
+        for path in waits.plain
         if path.end == (0, LAST)
     ]
     assert len(lengths) == 4 and max(lengths) == longest

@@ -8,7 +8,8 @@ import pytest
 from meshwright.planner.bounds.lp import Kind, Pipeline, bound_pipeline
 from meshwright.planner.bounds.weighted_paths import paths_of_equal_stages, weighted_bound
 from meshwright.planner.budget import BUDGET
-from meshwright.planner.pipeline.critical_path import LAST, waits_of
+from meshwright.planner.pipeline.closings import LAST
+from meshwright.planner.pipeline.critical_path import waits_of
 from meshwright.planner.pipeline.peak_moments import peak_moments
 from meshwright.planner.pipeline.schedules import GENERATORS, chunks_of, make_schedule, stage_ranks
 
@@ -25,14 +26,18 @@ def _kind(rng: random.Random, count: int, actions: tuple[str, ...], beside: set[
     us = {a: rng.uniform(1, 5) for a in actions}
     us[LAST] = us["B"] * 1.1 if "B" in us else 0.0
     alone = {a: (us[a], us[a] * (1.0 if a == "F" else 1.3)) for a in actions}
+    slower = {a: tuple(x + rng.uniform(0, 1) for x in alone[a]) for a in beside}
+    traffic, tail, closing = (rng.uniform(0, 3) for _ in range(3))
     return Kind(
         count,
         alone,
-        {a: tuple(x + rng.uniform(0, 1) for x in alone[a]) for a in beside},
-        *(rng.uniform(0, 3) for _ in range(3)),
+        slower,
+        traffic,
+        tail,
         stored_bytes=1.0,
         kept=(2.0, 0.5),
         handed=(0.3, 0.3),
+        closing_us=closing,
     )
 
 
@@ -54,6 +59,7 @@ def _pipeline(name: str, seed: int, limit: float | None = None) -> Pipeline:
         (0.0,) * P,
         (0.0, 0.0),
         peak_moments(schedule, stages, most_at_last=True),
+        reduces_late=seed < 2,
     )
 
 
@@ -71,7 +77,7 @@ def test_it_is_all_of_it_where_units_are_equal(name: str) -> None:
     """Of these the weights are the dual values themselves, but for one unit that each stage has."""
     pipeline = _pipeline(name, 0)
     us = {a: (2.0 if a in ("B", LAST) else 1.0,) for a in pipeline.kinds[0].alone}
-    kind = Kind(1, us, {}, 0.0, 0.0, 0.0, 1.0, (1.0,), (0.0,))
+    kind = Kind(1, us, {}, 0.0, 0.0, 1.0, (1.0,), (0.0,))
     others = replace(kind, count=4 * pipeline.num_stages - 2)
     silent = (0.0,) * (pipeline.num_stages - 1)
     equal = replace(pipeline, kinds=(kind, kind, others), send_us=silent)
