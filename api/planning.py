@@ -1,5 +1,6 @@
 """From a model to its capture, and to a plan."""
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -118,11 +119,15 @@ def _planned(
 
 
 def searching(processes: int | None) -> int:
-    """Return the processes of a search. Raises PlanError for less than one."""
+    """Return the processes of a search. Raises PlanError for less than one, and for far more than
+    there are cores."""
     from meshwright.planner.search.ahead import usual_processes
 
     if processes is not None and processes < 1:
         raise PlanError(f"--processes {processes}: at least 1, the search itself")
+    most = max(8, 4 * (os.cpu_count() or 1))
+    if processes is not None and processes > most:
+        raise PlanError(f"--processes {processes}: at most {most} here, four a core")
     return processes or usual_processes()
 
 

@@ -194,6 +194,10 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.plan and (arguments.pin or arguments.compare):
         pins = ", ".join([*arguments.pin, *arguments.compare])
         raise ValueError(f"--plan prices a plan as it stands; drop the pins {pins}")
+    given = [name for name in ("seq", "global_batch", "dtype") if getattr(arguments, name)]
+    if arguments.plan and given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--plan prices a plan as it stands; drop {options}")
     if arguments.tokens is not None and not 0 < arguments.tokens < float("inf"):
         raise ValueError(f"--tokens {arguments.tokens:g}: give a number above 0, such as 1e12")
     if arguments.csv:
@@ -207,9 +211,11 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_sizes(arguments: argparse.Namespace) -> None:
     swept = {text.partition("=")[0] for text in arguments.sweep}
     for name in ("seq", "global_batch"):
-        if getattr(arguments, name) is None and name not in swept:
-            option = name.replace("_", "-")
+        given, option = getattr(arguments, name), name.replace("_", "-")
+        if given is None and name not in swept:
             raise ValueError(f"give --{option} N, or --sweep {name}=N,N")
+        if given is not None and given < 1:
+            raise ValueError(f"--{option} {given}: at least 1")
 
 
 def _draw(answers: "list[Answer]", out: Path) -> None:

@@ -101,6 +101,8 @@ def check_file_place(option: str, path: Path) -> None:
     """Raise GivenError where no file can be written at a path that an option gives."""
     if path.is_dir():
         raise GivenError(f"{option} {path} is a folder; give a file")
+    if path.exists() and not path.is_file():
+        raise GivenError(f"{option} {path} is a device, pipe or socket; give a file")
     check_place(option, path)
 
 

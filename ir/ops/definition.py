@@ -39,6 +39,17 @@ class Rule:
     reach: tuple[tuple[str, str, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """What a kernel takes on a GPU for each token of an operand [B, S, ...], one after the other.
+
+    operand: its position. us: of a token.
+    """
+
+    operand: int
+    us: float
+
+
 FactorRule: TypeAlias = Callable[[Op, list[Value]], Rule]  # of the present operands
 Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands' shapes
 # Bytes, of an op, its present operands, and the elements that a rank holds of each.
@@ -107,6 +118,7 @@ class OpDef:
     queries: position of the operand [B, H, S, D] whose sizes give the attention rate.
     workspace: memory that the kernel takes for itself; None where it takes none.
     passes: bytes that it reads and writes beside its matmuls, one after the other.
+    tokens: what it takes for each token; None where tokens go side by side.
     rate_share: of the rate of one large matmul, what those of its kernels reach.
     implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
@@ -140,6 +152,7 @@ class OpDef:
     queries: int | None = None
     workspace: Workspace | None = None
     passes: Passes | None = None
+    tokens: Tokens | None = None
     rate_share: float = 1.0
     implementations: tuple[Implementation, ...] = (TORCH,)
 

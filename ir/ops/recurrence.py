@@ -1,17 +1,20 @@
 """Recurrences over the sequence: q k [B, S, H, K], v [B, S, H, V], a state [K, V] of each head.
 
-The kernel goes through the tokens one by one, so that its time is that of its states: read and
-written for each token, in float32 at least.
+The kernel goes through the tokens one by one. It takes time for each, and for its states, which
+are float32 at least. Readings of four shapes on an H200, 2026-11-30 (benchmarks/README.md), say how
+much: where states are small, tokens take most of it.
 """
 
 from ..graph import Op, Value
 from ..sizes import Shape, Size, num_elements
-from .definition import OpDef, Passes, Rule
+from .definition import OpDef, Passes, Rule, Tokens
 from .factors import rule_by_names
 
 _HEADS = ["b", "s", "h"]
 _KEYS, _VALUES = [*_HEADS, "k"], [*_HEADS, "v"]
 _FIXED = "s k"
+_CHUNK = 32  # tokens whose states backward makes again at once (runtime/engine/kernels)
+_ELEMENTS = 4096  # of a state that one program holds; blocks of columns are summed in float32
 
 
 def _operands(g: Value) -> list[list[str]]:
@@ -38,7 +41,18 @@ def _flops(times: int, first: int) -> Size:
     return count
 
 
-def _states(times: int, first: int) -> Passes:
+def _held(values: list[Value], elements: list[float], device: str) -> float:
+    """Bytes of the states that backward keeps: at the beginning of chunks, and of one chunk, half
+    of those at 2,048 tokens; and on a GPU of the gradients of q, k, g and beta by blocks of
+    columns, where there are several."""
+    _, q, k, _, g, beta = elements
+    rows, columns = float(values[2].shape[3]), float(values[3].shape[3])
+    states = 1.5 * k * columns / _CHUNK * (8 if values[2].dtype == "f64" else 4)
+    parts = rows * columns / _ELEMENTS if device == "cuda" else 0.0
+    return states + (4 * parts * (q + k + g + beta) if parts > 1 else 0.0)
+
+
+def _states(times: float, first: int) -> Passes:
     """Bytes of reading and writing each state so many times a token."""
 
     def moved(op: Op, inputs: list[Value], elements: list[float]) -> float:
@@ -57,7 +71,8 @@ DEFINITIONS = (
         _flops(3, 0),
         call="kernels.recurrence",
         dear=True,
-        passes=_states(1, 0),
+        passes=_states(0.35, 0),
+        tokens=Tokens(2, 1.0),
     ),
     OpDef(
         "mw.recurrence_backward",
@@ -67,6 +82,8 @@ DEFINITIONS = (
         call="kernels.recurrence_backward",
         output_names=("dq", "dk", "dv", "dg", "dbeta"),
         backward=True,
-        passes=_states(4, 1),
+        passes=_states(3.5, 1),
+        tokens=Tokens(3, 2.0),
+        workspace=_held,
     ),
 )

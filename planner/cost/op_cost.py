@@ -266,13 +266,19 @@ class Costs:
         return Load(flops, rate, moved, passed, launched, self._fixed_us(op, work, over))
 
     def _fixed_us(self, op: Op, work: OpWork, over: Rows | None) -> float:
-        """Return what an op takes whatever its size: a matmul on a GPU, whose first tiles come in
-        before its flops and whose last ones go out after them, and a column sum in two kernels.
+        """Return what an op takes whatever the size of its rank's part: a matmul on a GPU, whose
+        first tiles come in before its flops and whose last ones go out after them, a kernel that
+        takes one token after the other, and a column sum in two kernels.
 
         over: the rows and columns of the pass that it joins.
         """
-        if definition(op).kind == "matmul" and self.cluster.device.type == "cuda":
+        asked, on_gpu = definition(op), self.cluster.device.type == "cuda"
+        if asked.kind == "matmul" and on_gpu:
             return FILL_US
+        if asked.tokens is not None and on_gpu:
+            value = work.operands[asked.tokens.operand]
+            assert value is not None
+            return asked.tokens.us * self.number(value.shape[1])
         return SECOND_US * (work.in_two and self.joins_sums) + JOINED_US * (over is not None)
 
     def _row_bytes(self, work: OpWork, ins: tuple[Placement, ...], over: Rows | None) -> float:

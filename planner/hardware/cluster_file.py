@@ -34,6 +34,15 @@ HEADER = "# meshwright cluster v1"
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
 MOST_US = 1e6  # of any latency
+# The entries of each table of a file.
+ENTRIES = {
+    "": "name devices_per_node nodes host_link_bytes_per_s host_memory_bytes overlap_price device"
+    " levels sources",
+    "device.": "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency context_bytes"
+    " communicator_bytes attention_flops_per_s attention_readings matmul_flops_per_s sources",
+    "levels.": "name alpha_us bytes_per_s span by_nodes hop_us full_mesh curves sources",
+    "levels.curves.": "collective group bytes us",
+}
 UNSEEN = "context_bytes", "communicator_bytes"
 COUNTS = "devices_per_node nodes host_memory_bytes memory_bytes span full_mesh group".split()
 COUNTS += UNSEEN
@@ -110,8 +119,13 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
 
 
 def _check_kinds(table: dict, where: str, inside: str = "") -> None:
-    """Raise ClusterError for a truth value, which no entry has, and for a broken count."""
+    """Raise ClusterError for an entry that no file has, a truth value, and a broken count."""
+    known = ENTRIES.get(inside, "").split()
     for key, value in table.items():
+        if known and key not in known:
+            raise ClusterError(
+                f"{where}: {inside}{key} is no entry of a cluster; give {', '.join(known)}"
+            )
         if isinstance(value, bool):
             raise ClusterError(f"{where}: {inside}{key} is {str(value).lower()}; give a number")
         if key in COUNTS and isinstance(value, float) and not value.is_integer():

@@ -149,7 +149,7 @@ def chunks(items: Sequence[Item], sizes: Sequence[int]) -> list[list[Item]]:
     found: list[list[Item]] = []
     room = 0
     for item, size in zip(items, sizes, strict=True):
-        if size > room:
+        if size > room or not found:
             found.append([])
             room = MOST_AT_ONCE
         found[-1].append(item)

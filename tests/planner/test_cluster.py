@@ -71,6 +71,7 @@ def test_a_bad_name_says_the_way_out(spec: str, words: str) -> None:
             "host_link_bytes_per_s is 0",
         ),
         ("launch_us = 5.0\n", "", "'launch_us' is missing"),
+        ("launch_us = 5.0\n", "launch_us = 5.0\ncall = 1.0\n", "device.call is no entry"),
         ("span = 4", "span = [", "not TOML"),
         ("launch_us = 5.0", 'launch_us = "soon"', "wrong form"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.runtime.launch.job import JobError, load_job
 from meshwright.runtime.launch.words import option_words
+from meshwright.runtime.optimizers import muon
 from meshwright.runtime.optimizers.options import Group, OptimizerOptions, parse_group
 from meshwright.runtime.training.options import OptionError, RunOptions, run_options
 
@@ -144,3 +145,11 @@ def test_a_plan_for_an_optimizer_counts_its_state(program: Path, tmp_path: Path)
         (peak,) = plan_peaks(plan, step_model(plan, parse_cluster("cpu:1")))
         found[plan.optimizer] = dict(peak.bytes_by_kind)["optimizer"]
     assert found["adamw"] == 2 * found["lion"] > 0
+
+
+def test_chunks_of_matrices_hold_empty_ones_too() -> None:
+    """A parameter of no elements is one of those that Muon updates at once."""
+    most = muon.MOST_AT_ONCE
+    assert muon.chunks("abc", [0, most, 1]) == [["a", "b"], ["c"]]
+    assert muon.chunks("ab", [most + 1, 0]) == [["a"], ["b"]]
+    assert muon.chunks("", []) == []

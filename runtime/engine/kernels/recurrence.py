@@ -1,21 +1,68 @@
 """The gated recurrence, token by token: ir/capture/recurrence.py says what it computes.
 
-Backward makes the states again: those at every chunk's beginning in one pass, the others of a chunk
-when it comes. So a chunk of states is what it holds, and forward keeps nothing. Legend: B batch,
-H heads, K rows and V columns of a state; a step's operands have no dim of S.
+On CUDA the kernels of triton_recurrence.py go through the tokens, in float32. Elsewhere, and in
+float64, ops of torch do. Backward makes the states again: those at every chunk's beginning in one
+pass, the others of a chunk when it comes. So a chunk of states is what it holds, and forward keeps
+nothing. Legend: B batch, H heads, K rows and V columns of a state; a step's operands have no dim of
+S.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache, partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from .agreement import agree
 from .opaque import opaque
 
 _CHUNK = 32  # tokens whose states backward holds
+_TRITON = find_spec("triton") is not None
+
+
+def _fused(v: Tensor) -> bool:
+    """Whether the kernels of triton_recurrence.py take these values."""
+    return _TRITON and v.is_cuda and v.dtype != torch.float64 and _equal_here(v.device)
+
+
+@lru_cache
+def _equal_here(device: torch.device) -> bool:
+    """Whether the kernels of triton_recurrence.py compute the formulas here, else warn."""
+    return agree("recurrences are", device, partial(_compare, device))
+
+
+def _compare(device: torch.device) -> None:
+    from . import triton_recurrence as ours
+
+    for rows, columns, by_row in ((16, 1, True), (64, 80, False)):
+        k, v = (torch.linspace(-1, 1, 80 * n, device=device) for n in (rows, columns))
+        k, v = k.view(1, 40, 2, rows) / rows**0.5, v.view(1, 40, 2, columns)
+        beta = torch.linspace(0, 1, 80, device=device).view(1, 40, 2)
+        given = k.flip(3), k, v, -k.abs() if by_row else -beta, beta, True
+        torch.testing.assert_close(ours.forward(*given), _loop(*given))
+        torch.testing.assert_close(ours.backward(v, *given), _loop_backward(v, *given))
 
 
 def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bool) -> Tensor:
+    if not _fused(v):
+        return _loop(q, k, v, g, beta, delta)
+    from . import triton_recurrence as ours
+
+    return ours.forward(q, k, v, g, beta, delta)
+
+
+def _recurrence_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if not _fused(v):
+        return _loop_backward(do, q, k, v, g, beta, delta)
+    from . import triton_recurrence as ours
+
+    return ours.backward(do, q, k, v, g, beta, delta)
+
+
+def _loop(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bool) -> Tensor:
     steps = _Steps(q, k, v, g, beta, delta)
     out, state = torch.empty_like(v, dtype=steps.dtype), steps.zero()
     for t in range(v.shape[1]):
@@ -24,7 +71,7 @@ def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta:
     return out.to(v.dtype)
 
 
-def _recurrence_backward(
+def _loop_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     steps = _Steps(q, k, v, g, beta, delta)
