@@ -14,7 +14,7 @@ _HEADS = ["b", "s", "h"]
 _KEYS, _VALUES = [*_HEADS, "k"], [*_HEADS, "v"]
 _FIXED = "s k"
 _CHUNK = 32  # tokens whose states backward makes again at once (runtime/engine/kernels)
-_ELEMENTS = 4096  # of a state that one program holds; blocks of columns are summed in float32
+_ELEMENTS = 2048  # of a state that one program holds; blocks of columns are summed in float32
 
 
 def _operands(g: Value) -> list[list[str]]:
@@ -71,8 +71,8 @@ DEFINITIONS = (
         _flops(3, 0),
         call="kernels.recurrence",
         dear=True,
-        passes=_states(0.35, 0),
-        tokens=Tokens(2, 1.0),
+        passes=_states(0.2, 0),
+        tokens=Tokens(2, 1.4),
     ),
     OpDef(
         "mw.recurrence_backward",
@@ -82,8 +82,8 @@ DEFINITIONS = (
         call="kernels.recurrence_backward",
         output_names=("dq", "dk", "dv", "dg", "dbeta"),
         backward=True,
-        passes=_states(3.5, 1),
-        tokens=Tokens(3, 2.0),
+        passes=_states(1.8, 1),
+        tokens=Tokens(3, 2.9),
         workspace=_held,
     ),
 )

@@ -14,7 +14,7 @@ from meshwright.runtime.engine.kernels import triton_recurrence as ours
 
 recurrence = importlib.import_module("meshwright.runtime.engine.kernels.recurrence")
 
-ours._CHUNK, ours._ELEMENTS, ours._FEW = 4, 1024, 256
+ours._CHUNK, ours._ELEMENTS, ours._FEW, ours._OF_A_WARP = 4, 1024, 256, 512
 torch.manual_seed(0)
 for (b, s, h, rows, columns), by_row, delta in itertools.product({SHAPES}, (0, 1), (0, 1)):
     k = torch.randn(b, s, h, rows) / rows**0.5

@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 32  # tokens whose states backward makes again at once
-_ELEMENTS = 4096  # of the states that a program holds, where they are of one head
-_FEW = 128  # where they are of several heads
+_ELEMENTS = 2048  # of the states that a program holds, where they are of one head
+_FEW = 256  # where they are of several heads
+_OF_A_WARP = 2048  # warps of a program wait for each other at every sum, so that one is faster
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, delta: bool) -> Tensor:
@@ -70,7 +71,7 @@ def _blocks(k: Tensor, v: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dic
     part = min(triton.next_power_of_2(columns), max(1, _ELEMENTS // wide))
     several = max(1, min(triton.next_power_of_2(heads), _FEW // (wide * part)))
     grid = batch * triton.cdiv(heads, several), triton.cdiv(columns, part)
-    warps = 1 if several * wide * part <= 4 * _FEW else 4
+    warps = 1 if several * wide * part <= _OF_A_WARP else 4
     blocks = {"HEADS": several, "ROWS": wide, "COLUMNS": part, "num_warps": warps}
     return grid, (length, heads, rows, columns), blocks
 
