@@ -72,7 +72,7 @@ DEFINITIONS = (
         call="kernels.recurrence",
         dear=True,
         passes=_states(0.2, 0),
-        tokens=Tokens(2, 1.4),
+        tokens=Tokens(2, 1.1),
     ),
     OpDef(
         "mw.recurrence_backward",
@@ -83,7 +83,7 @@ DEFINITIONS = (
         output_names=("dq", "dk", "dv", "dg", "dbeta"),
         backward=True,
         passes=_states(1.8, 1),
-        tokens=Tokens(3, 2.9),
+        tokens=Tokens(3, 2.4),
         workspace=_held,
     ),
 )
