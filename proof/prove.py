@@ -302,14 +302,21 @@ def _compare(trial: _Trial, expected: Outcome, found: Outcome) -> None:
 
 
 def _check_left_out(trial: _Trial, expected: Outcome, found: Outcome) -> None:
-    """Refuse a parameter that PyTorch trains and the program does not."""
+    """Refuse a parameter that PyTorch trains and the program does not: by a gradient of zeros, too,
+    as optimizers decay its parameter."""
     for name, gradient in expected.grads.items():
-        if name not in found.grads and gradient is not None and gradient.any():
-            raise ProofError(
-                f"{trial}: parameter {name} has a gradient in PyTorch, and none in the captured "
-                "program: say in the module's __init__ what is trained, by requires_grad, and "
-                "change it in no forward"
-            )
+        if name in found.grads or gradient is None or not gradient.numel():
+            continue
+        if gradient.any():
+            which, way = "a gradient", "say in the module's __init__ what is trained, by "
+            way += "requires_grad, and change it in no forward"
+        else:
+            which = "a gradient of zeros, by which optimizers decay it,"
+            way = "its forward overwrites all that the parameter gives; leave it out, or freeze it"
+        raise ProofError(
+            f"{trial}: parameter {name} has {which} in PyTorch, and none in the captured program: "
+            f"{way}"
+        )
 
 
 def _compare_gradient(

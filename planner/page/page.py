@@ -132,9 +132,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _bound(found: Found) -> str:
     return (
-        f"<p>No combination takes less than {found.bound_us / 1e3:,.1f} ms: a gap of "
-        f"{found.gap:.2%}. {found.num_candidates} combinations, {found.num_simulated} simulated, "
-        f"{found.num_unfit} do not fit. {html.escape(told_gap(found))}</p>"
+        f"<p>No combination of its placements takes less than {found.bound_us / 1e3:,.1f} ms: a "
+        f"gap of {found.gap:.2%}. {found.num_candidates} combinations, {found.num_simulated} "
+        f"simulated, {found.num_unfit} do not fit. {html.escape(told_gap(found))}</p>"
     )
 
 

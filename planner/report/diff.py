@@ -10,10 +10,12 @@ stand without worths.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TypeAlias
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.mesh import BATCH, PIPELINE
+from meshwright.ir.ops.registry import definition
 from meshwright.ir.plan import Piece, Plan, silent_stages
 
 from ..hardware.cluster import Cluster
@@ -161,6 +163,8 @@ def _differing(first: Plan, second: Plan) -> "list[Decision]":
     """The decisions that differ in the order of their change: what no longer waits on hosts comes
     back before what is kept changes."""
     found = [item for item in DECISIONS if item[1](first) != item[1](second)]
+    if first.mesh != second.mesh:  # other placements came with it
+        found = [item for item in found if item[0] != "placements"]
     if first.stage_ranks != second.stage_ranks:  # other cuts came with the mesh or the schedule
         found = [item for item in found if item[0] != "cuts"]
     return found if away(second) else sorted(found, key=lambda item: item[2] is not _offload)
@@ -190,6 +194,29 @@ def _on_mesh(plan: Plan, target: Plan, micro_batch: int) -> Plan:
         num_microbatches=target.global_batch // target.mesh.count(*BATCH) // micro_batch,
         stage_ranks=target.stage_ranks,
     )
+
+
+def _placements(plan: Plan, target: Plan) -> Plan:
+    """The target's placements, and what it keeps where the plan's choice is not by a rule; and its
+    cuts where parameters are stored by stages that the plan does not have."""
+    moved = replace(_recompute(plan, target), params=target.params)
+    if [i.stage for i in plan.instances] == [i.stage for i in target.instances]:
+        moved = replace(moved, buckets=target.buckets)
+    else:
+        moved = _rescheduled(_cuts(moved, target), target)
+    kept = moved if plan.recompute == CHOSEN else _saving(moved, plan.recompute)
+    return replace(kept, recompute=plan.recompute)
+
+
+def _placement_words(plan: Plan) -> str:
+    """Mirrored shards, the collectives of a micro-batch, and the beginning of a hash: of how the
+    values of each instance are placed, whatever is kept of them."""
+    placed = {p.name: sorted(p.placements.items()) for p in plan.pieces}
+    text = repr([placed[i.piece] for i in plan.instances])
+    lowered = {p.name: sum(definition(op).collective for op in p.graph.ops) for p in plan.pieces}
+    count = sum(lowered[i.piece] for i in plan.instances)
+    mirrored = "mirrored, " if "mirrored=True" in text else ""
+    return f"{mirrored}{count} collectives ({sha256(text.encode()).hexdigest()[:6]})"
 
 
 def _micro_batch(plan: Plan, target: Plan) -> Plan:
@@ -316,6 +343,7 @@ Decision: TypeAlias = tuple[str, Callable[[Plan], str], Change]
 # Name, its words in a plan, and how a plan takes it over from another one.
 DECISIONS: tuple[Decision, ...] = (
     ("mesh", lambda p: str(p.mesh), _mesh),
+    ("placements", _placement_words, _placements),
     ("micro-batch", lambda p: f"{p.num_microbatches} x {p.micro_batch} rows", _micro_batch),
     ("recompute", _recompute_words, _recompute),
     ("offload", _offload_words, _offload),

@@ -176,12 +176,12 @@ def _bound(found: Found) -> list[str]:
     return [
         *([f"  stopped by Ctrl-C at: {found.stopped}"] if found.stopped else []),
         f"  effort {budget.effort}: {_words(budget)}",
-        f"  no combination takes less than {found.bound_us / 1e3:,.1f} ms; this one "
-        f"{best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
+        f"  no combination of these placements takes less than {found.bound_us / 1e3:,.1f} ms; "
+        f"this one {best / 1e3:,.1f} ms, a gap of {found.gap:.2%}",
         f"  {told_gap(found)}",
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded {_above(found)}",
         "  recompute: over the options of each segment (kept bytes against time)",
         f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
-        "over these",
+        "over these, --pin cp_order, shard_sequence or shard_weights asks for others",
     ]

@@ -46,6 +46,16 @@ PAIRS = {
         ["micro-batch", "ZeRO", "schedule"],
     ),
     "cuts": (("pp=4", "cuts=1,2,3"), ("pp=4", "cuts=1,3,5"), ["cuts"]),
+    "order": (
+        ("cp=2", "dp=2", "cp_order=contiguous"),
+        ("cp=2", "dp=2", "cp_order=mirrored"),
+        ["placements"],
+    ),
+    "stored by shards": (
+        ("pp=2", "tp=2", "cuts=2", "recompute=all"),
+        ("pp=2", "tp=2", "cuts=3", "recompute=none", "shard_weights=1"),
+        ["placements", "recompute", "cuts"],
+    ),
 }
 
 

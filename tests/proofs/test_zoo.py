@@ -33,6 +33,8 @@ REFUSED = {
     "capacity_over_the_batch": r"cumsum at .*zoo\w*.py:\d+ gives a row what other rows hold",
     "buffer_of_a_weight": "buffer first holds what was computed from a parameter",
     "unfreezes_in_forward": "weight has a gradient in PyTorch, and none in the captured program",
+    "overwrites_what_a_weight_gives": "weight has a gradient of zeros, by which optimizers decay",
+    "copies_over_a_weight": "weight has a gradient of zeros, by which optimizers decay",
     "freezes_in_forward": "weight has no gradient in PyTorch, and one in the captured program",
     "batch_norm": "writes into buffer norm.num_batches_tracked",
     "counting_buffer": "writes into buffer count",

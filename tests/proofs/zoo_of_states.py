@@ -460,6 +460,18 @@ def _trained_weight(self):
 
 
 @with_parts(_trained_weight)
+def overwrites_what_a_weight_gives(self, h):
+    given = self.proj(h) * self.weight
+    given.zero_()
+    return h + given + self.proj(h)
+
+
+@with_parts(_trained_weight)
+def copies_over_a_weight(self, h):
+    return self.proj(h) + self.weight.clone().copy_(self.proj.weight[0])
+
+
+@with_parts(_trained_weight)
 def freezes_in_forward(self, h):
     self.weight.requires_grad_(False)
     return h + torch.stack([self.proj(h), self.weight.expand_as(h)]).sum(0)
