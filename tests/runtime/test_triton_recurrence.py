@@ -1,5 +1,7 @@
 """The Triton kernels of the recurrence against its loop over tokens, in Triton's interpreter."""
 
+from importlib import import_module
+
 import pytest
 from triton_runs import run_interpreted
 
@@ -93,3 +95,26 @@ def test_kernels_compile_for_the_cards_that_plans_are_made_for(shape: tuple[int,
             target = compiler.GPUTarget("cuda", capability, 32)
             made = compiled(source, target=target, options={"num_warps": warps})
             assert "cubin" in made.asm
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 70, 2048, 16, 1), (2, 70, 4, 128, 128), (1, 33, 3, 64, 48)])
+@pytest.mark.parametrize("delta", [False, True])
+def test_on_a_card_they_are_the_loop(shape: tuple[int, ...], delta: bool) -> None:
+    """Of a decay by row and one for all, whatever the operands' strides."""
+    import torch
+
+    recurrence = import_module("meshwright.runtime.engine.kernels.recurrence")
+    b, s, h, rows, columns = shape
+    torch.manual_seed(0)
+    k = torch.randn(b, s, h, rows, device="cuda") / rows**0.5
+    q = torch.randn(b, s, 1, rows, device="cuda").expand(b, s, h, rows)
+    v, do = torch.randn(2, b, h, s, columns, device="cuda").transpose(2, 3)
+    beta = torch.rand(b, s, h, device="cuda")
+    for g in (-torch.rand(b, s, h, device="cuda"), -torch.rand(b, s, h, rows, device="cuda")):
+        given = q, k, v, g, beta, delta
+        assert recurrence._fused(v)
+        found = recurrence._recurrence(*given), *recurrence._recurrence_backward(do, *given)
+        wanted = recurrence._loop(*given), *recurrence._loop_backward(do, *given)
+        for a, w in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, w, rtol=1e-4, atol=1e-4 * float(w.abs().max()))
