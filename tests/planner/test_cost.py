@@ -153,3 +153,27 @@ def test_updates_clip_copy_and_cast_apart_without_the_launch() -> None:
         found = precision_of("bf16", "pure", "bf16", "bf16", optimizer, "stochastic")
         back = 6 * (1 + states)
         assert found.moved == (norm + clip + clear) / 2 + back + 6 + update + back
+
+
+@pytest.mark.parametrize("cluster", ("h200:1", "cpu:1"))
+def test_a_recurrence_takes_time_for_each_token(cluster: str) -> None:
+    """One row of small states: twice the tokens take 1.1 us more for each of them on a GPU."""
+    lines = (
+        "graph scan",
+        *(f'%{x} : f32[B, S, 2, 4] = input data "{x}"' for x in "qkv"),
+        *(f'%{x} : f32[B, S, 2] = input data "{x}"' for x in ("g", "beta")),
+        "%y : f32[B, S, 2, 4] = mw.recurrence(%q, %k, %v, %g, %beta, delta=False)",
+        "return %y",
+    )
+    graph, hardware = parse_graph("\n".join(lines)), parse_cluster(cluster)
+    (op,), placed = graph.ops, tuple(replicated(rank) for rank in (4, 4, 4, 3, 3))
+    once, twice = (
+        Costs(hardware, Mesh({}), {"B": 1, "S": length}).op_us(
+            op, placed, (replicated(4),), GraphWork(graph).of["y"]
+        )
+        for length in (1000, 2000)
+    )
+    each = 1.1 if hardware.device.type == "cuda" else 0.0
+    moved = 4 * (4 * 8 + 2 * 2) + 0.2 * 2 * 4 * 2 * 4 * 4  # a token's operands, and its states
+    least = each + moved / hardware.device.hbm_bytes_per_s * 1e6
+    assert (twice - once) / 1000 == pytest.approx(least, rel=1e-6)
