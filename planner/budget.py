@@ -62,7 +62,8 @@ class SearchBudget:
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
         max_polished: cuts that are tried when one cut is moved at a time; max_polished_passes:
             passes of micro-batches through units that are simulated for them.
-        enough_polished: gap from which down no cuts are moved.
+        enough_polished: gap from which down no cuts are moved; -1 for cuts that always are, as a
+            plan of other placements may be faster than any bound.
         enough_moved: gap from which down the best is not cut from other begins, and no runs of cuts
             are moved together; begins: that are tried; begins_polished: of what they led to;
             longest_run: of cuts; max_runs: that are tried.
@@ -111,7 +112,7 @@ class SearchBudget:
     near_reordered: float = 0.02
     max_polished: int = 100
     max_polished_passes: float = float("inf")
-    enough_polished: float = 0.0
+    enough_polished: float = -1.0
     enough_moved: float = 0.04
     begins: int = 40
     begins_polished: int = 2

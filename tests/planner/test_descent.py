@@ -134,7 +134,7 @@ def test_cuts_are_moved_where_the_gap_is_above_what_is_enough() -> None:
     cluster = machine(4, 2**36, 1e14, 1e11, 3.0)
     pins = Pins(pp=4, dp=1, tp=1, schedule="zb-h1", recompute="none", micro_batch=1)
     steps = []
-    for enough in (0.0, 1.0):
+    for enough in (-1.0, 1.0):
         budget = replace(BUDGET, begins=0, descents=0, enough_polished=enough, price_shares=())
         problem = Problem(model, cluster, 1024, 8, pins, budget)
         steps.append(search(CandidateCosts(problem)).best.timeline.step_us)
