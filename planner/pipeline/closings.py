@@ -13,6 +13,9 @@ LAST = "last"  # a backward in one of the last micro-batch of its stage
 
 Node = tuple[int, str]  # a stage and a kind of action
 
+# Whether an action that reductions start from starts only those of units that W completes.
+_BY_WEIGHTS = {"I": False, LAST: False, "W": True}
+
 
 @dataclass(frozen=True)
 class Stretch:
@@ -59,20 +62,22 @@ def endings_of(nodes: Sequence[Node], ranks: Sequence[Sequence[int]]) -> dict[in
     """Return the ending of each action. nodes, ranks: as `stretches_of` takes them."""
     found = {}
     for rank, actions in enumerate(ranks):
-        starts: dict[int, bool] = {}  # what has started from an action on, by stage
+        starts: dict[int, bool] = {}  # what starts from an action on, by stage
+        ending = Ending(rank, ())
         for index in reversed(actions):
             stage, kind = nodes[index]
-            if kind in ("I", LAST):
-                starts[stage] = False
-            elif kind == "W":
-                starts.setdefault(stage, True)
-            own = rank if index == actions[-1] else -1
-            found[index] = Ending(own, tuple(sorted(starts.items())))
+            by_weights = _BY_WEIGHTS.get(kind)
+            if by_weights is not None and starts.get(stage) not in (by_weights, False):
+                starts[stage] = by_weights
+                ending = Ending(ending.rank, tuple(sorted(starts.items())))
+            found[index] = ending
+            if ending.rank >= 0:
+                ending = Ending(-1, ending.closes)
     return found
 
 
 def closing_actions(nodes: Sequence[Node], actions: Sequence[int]) -> tuple[int, ...]:
     """Return the actions of a rank that the last reductions of a stage start from, and its last
     one. actions: of the rank, in order."""
-    last = {nodes[i]: i for i in actions if nodes[i][1] in ("I", "W", LAST)}
+    last = {nodes[i]: i for i in actions if nodes[i][1] in _BY_WEIGHTS}
     return tuple(sorted({*last.values(), actions[-1]}))

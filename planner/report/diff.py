@@ -211,8 +211,8 @@ def _placements(plan: Plan, target: Plan) -> Plan:
 def _placement_words(plan: Plan) -> str:
     """Mirrored shards, the collectives of a micro-batch, and the beginning of a hash: of how the
     values of each instance are placed, whatever is kept of them."""
-    placed = {p.name: sorted(p.placements.items()) for p in plan.pieces}
-    text = repr([placed[i.piece] for i in plan.instances])
+    placed = {p.name: repr(sorted(p.placements.items())) for p in plan.pieces}
+    text = "\n".join(placed[i.piece] for i in plan.instances)
     lowered = {p.name: sum(definition(op).collective for op in p.graph.ops) for p in plan.pieces}
     count = sum(lowered[i.piece] for i in plan.instances)
     mirrored = "mirrored, " if "mirrored=True" in text else ""

@@ -97,6 +97,15 @@ def test_kernels_compile_for_the_cards_that_plans_are_made_for(shape: tuple[int,
             assert "cubin" in made.asm
 
 
+def test_what_is_priced_is_what_the_kernels_hold() -> None:
+    from meshwright.ir.ops import recurrence as priced
+    from meshwright.runtime.engine.kernels import triton_recurrence as ours
+
+    loop = import_module("meshwright.runtime.engine.kernels.recurrence")
+    assert priced._CHUNK == ours._CHUNK == loop._CHUNK
+    assert priced._ELEMENTS == ours._ELEMENTS
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2, 70, 2048, 16, 1), (2, 70, 4, 128, 128), (1, 33, 3, 64, 48)])
 @pytest.mark.parametrize("delta", [False, True])

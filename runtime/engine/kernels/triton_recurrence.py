@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_CHUNK = 32  # tokens whose states backward makes again at once
+from .recurrence import _CHUNK  # tokens whose states backward makes again at once
+
 _ELEMENTS = 2048  # of the states that a program holds, where they are of one head
 _FEW = 128  # where they are of several heads
 _OF_A_WARP = 2048  # warps of a program wait for each other at every sum, so that one is faster
@@ -93,6 +94,12 @@ def _place(heads, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
+def _at(values, batch, heads, others):  # type: ignore[no-untyped-def]
+    """Return places of values [HEADS, ROWS or COLUMNS], by what each dim adds."""
+    return values + batch + heads[:, None] + others[None, :]
+
+
+@triton.jit
 def _step(state, k, v, decay, beta, DELTA: tl.constexpr):  # type: ignore[no-untyped-def]
     """The state before a token -> (P, the value that beta multiplies, the state after it)."""
     decayed = decay * state
@@ -123,13 +130,13 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     batch, h, r, c = _place(heads, HEADS, ROWS, COLUMNS)
     on_h = h < heads
     on_r, on_c = on_h[:, None] & (r < rows)[None, :], on_h[:, None] & (c < columns)[None, :]
-    q_at = q + batch * q_b + h[:, None] * q_h + r[None, :] * q_k
-    k_at = k + batch * k_b + h[:, None] * k_h + r[None, :] * k_k
-    v_at = v + batch * v_b + h[:, None] * v_h + c[None, :] * v_v
-    o_at = out + batch * o_b + h[:, None] * o_h + c[None, :] * o_v
+    q_at = _at(q, batch * q_b, h * q_h, r * q_k)
+    k_at = _at(k, batch * k_b, h * k_h, r * k_k)
+    v_at = _at(v, batch * v_b, h * v_h, c * v_v)
+    o_at = _at(out, batch * o_b, h * o_h, c * o_v)
     beta_at = beta + batch * beta_b + h * beta_h
     if BY_ROW:
-        g_at = g + batch * g_b + h[:, None] * g_h + r[None, :] * g_k
+        g_at = _at(g, batch * g_b, h * g_h, r * g_k)
         on_g = on_r
     else:
         g_at = g + batch * g_b + h * g_h
@@ -161,21 +168,21 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     batch, h, r, c = _place(heads, HEADS, ROWS, COLUMNS)
     on_h = h < heads
     on_r, on_c = on_h[:, None] & (r < rows)[None, :], on_h[:, None] & (c < columns)[None, :]
-    q_at = q + batch * q_b + h[:, None] * q_h + r[None, :] * q_k
-    k_at = k + batch * k_b + h[:, None] * k_h + r[None, :] * k_k
-    v_at = v + batch * v_b + h[:, None] * v_h + c[None, :] * v_v
-    do_at = do + batch * o_b + h[:, None] * o_h + c[None, :] * o_v
+    q_at = _at(q, batch * q_b, h * q_h, r * q_k)
+    k_at = _at(k, batch * k_b, h * k_h, r * k_k)
+    v_at = _at(v, batch * v_b, h * v_h, c * v_v)
+    do_at = _at(do, batch * o_b, h * o_h, c * o_v)
     beta_at = beta + batch * beta_b + h * beta_h
     part = tl.program_id(1).to(tl.int64)
     # Gradients are whole: tokens are `heads` times a row of theirs apart.
     line = batch * length * heads + h
-    dv_at = dv + line[:, None] * columns + c[None, :]
-    dq_at = dq + part * of_rows + line[:, None] * rows + r[None, :]
-    dk_at = dk + part * of_rows + line[:, None] * rows + r[None, :]
+    dv_at = _at(dv, 0, line * columns, c)
+    dq_at = _at(dq, part * of_rows, line * rows, r)
+    dk_at = _at(dk, part * of_rows, line * rows, r)
     dbeta_at = dbeta + part * of_heads + line
     if BY_ROW:
-        g_at = g + batch * g_b + h[:, None] * g_h + r[None, :] * g_k
-        dg_at = dg + part * of_rows + line[:, None] * rows + r[None, :]
+        g_at = _at(g, batch * g_b, h * g_h, r * g_k)
+        dg_at = _at(dg, part * of_rows, line * rows, r)
         on_g = on_r
     else:
         g_at = g + batch * g_b + h * g_h
