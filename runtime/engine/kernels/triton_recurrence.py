@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .recurrence import _CHUNK  # tokens whose states backward makes again at once
+_CHUNK = 32  # tokens whose states backward makes again at once
 
 _ELEMENTS = 2048  # of the states that a program holds, where they are of one head
 _FEW = 128  # where they are of several heads
