@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 32  # tokens whose states backward makes again at once
-
 _ELEMENTS = 2048  # of the states that a program holds, where they are of one head
 _FEW = 128  # where they are of several heads
 _OF_A_WARP = 2048  # warps of a program wait for each other at every sum, so that one is faster
