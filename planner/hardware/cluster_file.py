@@ -27,6 +27,7 @@ from .cluster import (
     LinkLevel,
     Sources,
 )
+from .cluster_entries import UNSEEN, check_entries
 from .networks import with_network
 
 HEADER = "# meshwright cluster v1"
@@ -34,18 +35,6 @@ HEADER = "# meshwright cluster v1"
 # and the kind of network between nodes.
 MEMORIES, NETWORK = ("gpu_memory", "host_memory"), "network"
 MOST_US = 1e6  # of any latency
-# The entries of each table of a file.
-ENTRIES = {
-    "": "name devices_per_node nodes host_link_bytes_per_s host_memory_bytes overlap_price device"
-    " levels sources",
-    "device.": "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency context_bytes"
-    " communicator_bytes attention_flops_per_s attention_readings matmul_flops_per_s sources",
-    "levels.": "name alpha_us bytes_per_s span by_nodes hop_us full_mesh curves sources",
-    "levels.curves.": "collective group bytes us",
-}
-UNSEEN = "context_bytes", "communicator_bytes"
-COUNTS = "devices_per_node nodes host_memory_bytes memory_bytes span full_mesh group".split()
-COUNTS += UNSEEN
 MOST_PRICE = 4  # of compute beside collectives, as a share of their time
 
 
@@ -106,7 +95,7 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
         raise ClusterError(f"{where}: the first line must be {HEADER!r}, found {first!r}")
     try:
         table = tomllib.loads(text)
-        _check_kinds(table, where)
+        check_entries(table, where)
         return _checked(_cluster_of(table), where)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"{where}: not TOML: {error}") from None
@@ -116,23 +105,6 @@ def parse_cluster_text(text: str, where: str = "cluster") -> Cluster:
         if isinstance(error, ClusterError):
             raise
         raise ClusterError(f"{where}: an entry has the wrong form: {error}") from None
-
-
-def _check_kinds(table: dict, where: str, inside: str = "") -> None:
-    """Raise ClusterError for an entry that no file has, a truth value, and a broken count."""
-    known = ENTRIES.get(inside, "").split()
-    for key, value in table.items():
-        if known and key not in known:
-            raise ClusterError(
-                f"{where}: {inside}{key} is no entry of a cluster; give {', '.join(known)}"
-            )
-        if isinstance(value, bool):
-            raise ClusterError(f"{where}: {inside}{key} is {str(value).lower()}; give a number")
-        if key in COUNTS and isinstance(value, float) and not value.is_integer():
-            raise ClusterError(f"{where}: {inside}{key} is {value}; give a whole number")
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, dict):
-                _check_kinds(part, where, f"{inside}{key}.")
 
 
 def _cluster_of(table: dict) -> Cluster:
@@ -208,8 +180,13 @@ def _hops_of(table: dict) -> tuple[float, ...]:
 
 
 def _curve_of(table: dict) -> Curve:
-    points = zip(table["bytes"], table["us"], strict=True)
-    numbers = tuple((int(size), float(us)) for size, us in points)
+    sizes, times = table["bytes"], table["us"]
+    if len(sizes) != len(times):
+        raise ValueError(
+            f"levels.curves of {table['collective']} have {len(sizes)} bytes and {len(times)} us; "
+            "give as many of both"
+        )
+    numbers = tuple((int(size), float(us)) for size, us in zip(sizes, times, strict=True))
     return Curve(str(table["collective"]), int(table["group"]), numbers)
 
 
@@ -244,6 +221,7 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         _check_mesh(level, cluster.devices_per_node, where)
         for curve in level.curves:
             _check_curve(curve, where)
+    _check_spans(cluster, where)
     return cluster
 
 
@@ -275,6 +253,18 @@ def _latencies(cluster: Cluster) -> Iterator[tuple[str, float]]:
     yield "device.launch_us", cluster.device.launch_us
     yield "device.call_us", cluster.device.call_us
     yield from ((f"levels.{level.name}.alpha_us", level.alpha_us) for level in cluster.levels)
+
+
+def _check_spans(cluster: Cluster, where: str) -> None:
+    """Raise ClusterError where no link joins all devices."""
+    count = cluster.num_devices
+    if max(level.span for level in cluster.levels) < count:
+        spans = ", ".join(f"{level.name} spans {level.span}" for level in cluster.levels)
+        raise ClusterError(
+            f"{where}: no link joins all {count} devices (nodes = {cluster.nodes}, "
+            f"devices_per_node = {cluster.devices_per_node}): {spans}; add [[levels]] with "
+            f"span = {count}"
+        )
 
 
 def _check_shares(level: LinkLevel, where: str) -> None:

@@ -232,6 +232,40 @@ def test_an_entry_has_its_kind_of_number(entry: str, value: str) -> None:
         parse_cluster_text(bad, "mine.toml")
 
 
+FORMS = {
+    'devices_per_node = "eight"': "devices_per_node has the wrong form: 'eight'; give a number",
+    f"span = {'9' * 400}": r"levels.span has the wrong form: 9+\.\.\.; give a number",
+    "nodes = [2]": r"nodes has the wrong form: \[2\]; give a number",
+    'bf16 = "fast"': "matmul_flops_per_s.bf16 has the wrong form: 'fast'; give a number",
+    "attention_readings = 3": "readings has the wrong form: 3; give rows .head size, positions",
+    "attention_readings = [64, 1024, 3e14, 2e14]": "wrong form: .*; give rows .head size",
+    "attention_readings = [[64, 1024, 3e14]]": "wrong form: .*; give rows .head size",
+    'attention_readings = [[64, 1024, 3e14, "fast"]]': "wrong form: .*; give rows .head size",
+    "attention_readings = [[64, 1024, 3e14, 2e14, 5]]": "wrong form: .*; give rows .head size",
+    "us = [8.0, 16.0]": "curves of all_reduce have 5 bytes and 2 us; give as many of both",
+    'us = ["a", 1, 1, 1, 1]': "levels.curves.us has the wrong form: .*; give a list of numbers",
+    "by_nodes = [[4, 1.0, 2]]": "levels.by_nodes has the wrong form: .*; give pairs .nodes, share",
+}
+
+
+@pytest.mark.parametrize("line", FORMS)
+def test_an_entry_of_another_form_says_what_it_takes(line: str) -> None:
+    text = format_cluster(parse_cluster("h200:8x2"))
+    bad, count = re.subn(rf"(?m)^{line.partition(' ')[0]} = [0-9\[].*", line, text, count=1)
+    assert count == 1
+    with pytest.raises(ClusterError, match=FORMS[line]) as caught:
+        parse_cluster_text(bad, "mine.toml")
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("mine.toml: ")
+
+
+def test_a_link_joins_all_devices() -> None:
+    text = format_cluster(parse_cluster("h200:8")).replace("nodes = 1", "nodes = 2")
+    said = r"mine.toml: no link joins all 16 devices \(nodes = 2, devices_per_node = 8\): nvlink "
+    with pytest.raises(ClusterError, match=f"{said}spans 8; add .*span = 16"):
+        parse_cluster_text(text, "mine.toml")
+    assert parse_cluster_text(text.replace("span = 8", "span = 16")).num_devices == 16
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-5000.0", "0.0"])
 def test_a_reading_is_above_0(value: str) -> None:
     text = format_cluster(parse_cluster("h200:8"))
