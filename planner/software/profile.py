@@ -155,12 +155,13 @@ def _software(path: Path, name: str, table: object) -> Software:
 
 
 _MOST = 1e6  # of any number: larger ones are slips, and lead to times that no number holds
+_MOST_SHARE = 2  # of a rate of ours: a larger one is a slip, such as percent
 _NUMBERS: dict[str, Callable[[float], bool]] = {
     "kernel_us": lambda us: us >= 0,
     "layer_us": lambda us: us >= 0,
     "slice_us": lambda us: us >= 0,
-    "matmul_share": lambda share: share >= 1 / _MOST,
-    "attention_share": lambda share: share >= 1 / _MOST,
+    "matmul_share": lambda share: 1 / _MOST <= share <= _MOST_SHARE,
+    "attention_share": lambda share: 1 / _MOST <= share <= _MOST_SHARE,
     "kept_copies": lambda times: times >= 0,
     "keeps_gathered": lambda times: times >= 0,
     "logits_held": lambda times: times >= 0,
@@ -177,8 +178,8 @@ _WANTED = {
     "kernel_us": "give us of 0 or more, 1e6 at most",
     "layer_us": "give us of 0 or more, 1e6 at most",
     "slice_us": "give us of 0 or more, 1e6 at most",
-    "matmul_share": "give a share above 0, 1e-6 at least",
-    "attention_share": "give a share above 0, 1e-6 at least",
+    "matmul_share": f"give a share above 0, 1e-6 at least and {_MOST_SHARE} at most",
+    "attention_share": f"give a share above 0, 1e-6 at least and {_MOST_SHARE} at most",
     "kept_copies": "give a number of values of 0 or more, 1e6 at most",
     "keeps_gathered": "give a number of values of 0 or more, 1e6 at most",
     "logits_held": "give times of 0 or more, 1e6 at most",
