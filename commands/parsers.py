@@ -11,6 +11,23 @@ from .parser import Parser
 Run = Callable[[argparse.Namespace], int | None]
 
 
+class Once(argparse.Action):
+    """Keeps the value of an option, and refuses a second one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value."""
+        before = getattr(namespace, self.dest)
+        if before != self.default:
+            parser.error(f"{option_string} is given twice, {before} and {values}; give one")
+        setattr(namespace, self.dest, values)
+
+
 def add_command(commands: Any, name: str, run: Run, text: str) -> Parser:
     """Add a command's parser. text: its description, of which the first sentence is the help."""
     parser: Parser = commands.add_parser(name, help=text.split(". ")[0], description=text)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from meshwright.runtime.given import check_file_place, check_picture
 
 from .doing import Doing
 from .output import print_result
-from .parsers import add_command, add_effort, add_processes
+from .parsers import Once, add_command, add_effort, add_processes
 from .what_if_table import FIGURES, OBJECTIVES, Table, unknown_figure
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--software",
+        action=Once,
         default="",
         metavar="NAME",
         help="price the layout of each row as another stack runs it, too: pytorch-eager, "
@@ -109,6 +111,8 @@ def _run(arguments: argparse.Namespace) -> None:
         compared=tuple(arguments.compare),
         searched=arguments.plan is None,
         software=arguments.software,
+        prices=arguments.prices is not None,
+        repeated=tuple(spec for spec, count in Counter(arguments.cluster).items() if count > 1),
     )
     with _stopped_with(table):
         _fill(table, arguments)

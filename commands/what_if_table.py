@@ -30,8 +30,9 @@ class Table:
 
     subject: the model, or the plan's file. speed: in words. tokens: of a budget, None for none.
     compared: pins of others, the answers under them, which have a column. searched: else priced.
-    software: the profile that has a column, "" for none. stopped: whether points that were asked
-    are missing.
+    software: the profile that has a column, "" for none. prices: whether a file of them was given.
+    repeated: clusters that were given more than once. stopped: whether points that were asked are
+    missing.
     """
 
     subject: str
@@ -41,6 +42,8 @@ class Table:
     compared: tuple[str, ...]
     searched: bool
     software: str = ""
+    prices: bool = False
+    repeated: tuple[str, ...] = ()
     answers: "list[Answer]" = field(default_factory=list)
     others: "list[Answer]" = field(default_factory=list)
     stopped: bool = False
@@ -109,7 +112,7 @@ class Table:
             for number, answer in enumerate(self.answers, start=1)
             for mark, said in zip((number, ""), self._plans(answer), strict=False)
         ]
-        notes = [*self._near(), *self._unknown()]
+        notes = [*self._near(), *self._unknown(), *self._of_words()]
         return "\n".join([f"{self.subject}: {self.speed}", *lines, *notes, "plans", *plans])
 
     def _plans(self, answer: "Answer") -> list[str]:
@@ -129,6 +132,14 @@ class Table:
             if answer.step and getattr(answer.part, figure) is None
         ]
         return list(dict.fromkeys(lines))
+
+    def _of_words(self) -> list[str]:
+        """Say which words of the command changed nothing, or lack another one beside them."""
+        notes = [f"--cluster {spec}: given more than once, asked once" for spec in self.repeated]
+        money = self.prices and not self._by_hardware or self.objective in FIGURES
+        if money and self.tokens is None:
+            notes.append("--tokens N, such as 1e12, adds the days, dollars and MWh of N tokens")
+        return notes
 
     def _near(self) -> list[str]:
         """Name the rows that a longer search may put first: their bound is below the best row."""

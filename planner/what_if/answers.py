@@ -20,7 +20,8 @@ class Step:
     """The step of a plan on a point.
 
     plan: its layout in words. gap: to the bound of the search, 0 where none was made. shares: of
-    the step, by what it is spent on, the largest first. mfu: of the dense bf16 peak.
+    the step, by what it is spent on, the largest first. mfu: of the dense bf16 peak, which a
+    sweep of the rates of matmuls changes with them.
     """
 
     plan: str
@@ -118,7 +119,7 @@ def step_of(
 ) -> Step:
     """Return what a simulated step says of its point."""
     rate = point.global_batch * point.seq / timeline.step_us * 1e6
-    peak = part.peak_flops_per_s
+    peak = part.peak_flops_per_s and part.peak_flops_per_s * point.matmul_factor
     devices = point.cluster.num_devices
     return Step(
         plan,

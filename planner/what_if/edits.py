@@ -17,8 +17,10 @@ from ..hardware.cluster_file import parse_cluster, resized
 ALL = "all"  # every part of the catalogue
 MOST_DEVICES = 16_384
 MOST_POINTS = 10_000
+LEAST, MOST = 1e-6, 1e9  # of any value: what lies beyond is a slip, and its times are no numbers
 _GIB = 2**30
-_FACTORS = ("device.matmul",)  # rates differ by element type
+MATMUL = "device.matmul"
+_FACTORS = (MATMUL,)  # rates differ by element type
 _SIZES = ("nodes", "devices_per_node", "seq", "global_batch")
 # How a figure of a cluster is changed to a value.
 _Change = Callable[[Cluster, "Value"], Cluster]
@@ -55,6 +57,11 @@ class Point:
     seq: int
     global_batch: int
     swept: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def matmul_factor(self) -> float:
+        """Return what the rates of matmuls are swept by, 1 where they are the cluster's own."""
+        return float(dict(self.swept).get(MATMUL, "x1").removeprefix("x"))
 
 
 def specs_of_all(spec: str, least: bool = False) -> list[str]:
@@ -114,7 +121,17 @@ def _value(name: str, text: str) -> Value:
         ) from None
     if not 0 < number < float("inf"):
         raise ClusterError(f"--sweep {name}={text}: give a number above 0")
-    if name in _SIZES and (factor or number != int(number)):
+    if not LEAST <= number <= MOST:
+        raise ClusterError(
+            f"--sweep {name}={text}: {number:g} is not from {LEAST:g} to {MOST:g}; give a value "
+            "there"
+        )
+    if name in _SIZES and factor:
+        raise ClusterError(
+            f"--sweep {name}={text}: {name} takes counts and no factor; give whole numbers, such "
+            f"as {name}=1,2"
+        )
+    if name in _SIZES and number != int(number):
         raise ClusterError(f"--sweep {name}={text}: give a whole number")
     if name in _FACTORS and not factor:
         raise ClusterError(f"--sweep {name}={text}: give a factor such as x2")
@@ -124,7 +141,7 @@ def _value(name: str, text: str) -> Value:
 def points(
     clusters: Sequence[str], sweeps: Sequence[Sweep], seq: int, global_batch: int
 ) -> list[Point]:
-    """Return every cluster at every combination of the sweeps' values.
+    """Return every cluster at every combination of the sweeps' values, each once.
 
     Raises ClusterError for a name that is swept twice, too many points or devices, and a cluster
     that has not what is swept.
@@ -133,7 +150,7 @@ def points(
     count = len(clusters) * math.prod(len(sweep.values) for sweep in sweeps)
     if count > MOST_POINTS:
         raise ClusterError(f"{count:,} points, at most {MOST_POINTS:,}; sweep fewer values")
-    return list(_points(clusters, sweeps, seq, global_batch))
+    return list(dict.fromkeys(_points(clusters, sweeps, seq, global_batch)))
 
 
 def _check_once(names: list[str]) -> None:
@@ -215,7 +232,7 @@ def _matmul(cluster: Cluster, value: Value) -> Cluster:
 
 _CHANGES: dict[str, _Change] = {
     "device.memory_gb": _of_device("memory_bytes", _GIB),
-    "device.matmul": _matmul,
+    MATMUL: _matmul,
     "device.bandwidth": _of_device("hbm_bytes_per_s", 1e9),
     "device.launch_us": _of_device("launch_us", 1.0),
     "device.call_us": _of_device("call_us", 1.0),

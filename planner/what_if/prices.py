@@ -25,23 +25,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Prices:
-    """Figures by a part of the device's name; the first that fits counts."""
+    """Figures by a part of the device's name; of each figure the first entry that has it counts."""
 
     parts: tuple[tuple[str, Part], ...]
 
     def of(self, device: str) -> Part:
         """Return the figures of a device by its name."""
-        return next((part for key, part in self.parts if key in device), Part())
+        fitting = [part for key, part in self.parts if key in device]
+
+        def first(figure: str) -> float | None:
+            said = (getattr(part, figure) for part in fitting)
+            return next((value for value in said if value is not None), None)
+
+        return Part(**{item.name: first(item.name) for item in fields(Part)})
 
 
 def read_prices(own: Path | None = None) -> Prices:
-    """Read the figures. own: a file whose entries come first, each with what the built-in file
-    says of the same name beside it. Raises ClusterError with the file and the entry at fault."""
-    known = _read(BUILT_IN)
-    given = _read(own) if own else {}
-    first = {name: {**known.get(name, {}), **said} for name, said in given.items()}
-    rest = {name: said for name, said in known.items() if name not in first}
-    return Prices(tuple((name, Part(**said)) for name, said in (first | rest).items()))
+    """Read the figures. own: a file whose entries come first, and overrule what they name. Raises
+    ClusterError with the file and the entry at fault."""
+    entries = [*(_read(own).items() if own else ()), *_read(BUILT_IN).items()]
+    return Prices(tuple((name, Part(**said)) for name, said in entries))
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -211,6 +211,13 @@ def test_own_prices_come_first(tmp_path: Path) -> None:
     assert found.of("CPU rank").watts == 9.5 and found.of("CPU rank").price_per_hour is None
 
 
+def test_an_own_price_under_the_full_name_keeps_the_other_figures(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('# meshwright parts v1\n["NVIDIA H200 SXM"]\nprice_per_hour = 2.5\n')
+    part, known = read_prices(path).of("NVIDIA H200 SXM"), read_prices().of("NVIDIA H200 SXM")
+    assert part == replace(known, price_per_hour=2.5) and part.watts == 700
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -271,6 +278,38 @@ def test_a_budget_names_the_figures_that_are_not_known(capsys: pytest.CaptureFix
     assert main(["what-if", *words]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "not known" in line]
     assert said == ["price_per_hour of AMD Instinct MI300X is not known; give it in --prices FILE"]
+
+
+def test_a_cluster_given_twice_is_asked_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["what-if", "tiny-llama", "--cluster", "h200:1", "--cluster", "h200:1"]
+    assert main([*words, "--cluster", "h200", "--seq", "64", "--global-batch", "8"]) == 0
+    _, _, *rows, note, plans, _ = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 and plans == "plans"
+    assert note == "--cluster h200:1: given more than once, asked once"
+
+
+def test_money_without_tokens_names_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "prices.toml"
+    own.write_text("# meshwright parts v1\n[H200]\nprice_per_hour = 2\n")
+    words = ["what-if", "tiny-llama", "--cluster", "h200:1", "--seq", "64", "--global-batch", "8"]
+    said = "--tokens N, such as 1e12, adds the days, dollars and MWh of N tokens"
+    for more in (["--prices", str(own)], ["--objective", "cost"]):
+        assert main([*words, *more]) == 0
+        assert said in capsys.readouterr().out.splitlines()
+        assert main([*words, *more, "--tokens", "1e9"]) == 0
+        assert said not in capsys.readouterr().out
+
+
+def test_mfu_is_of_the_peak_that_a_sweep_scales() -> None:
+    own, faster = changed("h200:2", "device.matmul=x1,x1000")
+    shares = {p.matmul_factor: _search().answer(p).step for p in (own, faster)}
+    assert set(shares) == {1.0, 1000.0}
+    first, second = shares[1.0], shares[1000.0]
+    assert first and second and first.mfu and second.mfu
+    ratio = second.tokens_per_s / first.tokens_per_s
+    assert second.mfu / first.mfu == pytest.approx(ratio / 1000)
 
 
 def test_stopped_it_prints_what_it_has(
