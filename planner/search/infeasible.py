@@ -61,9 +61,7 @@ class Refusal:
         ways += self.elsewhere(alone=not ways)
         pinned = tuple(self.pinned())
         most = need if conflict == pinned else self._shortage(pinned)[0]
-        times = math.ceil(10 * most / self.limit_bytes) / 10
-        about = "more than" if overfull(self.costs.problem) else "about"
-        ways.append(f"{about} {times:.1f} times the memory of a device")
+        ways.append(larger_memory(most / self.limit_bytes, overfull(self.costs.problem)))
         return f"{text}; what would fit: {'; '.join(ways)}"
 
     def shortage(self) -> tuple[str, float]:
@@ -241,6 +239,14 @@ class Refusal:
             stores = costs.stored_bytes(c) <= self.limit_bytes
             self.known[key] = stores and fits(costs, c, self.limit_bytes)
         return self.known[key]
+
+
+def larger_memory(times: float, at_least: bool) -> str:
+    """Return how much larger a device has to be. at_least: for the states alone, which is rounded
+    down as no plan fits into that; else what is enough, rounded up."""
+    about = f"more than {math.floor(100 * times) / 100:.4g}"
+    said = about if at_least else f"about {math.ceil(10 * times) / 10:.1f}"
+    return f"{said} times the memory of a device"
 
 
 def _sparing(pins: Pins) -> list[str]:

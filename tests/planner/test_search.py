@@ -36,7 +36,7 @@ from meshwright.planner.search.fitting import (
     polished,
 )
 from meshwright.planner.search.incumbent import repriced
-from meshwright.planner.search.infeasible import Refusal, frugal
+from meshwright.planner.search.infeasible import Refusal, frugal, larger_memory
 from meshwright.planner.search.lp_bound import pipeline_of, tightened
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
@@ -217,6 +217,13 @@ def _refused(costs: CandidateCosts) -> list[str]:
     with pytest.raises(InfeasibleError) as refused:
         search(costs)
     return str(refused.value).split("what would fit: ")[1].split("; ")
+
+
+def test_a_larger_memory_is_a_bound_that_holds_or_one_that_is_enough() -> None:
+    """1.58 times fits where the states alone need 1.541, so that "more than 1.6" is not said."""
+    assert larger_memory(1.541, at_least=True) == "more than 1.54 times the memory of a device"
+    assert larger_memory(27.079, at_least=True).startswith("more than 27.07 times")
+    assert larger_memory(1.541, at_least=False) == "about 1.6 times the memory of a device"
 
 
 def test_the_nearest_cards_that_hold_as_many_devices_are_named(model, small_parts: None) -> None:
