@@ -1,4 +1,4 @@
-"""Bytes and times as text for people, and bytes back."""
+"""Bytes, times and counts as text for people, and bytes back."""
 
 import re
 
@@ -14,6 +14,12 @@ def gib(size: float) -> str:
 def duration(us: float) -> str:
     """A time in microseconds as seconds, or as milliseconds where it is below one second."""
     return f"{us / 1e6:,.4g} s" if us >= 1e6 else f"{us / 1e3:,.4g} ms"
+
+
+def counted(count: int, word: str) -> str:
+    """Return a count with its word, as 1 row, 4 rows and 2 micro-batches."""
+    ending = "es" if word.endswith("ch") else "s"
+    return f"{count} {word}{ending * (count != 1)}"
 
 
 def parse_bytes(text: str) -> int:

@@ -144,7 +144,7 @@ def _part(prediction: Prediction, name: str) -> float:
         "compute": timeline.busy_us[rank],
         "waiting": timeline.exposed_us[rank],
         "bubble": timeline.bubble_us(rank),
-        "after the last backward": timeline.step_us - max(timeline.finish_us),
+        "after the last backward": max(0.0, timeline.step_us - max(timeline.finish_us)),
     }[name]
 
 

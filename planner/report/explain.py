@@ -19,7 +19,7 @@ from ..hardware.catalogue import CPU
 from ..pipeline.schedules import in_flight
 from ..simulate.stage_memory import Peak, plan_peaks
 from ..simulate.step_model import step_model
-from ..units import duration, gib
+from ..units import counted, duration, gib
 
 Costs = tuple[tuple[str, float], ...]  # predicted numbers by name, as in Plan
 
@@ -44,14 +44,14 @@ def _precision_words(plan: Plan) -> str:
 
 def summary(plan: Plan, costs: Costs | None = None) -> str:
     """Return the decision in a few lines. costs: shown in place of the plan's own."""
-    mesh = plan.mesh
+    mesh, ranks = plan.mesh, plan.mesh.count(*BATCH)
     memory = max(peak.total_bytes for peak in peaks(plan))
     params = sum(evaluate(num_elements(p.shape), {}) for p in plan.params)
     lines = [
         f"plan {plan_hash(plan)}: {plan.model}, {params:,} parameters, on {plan.cluster}",
         f"  mesh {mesh}; {plan.global_batch} rows of {plan.seq} tokens a step as "
-        f"{plan.num_microbatches} micro-batches of {plan.micro_batch} on each of "
-        f"{mesh.count(*BATCH)} data ranks",
+        f"{counted(plan.num_microbatches, 'micro-batch')} of {plan.micro_batch} on "
+        f"{'each of ' * (ranks > 1)}{counted(ranks, 'data rank')}",
         f"  ZeRO {plan.zero}; recompute {plan.recompute}; schedule {plan.schedule_name}; "
         f"{len(plan.instances)} segments of {len(plan.pieces)} kinds",
         f"  {_precision_words(plan)}: gradients summed in {plan.grad_dtype}, reduced in "

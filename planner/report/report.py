@@ -9,7 +9,7 @@ from ..hardware.usable import communicators, reserved_bytes, usable_bytes, usabl
 from ..search.incumbent import Loser
 from ..search.search import Found
 from ..simulate.predict import Prediction
-from ..units import gib
+from ..units import counted, gib
 from .coverage import coverage
 from .explain import summary
 
@@ -37,8 +37,9 @@ def _decision(plan: Plan, found: Found, prediction: Prediction) -> str:
     costs, mesh = dict(plan.costs), plan.mesh
     step = prediction.step_us / 1e6
     return (
-        f"{plan.model} on {plan.cluster}: mesh {mesh}, {plan.num_microbatches} micro-batches of "
-        f"{plan.micro_batch} rows, ZeRO {plan.zero}, recompute {plan.recompute}, "
+        f"{plan.model} on {plan.cluster}: mesh {mesh}, "
+        f"{counted(plan.num_microbatches, 'micro-batch')} of {counted(plan.micro_batch, 'row')}, "
+        f"ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"{plan.schedule_name}. Predicted {step:.4g} s a step, "
         f"{costs['predicted_tokens_per_s']:,.0f} tokens/s, "
         f"{gib(prediction.peak_bytes)} at the peak; at most {found.gap:.1%} above the best of "
@@ -77,8 +78,8 @@ def _ranks(plan: Plan, prediction: Prediction) -> list[str]:
         times = [part / 1e3 for part in (*parts, timeline.step_us - sum(parts))]
         lines.append(
             f"  {rank:>4}  {sum(len(stages[s]) for s in mine):>8}"
-            f"  {times[0]:>11,.1f}{times[1]:>12,.1f}{max(times[2], 0.0):>11,.1f}"
-            f"{max(times[3], 0.0):>12,.1f}"
+            f"  {times[0]:>11,.1f}{times[1]:>12,.1f}{max(0.0, times[2]):>11,.1f}"
+            f"{max(0.0, times[3]):>12,.1f}"
             f"  {gib(prediction.peaks[rank].total_bytes):>10}  {', '.join(map(str, mine))}"
         )
     return _thinned(lines)

@@ -14,6 +14,7 @@ from ..hardware.usable import usable_bytes
 from ..simulate.predict import Prediction
 from ..simulate.simulator import Event
 from ..simulate.timeline import RankMemory, memory_of, streams_of
+from ..units import counted
 from .timeline_view import BREAK, Mark, View, merged
 
 WIDTH, LEFT, RIGHT, TOP = 1400, 110, 120, 64
@@ -83,8 +84,9 @@ def _shown(count: int) -> list[int]:
 
 def _head(plan: Plan, prediction: Prediction, copies: bool) -> Iterator[str]:
     sizes = " ".join(f"{name}={size}" for name, size in plan.mesh.axes)
+    batches = counted(plan.num_microbatches, "micro-batch")
     title = (
-        f"{plan.model}: {sizes}, {plan.schedule_name}, {plan.num_microbatches} micro-batches; "
+        f"{plan.model}: {sizes}, {plan.schedule_name}, {batches}; "
         f"step {prediction.step_us / 1e3:,.1f} ms, peak {prediction.peak_bytes / 2**30:.1f} GiB"
     )
     yield _text(LEFT, 18, title, size=14)

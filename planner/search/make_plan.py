@@ -35,6 +35,7 @@ from ..sharding.chain import ShardedModel, shard_model
 from ..sharding.sub_axes import inner_ranks
 from ..simulate.predict import predict, with_costs
 from ..simulate.step_model import STATES
+from ..units import counted
 from .instances import instances_of, params_of, with_variants
 from .pins import Pins, pins_for
 from .precision import resolve_precision, resolve_reduce_dtype, resolve_rounding
@@ -64,7 +65,8 @@ def make_plan(
     micro_batch, num_microbatches = resolve_micro_batch(global_batch, mesh, pins)
     pp, (name, chunks) = mesh.count(PIPELINE), resolve_schedule(pins)
     check_sizes(name, pp, num_microbatches)
-    progress(f"mesh {mesh}; {num_microbatches} micro-batches of {micro_batch} rows")
+    batches = counted(num_microbatches, "micro-batch")
+    progress(f"mesh {mesh}; {batches} of {counted(micro_batch, 'row')}")
     sharded = sharded or shard_model(
         traced.segmented,
         traced.joints,

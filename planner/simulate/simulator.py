@@ -61,8 +61,8 @@ class Timeline:
     events: tuple[Event, ...]
 
     def bubble_us(self, rank: int) -> float:
-        """Makespan of the schedule's compute less the rank's own."""
-        return max(self.finish_us) - self.busy_us[rank] - self.exposed_us[rank]
+        """Return the makespan of the schedule's compute less the rank's own, 0 at least."""
+        return max(0.0, max(self.finish_us) - self.busy_us[rank] - self.exposed_us[rank])
 
 
 @dataclass

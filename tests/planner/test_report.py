@@ -7,10 +7,12 @@ from families import planned, traced
 
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.coverage import coverage
-from meshwright.planner.report.explain import explain_value
+from meshwright.planner.report.explain import explain_value, summary
 from meshwright.planner.report.report import search_report
 from meshwright.planner.search.pins import parse_pins
 from meshwright.planner.search.search import search_plan
+from meshwright.planner.simulate.simulator import Timeline
+from meshwright.planner.units import counted
 
 PARTS = ("us of one micro-batch by segment", "ranks", "memory at the peak", "runners-up",
          "coverage", "bound")  # fmt: skip
@@ -95,6 +97,21 @@ def test_what_a_rank_does_adds_up_to_the_step(pins: list[str]) -> None:
         assert sum(map(float, line.split()[2:6])) == pytest.approx(
             prediction.step_us / 1e3, abs=0.21
         )
+
+
+def test_one_of_a_kind_is_counted_as_one() -> None:
+    pins = parse_pins(["dp=1", "micro_batch=8"])
+    sizes = {"seq": 64, "global_batch": 8, "pins": pins}
+    found = search_plan(traced("tiny-llama"), parse_cluster("cpu:1"), **sizes)
+    assert ", 1 micro-batch of 8 rows, " in search_report(*found)
+    assert " as 1 micro-batch of 8 on 1 data rank\n" in summary(found[0])
+    assert [counted(n, "row") for n in (1, 2)] == ["1 row", "2 rows"]
+
+
+def test_a_bubble_that_rounding_makes_is_none() -> None:
+    """What is printed is 0.0 then, and never -0.0."""
+    timeline = Timeline(0.3, (0.1 + 0.2,), (0.3,), (0.0,), ())
+    assert f"{timeline.bubble_us(0):.1f}" == "0.0"
 
 
 def test_values_are_explained_by_what_becomes_of_them() -> None:
