@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..simulate.predict import Prediction
-from ..simulate.timeline import STREAMS, named, slice_of, streams_of
+from ..simulate.timeline import STREAMS, events_of, named, slice_of
 
 _ACTION = re.compile(r"([A-Z_]+) stage (\d+)(?: micro-batch (\d+))?")
 _FIRST = "DATA"  # with which a step begins, before the plan's first action
@@ -73,7 +73,7 @@ def _span(row: dict[str, Any]) -> Span:
 def side_by_side(prediction: Prediction, traces: Sequence[RankTrace]) -> str:
     """Return the trace: each pp rank's predicted streams, once for every step that was measured,
     and below them what its ranks did. Ranks of several hosts begin together: clocks differ."""
-    events = streams_of(prediction).events
+    events = events_of(prediction)
     place = {event.action: event.rank for event in events}
     shared = len({trace.host for trace in traces}) == 1
     zero = min(trace.begins_us[0] for trace in traces if trace.begins_us)

@@ -13,7 +13,7 @@ from meshwright.ir.plan import Plan
 from ..hardware.usable import usable_bytes
 from ..simulate.predict import Prediction
 from ..simulate.simulator import Event
-from ..simulate.timeline import RankMemory, memory_of, streams_of
+from ..simulate.timeline import UPDATE, RankMemory, memory_of, streams_of
 from ..units import counted
 from .timeline_view import BREAK, Mark, View, merged
 
@@ -41,7 +41,7 @@ WORDS = {
     "B": "backward",
     "I": "input gradients",
     "W": "weight gradients",
-    "STEP": "optimizer step",
+    "STEP": UPDATE,
     "collective": "gathers and reductions",
     "transfer": "sends",
     "copy out": "to the host",
@@ -63,7 +63,7 @@ def timeline_svg(plan: Plan, prediction: Prediction) -> str:
     sizes = plan.num_microbatches, len(prediction.peaks)
     view = View.of(prediction.step_us, *sizes, (LEFT, WIDTH - RIGHT))
     body = [*_head(plan, prediction, copies), *_axis(view, height - 22)]
-    updated = Event(-1, "optimizer step", max(e.end_us for e in events), prediction.step_us)
+    updated = Event(-1, UPDATE, max(e.end_us for e in events), prediction.step_us)
     for row, rank in enumerate(ranks):
         mine = [e for e in events if e.rank == rank] + [updated]
         body += _rank(prediction, view, rank, mine, TOP + row * tall, thin)

@@ -7,6 +7,7 @@ from .predict import Prediction
 from .simulator import Event, Timeline, simulate
 from .stage_memory import moments, stage_memories
 
+UPDATE = "optimizer step"  # as pictures call it
 # What changes during a step; all else is there throughout.
 MOVING = ("activations", "temporaries")
 
@@ -68,11 +69,19 @@ def perfetto(prediction: Prediction) -> str:
         rows.append(named("process_name", rank, 0, f"pp rank {rank}"))
         rows += [named("thread_name", rank, k, name) for k, name in enumerate(STREAMS)]
         rows += _counters(rank, memory_of(prediction, rank))
-    rows += map(slice_of, streams_of(prediction).events)
+    rows += map(slice_of, events_of(prediction))
     return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"})
 
 
-STREAMS = ("compute", "collective", "transfer", "copy out", "copy back")
+STREAMS = ("compute", "collective", "transfer", "copy out", "copy back", "end of step")
+
+
+def events_of(prediction: Prediction) -> tuple[Event, ...]:
+    """Return the events of all streams, and on each rank the optimizer's, which ends the step."""
+    events = streams_of(prediction).events
+    times = max(event.end_us for event in events), prediction.step_us
+    ends = (Event(rank, UPDATE, *times, STREAMS[-1]) for rank in range(len(prediction.peaks)))
+    return (*events, *ends)
 
 
 def named(what: str, rank: int, stream: int, name: str) -> dict:

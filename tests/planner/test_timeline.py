@@ -79,6 +79,9 @@ def test_the_picture_and_the_trace_read_back(planned: tuple[Plan, Prediction]) -
     rows = json.loads(perfetto(prediction))["traceEvents"]
     slices = [row for row in rows if row["ph"] == "X" and row["tid"] == 0]
     assert [row["name"] for row in slices] == actions
+    ends = [row for row in rows if row["name"] == "optimizer step"]
+    assert all(row["ts"] + row["dur"] == pytest.approx(prediction.step_us) for row in ends)
+    assert len(ends) == len(prediction.peaks) and all(row["dur"] > 0 for row in ends)
     assert {row["pid"] for row in rows} == set(range(len(prediction.peaks)))
 
 
