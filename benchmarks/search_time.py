@@ -59,7 +59,7 @@ def measure(case: Case, effort: str) -> str:
         f"{case.limit_s:.0f} | {after - started:.1f} | {peak:.2f} | {found.num_candidates} | "
         f"{found.num_simulated} | "
         f"{found.best.candidate} | {prediction.step_us / 1e6:.3f} | {found.gap:.1%} | "
-        f"{found.num_prices} |"
+        f"{found.num_placements} |"
     )
 
 

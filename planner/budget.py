@@ -31,6 +31,9 @@ class SearchBudget:
     Candidates
         max_micro_batch: rows of a data-parallel rank in the largest micro-batch.
         min_units: of a stage on average, for several stages a rank (a layer is two units).
+        long_row: share of a device's memory that what backward reads of one row takes, above which
+            ranks of a node may cut the sequence though none would be idle; max_split: of them, with
+            those that cut features.
         max_simulated: candidates; those beyond leave their bounds to the gap.
         first_candidates: plans without a pipeline that are simulated before all others, by bound.
         first_pipelines: plans of 1F1B that are simulated next, by their bound within memory;
@@ -56,7 +59,8 @@ class SearchBudget:
         descent_shifts: units that a run of cuts moves by in one step.
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
         near: how much slower than the best plan one may be to be cut again, as a share; and the
-            bound of a compute mesh, to be searched again at another price of a byte.
+            bound of a compute mesh, to be searched again with other placements where these are
+            much faster.
         far: how much slower than its bound one may be before it is cut again all the same, up to
             far_actions: forwards and backwards of its schedule.
         near_reordered: the same with the other axis outermost, for other cuts to be looked for.
@@ -68,9 +72,13 @@ class SearchBudget:
             are moved together; begins: that are tried; begins_polished: of what they led to;
             longest_run: of cuts; max_runs: that are tried.
     Placements
-        price_shares: of the default price of a byte, that the best plan is placed at again.
-        much_faster: share of its step that the best of the first candidates gains by such a price,
-            above which the plans on its mesh are searched with these placements before the others.
+        price_shares: of the default price of a byte, that meshes are placed at again; none for no
+            other placements.
+        much_faster: share of its step that the best of the first candidates gains by other
+            placements, above which those on its mesh are searched with them before the others.
+        near_placed: how much slower than the best plan the bound of a compute mesh may be to be
+            searched with other placements, as a share; placed_meshes: that are at most, beside the
+            best plan's own.
     Rematerialisation options
         offload_shares: of the values that the host link carries in time, that are offloaded.
         exact_units: of a stage whose options are chosen exactly; exact_choices: combinations of
@@ -83,6 +91,8 @@ class SearchBudget:
 
     effort: str = "best"
     max_micro_batch: int = 32
+    long_row: float = 0.2
+    max_split: int = 8
     min_units: int = 4
     max_simulated: int = 200
     first_candidates: int = 4
@@ -103,6 +113,7 @@ class SearchBudget:
     enough_gap: float = 0.03
     memory_shares: tuple[float, ...] = (1.0, 0.995, 0.98, 0.95, 0.9)
     descents: int = 4
+    long_descents: int = 2
     descent_steps: int = 40
     descent_shifts: tuple[int, ...] = (-2, -1, 1, 2)
     descent_microbatches: int = 3
@@ -120,6 +131,8 @@ class SearchBudget:
     max_runs: int = 300
     price_shares: tuple[float, ...] = (0.0, 0.25)
     much_faster: float = 0.02
+    near_placed: float = 0.05
+    placed_meshes: int = 8
     offload_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
     exact_units: int = 8
     exact_choices: int = 2000
@@ -127,6 +140,14 @@ class SearchBudget:
     least_seq: int = 64
     max_clusters: int = 3
     max_parts: int = 2
+
+    def descents_of(self, num_actions: int) -> int:
+        """Return the descents of a candidate with so many forwards and backwards."""
+        return min(self.descents, self.long_descents if num_actions > self.far_actions else 9)
+
+    def followed(self, pp: int, num_actions: int) -> int:
+        """Return how many micro-batches a descent follows one by one."""
+        return pp * (1 if num_actions > self.far_actions else self.descent_microbatches)
 
 
 BUDGET = SearchBudget()
@@ -157,6 +178,8 @@ EFFORTS = {
         near_reordered=0.01,
         max_polished_passes=1e6,
         price_shares=(0.0,),
+        near_placed=0.01,
+        placed_meshes=2,
     ),
     "best": BUDGET,
 }

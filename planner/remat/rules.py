@@ -12,11 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from meshwright.ir.dtypes import ITEM_BYTES
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.ops.questions import passing
 from meshwright.ir.ops.registry import definition
 from meshwright.ir.phases import Joint, forward_ops
+from meshwright.ir.sizes import num_elements
+from meshwright.ir.traced import Traced
+
+from ..cost.counts import number
 
 RULES = ("cheap", "all", "none")
 
@@ -34,6 +39,18 @@ def saved_values(graph: Graph, rule: str) -> tuple[str, ...]:
     """Names of the forward values to keep, in order of definition."""
     many = passing(graph) if rule == "cheap" else ()
     return _needed(graph, lambda name, op: name in many or _recomputes(rule, op, name))[0]
+
+
+def row_bytes(traced: Traced, seq: int, rule: str) -> float:
+    """Return the bytes of one row that a whole model keeps for its backward under a rule."""
+    sizes = {"B": 1, "S": seq}
+
+    def kept(graph: Graph) -> float:
+        values = [graph.values[name] for name in saved_values(graph, rule)]
+        return sum(number(num_elements(v.shape), sizes) * ITEM_BYTES[v.dtype] for v in values)
+
+    each = {name: kept(graph) for name, graph in traced.joints.items()}
+    return sum(each[i.segment] for i in traced.segmented.instances)
 
 
 def saved_under(

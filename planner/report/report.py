@@ -151,11 +151,14 @@ def told_gap(found: Found) -> str:
     return f"{said} The nearest one that was simulated takes {behind:.1%} more than the plan."
 
 
-def _prices(found: Found) -> str:
-    if found.num_prices == 1:
-        return "one price"
-    mesh = found.best.candidate.compute
-    return f"one price, for {mesh or 'one device'} at each of {found.num_prices} prices"
+def _placements(found: Found) -> str:
+    others = found.num_placements - 1
+    if not others:
+        return "  placements: optimal per segment for each tp and cp at one price per byte"
+    return (
+        f"  placements: optimal per segment for each tp and cp at one price per byte, and "
+        f"{counted(others, 'other')} (price, order or cut of the sequence) of meshes near the best"
+    )
 
 
 def _above(found: Found) -> str:
@@ -183,6 +186,6 @@ def _bound(found: Found) -> list[str]:
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded {_above(found)}",
         "  recompute: over the options of each segment (kept bytes against time)",
-        f"  placements: optimal per segment for each tp at {_prices(found)} per byte; the bound is "
-        "over these, --pin cp_order, shard_sequence or shard_weights asks for others",
+        f"{_placements(found)}; the bound is over these, --pin price, cp_order, shard_sequence or "
+        "shard_weights asks for others",
     ]

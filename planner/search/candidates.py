@@ -4,6 +4,7 @@ Meshes are factorings of the device count with tp inside a node; micro-batches d
 A pin restricts its own decision and nothing else.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -110,11 +111,12 @@ def candidates_of(
     global_batch: int,
     pins: Pins,
     budget: SearchBudget = BUDGET,
+    split: int = 1,
 ) -> list[Candidate]:
     """Return all combinations for a model, whose segments and KV heads bound them."""
     inner_of = cache(lambda tp: inner_ranks(traced.joints.values(), tp))
     count = len(traced.segmented.instances)
-    return list(candidates(cluster, global_batch, pins, count, budget, inner_of))
+    return list(candidates(cluster, global_batch, pins, count, budget, inner_of, split))
 
 
 def candidates(
@@ -124,15 +126,17 @@ def candidates(
     num_instances: int,
     budget: SearchBudget = BUDGET,
     inner_of: Callable[[int], int] = lambda tp: 1,
+    split: int = 1,
 ) -> Iterator[Candidate]:
     """All combinations that the pins leave, in no order that matters.
 
     inner_of: by the number of tp ranks, how many of them form the tensor axis's inner part.
+    split: ranks that may cut the sequence and features of a row where no rank would be idle.
     """
     orders = outer_axes(cluster, pins, budget)
-    for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances):
+    for pp, rep, dp, cp, tp in meshes(cluster, global_batch, pins, num_instances, split):
         rows = global_batch // (rep * dp)
-        for micro_batch in _micro_batches(rows, pins, budget):
+        for micro_batch in _micro_batches(rows, cp, pins, budget):
             for zero in _zeros(rep, dp * cp, pins):
                 m, rule = rows // micro_batch, pins.recompute or CHOSEN
                 for schedule, chunks in _schedules(pp, m, pins, num_instances, budget):
@@ -152,30 +156,31 @@ def outer_axes(cluster: Cluster, pins: Pins, budget: SearchBudget = BUDGET) -> t
 
 
 def meshes(
-    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int
+    cluster: Cluster, global_batch: int, pins: Pins, num_instances: int, split: int = 1
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """(pp, rep, dp, cp, tp): tp divides a node, rep x dp the batch, no stage is empty."""
+    split = min(split, cluster.devices_per_node)
     total = cluster.num_devices
     for tp in divisors(cluster.devices_per_node) if pins.tp is None else [pins.tp]:
         for pp in divisors(total // tp) if total % tp == 0 else []:
             if pp > num_instances or pins.pp not in (None, pp):
                 continue
             rest = total // tp // pp
-            for cp in _contexts(rest, global_batch, pins):
+            for cp in _contexts(rest, global_batch, pins, split // tp):
                 for rep in _replicas(rest // cp, cp * tp, cluster, pins):
                     dp = rest // cp // rep
                     if pins.dp in (None, dp) and global_batch % (rep * dp) == 0:
                         yield pp, rep, dp, cp, tp
 
 
-def _contexts(rest: int, global_batch: int, pins: Pins) -> list[int]:
-    """Ranks that cut the sequence: 1, and as many as the rows of the batch leave idle; several
-    where their order is pinned."""
+def _contexts(rest: int, global_batch: int, pins: Pins, most: int) -> list[int]:
+    """Ranks that cut the sequence: 1, as many as the rows of the batch leave idle, and up to
+    `most`; several where their order is pinned."""
     if pins.cp is not None:
         return [pins.cp] if rest % pins.cp == 0 else []
     if pins.cp_order is not None:
         return [cp for cp in divisors(rest) if cp > 1]
-    return [cp for cp in divisors(rest) if cp == 1 or rest // cp == global_batch]
+    return [cp for cp in divisors(rest) if cp <= max(1, most) or rest // cp == global_batch]
 
 
 def _replicas(batch: int, inner: int, cluster: Cluster, pins: Pins) -> list[int]:
@@ -196,10 +201,15 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _micro_batches(rows: int, pins: Pins, budget: SearchBudget) -> list[int]:
+def _micro_batches(rows: int, cp: int, pins: Pins, budget: SearchBudget) -> list[int]:
+    """Rows of a micro-batch to try. Where `cp` ranks share two rows, fewer of them with a row each
+    do the same work and exchange less; these are candidates too, unless cp or dp is pinned."""
     if pins.micro_batch is not None:
         return [pins.micro_batch] if rows % pins.micro_batch == 0 else []
-    return [n for n in divisors(rows) if n <= budget.max_micro_batch]
+    found = [n for n in divisors(rows) if n <= budget.max_micro_batch]
+    if (pins.cp, pins.dp, pins.cp_order) != (None, None, None):
+        return found
+    return [n for n in found if math.gcd(n, cp) == 1]
 
 
 def _zeros(rep: int, storage: int, pins: Pins) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from ..pipeline.schedules import SPLIT, stage_ranks
 from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
 from .candidates import Candidate
+from .lp_bound import num_actions
 
 # Multiplications of a product that no BLAS gives to several threads (OpenBLAS: from 2**18 on).
 BLOCK = 2**17
@@ -33,7 +34,7 @@ Floats = NDArray[np.float64]
 def descend(costs: CandidateCosts, c: Candidate, starts: Starts, picks: Sequence[int]) -> Starts:
     """The best cuts found from `starts`; picks: the option of every unit."""
     budget, units = costs.problem.budget, costs.units_of(c)
-    followed = min(c.num_microbatches, budget.descent_microbatches * c.pp)
+    followed = min(c.num_microbatches, budget.followed(c.pp, num_actions(c)))
     waits = costs.memo.schedules.waits(c.listing._replace(num_microbatches=followed))
     length = Length(units, c, picks, waits, c.num_microbatches - followed)
     best, us = length.shortest(np.array([starts]))
@@ -67,7 +68,8 @@ class Length:
     """Step times of cuts. more: micro-batches that the waits leave out.
 
     passed, sends_us: how often each path found so far passes each node, [paths, nodes], and how
-    long its transfers take, [paths], in us. of_rank: 1 where a node is of a rank, [ranks, nodes].
+    long its transfers take, [paths], in us. by_rank: nodes that a micro-batch passes once, rank by
+    rank; first_of_rank: where the nodes of each rank begin among them.
     """
 
     def __init__(
@@ -78,9 +80,9 @@ class Length:
         self.send_us = units.sends_us(self.ranks)
         self.sums = {kind: _sums(units, picks, kind) for kind in _kinds(c)}
         self.nodes: list[Node] = [(s, kind) for kind in self.sums for s in range(len(self.ranks))]
-        self.of_rank: Floats = np.zeros((max(self.ranks) + 1, len(self.nodes)))
-        for column, (stage, kind) in enumerate(self.nodes):
-            self.of_rank[self.ranks[stage], column] = float(kind != LAST)
+        owners = [self.ranks[stage] if kind != LAST else -1 for stage, kind in self.nodes]
+        self.by_rank = np.argsort(owners, kind="stable")[owners.count(-1) :]
+        self.first_of_rank = np.flatnonzero(np.diff(np.take(owners, self.by_rank), prepend=-1))
         self.passed: Floats = np.zeros((0, len(self.nodes)))
         self.sends_us: Floats = np.zeros(0)
 
@@ -115,7 +117,8 @@ class Length:
 
     def _busiest(self, node_us: Floats) -> Floats:
         """Return how long a micro-batch takes the busiest rank under each of the cuts, [cuts]."""
-        busiest: Floats = np.max(product(self.of_rank, node_us), axis=0)
+        busy = np.add.reduceat(node_us[self.by_rank], self.first_of_rank, axis=0)
+        busiest: Floats = busy.max(axis=0)
         return busiest
 
 

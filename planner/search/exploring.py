@@ -1,9 +1,9 @@
 """Exploring candidates under one kind of placements, and which kinds are explored when.
 
-Candidates are taken by their bounds (search.py says how). First come all at the default price of a
-byte, then those on the compute mesh of the best with its placements, where these are of another
-price. Where such a price makes the best of the first candidates much faster, it comes before the
-rest, and then on every mesh whose bound is near the best.
+Candidates are taken by their bounds (search.py says how). First come all under the default
+placements, then those on each compute mesh whose bound is near the best under the others
+(other_placements.py), the best one's first. Where others make the best of the first candidates much
+faster, these come before the rest.
 """
 
 import time
@@ -63,10 +63,15 @@ class Explored:
         return min(self.left_us, *self.incumbent.bounds.values(), INF)
 
     def near_meshes(self, best_us: float) -> list[Mesh]:
-        """Return compute meshes with a candidate that may come near a step, the nearest first."""
-        most = (1 + self.incumbent.costs.problem.budget.near) * best_us
-        near = sorted((us, c.compute) for c, us in self.known.items() if c.pp > 1 and us < most)
-        return list(dict.fromkeys(mesh for _, mesh in near))
+        """Return compute meshes with a candidate that may come near a step, the nearest first; few
+        of them where the gap is not wide."""
+        budget = self.incumbent.costs.problem.budget
+        wide = best_us > (1 + budget.enough_moved) * self.bound_us
+        near = budget.near if wide or self.before else budget.near_placed
+        most = (1 + near) * best_us
+        meshes = sorted((us, c.compute) for c, us in self.known.items() if us < most)
+        found = list(dict.fromkeys(mesh for _, mesh in meshes))
+        return found if wide else found[: budget.placed_meshes]
 
 
 def explore(
@@ -75,8 +80,8 @@ def explore(
     """Consider candidates, the lowest bound first, until none can be faster than the best. best: of
     other placements, or of these. mesh: the only compute mesh of candidates, None for all.
 
-    Where the placements at another price of a byte make the best of the first candidates much
-    faster, those on its mesh are explored with them before the others: fewer are left then.
+    Where other placements make the best of the first candidates much faster, those on its mesh are
+    explored with them before the others: fewer are left then.
     """
     ranked, num_unfit = _ranked(costs, setting, mesh)
     incumbent = Incumbent(costs, setting.limit, setting.progress, num_unfit, best)
@@ -84,8 +89,11 @@ def explore(
     found = Explored(incumbent, known, len(ranked) + num_unfit)
     with setting.stop.within(incumbent):
         left = _consider_first(incumbent, ranked)
-        if best is None and _gains_by_price(incumbent):
-            found.before = (_explore_again(incumbent, setting),)
+        if best is None and _gains_otherwise(incumbent):
+            best = incumbent.best
+            assert best is not None
+            again = _explore_again(incumbent, setting, best.costs, best.candidate.compute)
+            found.before = (again,)
             incumbent.leave(found.before[0].incumbent.best)
         if not setting.stop.at:
             with Ahead(costs, setting.limit, setting.processes, setting.began) as ahead:
@@ -97,18 +105,11 @@ def explore(
 
 
 def _explore_again(
-    first: Incumbent,
-    setting: Setting,
-    costs: CandidateCosts | None = None,
-    mesh: Mesh | None = None,
+    first: Incumbent, setting: Setting, costs: CandidateCosts, mesh: Mesh
 ) -> Explored:
-    """Consider candidates on one compute mesh with other placements; on the mesh of the best with
-    its placements where none are given."""
-    best = first.best
-    assert best is not None
-    mesh = mesh or best.candidate.compute
+    """Consider candidates on one compute mesh with other placements."""
     first.doing(f"combinations on {mesh} again, with other placements")
-    return explore(costs or best.costs, setting, best, mesh)
+    return explore(costs, setting, first.best, mesh)
 
 
 def finished(explored: Explored, setting: Setting) -> Explored:
@@ -120,28 +121,36 @@ def finished(explored: Explored, setting: Setting) -> Explored:
 
 
 def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
-    """Yield what is explored after all candidates at the default price of a byte: those on the mesh
-    of the best with its placements, and where another price made a plan much faster, those on each
-    mesh whose bound is near the best, at the first of the other prices."""
-    before, last = whole.before, whole.incumbent
-    seen = [one.incumbent.costs for one in (whole, *before)]
-    if all(last.priced_by is not one for one in seen):
-        yield (again := finished(_explore_again(last, setting), setting))
-        seen.append(again.incumbent.costs)
-        last = again.incumbent
-    for mesh in whole.near_meshes(last.best_us) if before else ():
+    """Yield what is explored under other placements after all candidates under the default ones:
+    those of the best on its mesh, then all others on each mesh whose bound is near the best."""
+    last = whole.incumbent
+    seen = [one.incumbent.costs for one in (whole, *whole.before)]
+    for costs, mesh in _placed_otherwise(whole):
         if setting.stop.at:
             return
-        costs = next((other for _, other in whole.incumbent.at_prices(mesh)), None)
-        if costs is not None and all(costs is not one for one in seen):
+        if all(costs is not one for one in seen):
             yield (again := finished(_explore_again(last, setting, costs, mesh), setting))
+            seen.append(costs)
             last = again.incumbent
 
 
-def _gains_by_price(incumbent: Incumbent) -> bool:
-    """Return whether another price of a byte makes a pipeline that is the best much faster."""
+def _placed_otherwise(whole: Explored) -> Iterator[tuple[CandidateCosts, Mesh]]:
+    """Yield costs with other placements than the default ones, and the mesh of these."""
+    best = whole.incumbent.best
+    assert best is not None
+    own = best.candidate.compute
+    yield best.costs, own
+    for mesh in dict.fromkeys((own, *whole.near_meshes(best.timeline.step_us))):
+        for _, costs in whole.incumbent.placed_otherwise(mesh):
+            yield costs, mesh
+
+
+def _gains_otherwise(incumbent: Incumbent) -> bool:
+    """Return whether other placements make a pipeline that is the best much faster."""
     best, budget = incumbent.best, incumbent.costs.problem.budget
-    return best is not None and best.candidate.pp > 1 and incumbent.reprice() > budget.much_faster
+    if best is None or best.candidate.pp == 1:
+        return False
+    return incumbent.place_again() > budget.much_faster
 
 
 def _consider_first(
@@ -227,7 +236,7 @@ def space_of(costs: CandidateCosts) -> list[Candidate]:
     pins, traced = costs.problem.pins, costs.problem.traced
     count = len(traced.segmented.instances)
     sizes = costs.problem.cluster, costs.problem.global_batch
-    found = candidates_of(traced, *sizes, pins, costs.problem.budget)
+    found = candidates_of(traced, *sizes, pins, costs.problem.budget, costs.problem.split)
     if not found:  # the messages of the fixed path say which demands collide
         stages = check_defaults(costs.problem.cluster, costs.problem.global_batch, pins)
         cut_stages([1.0] * count, stages, pins.cuts)

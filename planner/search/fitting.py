@@ -30,7 +30,7 @@ from .candidates import Candidate
 from .cutting import Placed, cutters_of, rounded
 from .descent import descend
 from .instances import on_stages
-from .lp_bound import tightened
+from .lp_bound import num_actions, tightened
 from .pins import Pins
 
 INF = float("inf")
@@ -135,7 +135,7 @@ def _descended(costs: CandidateCosts, fitted: Fitted, limit_bytes: float) -> Ite
         return
     starts, seen = fitted.starts, set[tuple[int, ...]]()
     picks = tuple(fastest([(sum(us), 0.0) for us in times]) for times in units.compute)
-    for _ in range(costs.problem.budget.descents):
+    for _ in range(costs.problem.budget.descents_of(num_actions(c))):
         starts = descend(costs, c, starts, picks)
         other = _at(costs, c, starts, limit_bytes) if starts not in seen else None
         if other is None:

@@ -2,13 +2,13 @@
 
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
-outermost; the best one's placements are solved again at other prices of a byte; its cuts and those
-of its linear relaxation are polished; then the candidates that limit the gap are bounded with more
+outermost; the best one is tried with other placements; its cuts and those of its linear relaxation
+are polished; then the candidates that limit the gap are bounded with more
 effort. Where that leaves a large one, the best is cut from other begins and runs of its cuts are
 moved.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,7 @@ from .fitting import (
 )
 from .forked import beside
 from .lp_bound import num_actions, tightened, tighter, weighted_us
+from .other_placements import other_placements
 
 INF = float("inf")
 Progress = Callable[[str], None]
@@ -78,8 +79,8 @@ class Incumbent:
     """The best so far, and all that was considered.
 
     bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
-    those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. prices: by
-    compute mesh, costs with placements at other prices of a byte. at: what is being done.
+    those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. others: by
+    compute mesh, costs with other placements, and what these are. at: what is being done.
     """
 
     costs: CandidateCosts
@@ -92,7 +93,7 @@ class Incumbent:
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
     cuts: dict[Listing, Fitted] = field(default_factory=dict)
-    prices: dict[Mesh, list[tuple[float, CandidateCosts]]] = field(default_factory=dict)
+    others: dict[Mesh, list[tuple[str, CandidateCosts]]] = field(default_factory=dict)
     simulated: int = 0
     at: str = ""
 
@@ -245,15 +246,18 @@ class Incumbent:
         self.losers[place] = replace(self.losers[place], **found)
 
     def finish(self, alone: bool = True) -> None:
-        """Cut anew, try the best with placements at other prices, polish its cuts, and bound what
-        limits the gap. alone: in this process; else such bounds are made beside it."""
+        """Cut anew, try the best with other placements, polish its cuts, and bound what limits the
+        gap. alone: in this process; else such bounds are made beside it."""
         with beside(self._tightened_early, not alone and self._limits_gap()) as tightened:
             self._improve()
             self.costs.lp_bounds.update(tightened() or {})
         self._tighten()
-        if self.best is not self.left:
-            self._begin_anew()
-            self._move_runs()
+
+    def cut_further(self, bound_us: float) -> None:
+        """Cut the best from other begins and move runs of its cuts, while the gap to a bound of all
+        that was explored is large."""
+        self._begin_anew(bound_us)
+        self._move_runs(bound_us)
 
     def _improve(self) -> None:
         near = self._near()
@@ -265,31 +269,32 @@ class Incumbent:
         if self.best is not self.finished:
             self._polish()
 
-    def reprice(self) -> float:
-        """Try the best with placements at other prices, and return the share of its step that the
-        best of them gains."""
+    def place_again(self) -> float:
+        """Try the best with other placements, and return the share of its step that the best of
+        them gains."""
         assert self.best is not None
         before, c = self.best_us, self.best.candidate
-        for share, other in self.at_prices(c.compute):
-            self.doing(f"placements at {share:g} of the price of a byte")
-            if (found := fit(other, c, self.limit)) is not None:
+        for what, other in self.placed_otherwise(c.compute):
+            self.doing(what)
+            found = fit(other, c, self.limit)
+            if found is not None and not found.exceeds(self.near_us):
                 self._offer_one(descended(other, found, self.limit))
         return 1 - self.best_us / before
 
-    def at_prices(self, mesh: Mesh) -> list[tuple[float, CandidateCosts]]:
-        """Return costs with placements at other prices, after their shares of the default one."""
-        if mesh not in self.prices:
-            self.prices[mesh] = list(repriced(self.costs, mesh))
-        return self.prices[mesh]
+    def placed_otherwise(self, mesh: Mesh) -> list[tuple[str, CandidateCosts]]:
+        """Return what is other about placements of a mesh, and costs with them."""
+        if mesh not in self.others:
+            self.others[mesh] = list(other_placements(self.costs, mesh))
+        return self.others[mesh]
 
     def leave(self, best: Fitted | None) -> None:
         """Take the best of a search under other placements, and leave its cuts to that."""
         self.best = self.finished = self.left = best
 
     def _polish(self) -> None:
-        """Try the best with placements at other prices, and polish its cuts."""
+        """Try the best with other placements, and polish its cuts."""
         assert self.best is not None
-        self.reprice()
+        self.place_again()
         if self._is_within(self.costs.problem.budget.enough_polished):
             return
         self.doing("moving the cuts of the best one by one")
@@ -314,14 +319,14 @@ class Incumbent:
         """Return whether the gap is so small."""
         return self.best_us <= (1 + gap) * min(self.bounds.values(), default=INF)
 
-    def _is_enough(self) -> bool:
+    def _is_enough(self, bound_us: float) -> bool:
         """Return whether the gap is so small that the cuts of the best stay."""
-        return self._is_within(self.costs.problem.budget.enough_moved)
+        return self.best_us <= (1 + self.costs.problem.budget.enough_moved) * bound_us
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, bound_us: float) -> None:
         """Cut the best from other begins, where that leaves a large gap, and polish the fastest."""
         budget = self.costs.problem.budget
-        if self.best is None or not budget.begins or self._is_enough():
+        if self.best is None or not budget.begins or self._is_enough(bound_us):
             return
         c = self.best.candidate
         if c.schedule in PLAIN or self.costs.problem.pins.cuts is not None:
@@ -331,10 +336,10 @@ class Incumbent:
         for fitted in found[: budget.begins_polished]:
             self._move_cuts(fitted)
 
-    def _move_runs(self) -> None:
+    def _move_runs(self, bound_us: float) -> None:
         """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
         budget = self.costs.problem.budget
-        while self.best is not None and budget.max_polished and not self._is_enough():
+        while self.best is not None and budget.max_polished and not self._is_enough(bound_us):
             self.doing("moving runs of cuts of the best")
             given = self.priced_by, self.best, self.limit, budget.longest_run
             if not self._offer(polished(*given)):
@@ -391,20 +396,3 @@ def _fastest(ways: tuple[Fitted, ...]) -> Fitted:
     fastest = fastest_of(ways)
     assert fastest is not None
     return fastest
-
-
-def repriced(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[float, CandidateCosts]]:
-    """Candidate costs whose placements differ, after their share of the default price."""
-    pins = costs.problem.pins
-    if mesh.num_devices == 1 or pins.price is not None:
-        return
-    base = costs.sharding(mesh)
-    seen = [base]
-    for share in costs.problem.budget.price_shares:
-        price = share * base.price
-        placing = replace(costs.problem.placed_for, price=price)
-        other = costs.under(pins=replace(pins, price=price), placing=placing)
-        found = other.sharding(mesh)
-        if not any(found.same_placements(known) for known in seen):
-            seen.append(found)
-            yield share, other

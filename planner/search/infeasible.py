@@ -266,7 +266,8 @@ def frugal(costs: CandidateCosts) -> list[Candidate]:
     problem = costs.problem
     sizes = problem.cluster, problem.global_batch
     try:
-        space = candidates_of(problem.traced, *sizes, problem.pins, problem.budget)
+        pins, budget = problem.pins, problem.budget
+        space = candidates_of(problem.traced, *sizes, pins, budget, problem.split)
     except PlanError:
         return []
 

@@ -12,6 +12,7 @@ from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..hardware.cluster import Cluster
+from ..remat.rules import row_bytes
 from ..simulate.iteration import Iteration, iterations
 from ..simulate.stage_memory import context_bytes, workspace_bytes
 from ..simulate.step_model import Precision, precision_of
@@ -101,6 +102,14 @@ class Problem:
     @cached_property
     def _may_replay(self) -> bool:
         return may_replay(self.cluster.device.type, self.traced.joints.values())
+
+    @cached_property
+    def split(self) -> int:
+        """Return how many ranks of a node may cut a row where no rank would be idle: several where
+        what backward reads of one row takes a good part of a device's memory."""
+        memory = self.cluster.device.memory_bytes
+        tight = row_bytes(self.traced, self.seq, "cheap") > self.budget.long_row * memory
+        return self.budget.max_split if tight else 1
 
     def replays(self, c: Candidate) -> bool:
         """Return whether the host issues a candidate's functions as CUDA graphs."""

@@ -9,9 +9,8 @@ found (incumbent.py). What was not simulated cannot beat the bound it has, so
 
 A candidate counts with its bound even when simulated, as other cuts and options of it were not.
 The bound is over meshes and their outer axis, micro-batches, ZeRO levels, schedules, cuts and the
-option of every instance, with the placements that the sharding ILP gives for each compute mesh at
-the default price of a byte. Where another price made the best plan faster, the bound is over the
-placements at that price as well.
+option of every instance, with the placements that the sharding ILP gives for each compute mesh by
+default, and on the meshes that were searched again with the others, too (exploring.py).
 """
 
 import time
@@ -48,15 +47,15 @@ from .stopping import Stop
 
 @dataclass(frozen=True)
 class Found:
-    """The winner, what it was priced by, its bound and what else was considered. num_prices: of a
-    byte, at which placements were solved for all combinations. stopped: where Ctrl-C ended the
+    """The winner, what it was priced by, its bound and what else was considered. num_placements:
+    of the meshes, with which combinations were considered. stopped: where Ctrl-C ended the
     search; "" where it ran to its end."""
 
     best: Fitted
     costs: CandidateCosts
     bound_us: float
     losers: tuple[Loser, ...]
-    num_prices: int
+    num_placements: int
     num_candidates: int
     num_simulated: int
     num_unfit: int
@@ -126,8 +125,8 @@ def search(
     advise: bool = True,
     processes: int = 1,
 ) -> Found:
-    """Compare every candidate that the pins leave, those on some compute meshes with placements at
-    another price of a byte, too (exploring.py). stop: whether Ctrl-C ends it with the best so far.
+    """Compare every candidate that the pins leave, those on some compute meshes with other
+    placements, too (exploring.py). stop: whether Ctrl-C ends it with the best so far.
 
     Raises InfeasibleError where nothing fits. advise: look for the nearest changes that would,
     which takes seconds.
@@ -151,16 +150,19 @@ def search(
     for one in whole.before:
         if one.incumbent.best is last.best and not stop.at:
             last = finished(one, setting).incumbent
+    bound_us = min(one.bound_us for one in explored)
+    if not stop.at:
+        with stop.within(last):
+            last.cut_further(bound_us)
     assert last.best is not None
-    bounding = [one for one in explored if one is whole or one.incumbent.costs is last.priced_by]
-    losers = _merged(x for one in bounding for x in one.incumbent.losers)
+    losers = _merged(x for one in explored for x in one.incumbent.losers)
     return Found(
         last.best,
         last.priced_by,
-        min(last.best.timeline.step_us, *(one.bound_us for one in bounding)),
+        min(last.best.timeline.step_us, bound_us),
         tuple(x for x in losers if x.candidate != last.best.candidate)
         + _unseen(whole.known, losers),
-        len(bounding),
+        len(explored),
         whole.num_candidates,
         sum(one.incumbent.simulated for one in explored),
         first.num_unfit,
