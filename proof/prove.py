@@ -47,6 +47,8 @@ TOLERANCE = 1e-9  # of the largest element, in float64
 NOISE = 3.0  # times the module's own rounding, in the plan's dtype
 # Below this share of the largest gradient of all, a parameter's gradient counts as zero.
 _ZERO = 1e-4
+# times how far a gradient moves with the last digits of the weights: what it may round by
+_LAST_DIGITS = 10.0
 # The same where both sides round: the norm that errors are at least set in relation to.
 _SMALL = 1e-2
 
@@ -277,6 +279,18 @@ class _Trial:
         given = batch.permuted() if self.variant.microbatches > 1 else batch
         return expected, run_program(one_rank_plan(self.traced, self.variant), self.weights, given)
 
+    def moved_by_digits(self, name: str, gradient: Tensor) -> float:
+        """How far the module's own gradient moves, at most, as the last digits of its weights do.
+
+        One that is zero but for rounding, as of a bias before a norm over the tokens, moves by all
+        of its size; a small one by its last digits."""
+        digits = torch.finfo(torch.float64).eps
+        own = self.subject.name
+        near = (moved_by(self.weights, digits, seed) for seed in _DRAWS)
+        ran = (run_module(self.module, w, self.batch, own, self.plan_dtype) for w in near)
+        grads = (outcome.grads[name] for outcome in ran)
+        return max(_size(other - gradient) for other in grads if other is not None)
+
     def first_difference(self) -> str:
         """A sentence that names where a loss that differs comes from; "" where nothing shows it."""
         if self.variant.microbatches > 1:
@@ -294,9 +308,9 @@ def _compare(trial: _Trial, expected: Outcome, found: Outcome) -> None:
             f"{trial}: the captured program's loss is {found.loss:.10g}, the module's "
             f"{expected.loss:.10g}, in float64.{trial.first_difference()} {_advice(trial)}"
         )
-    least = _ZERO * max((_size(g) for g in expected.grads.values() if g is not None), default=0.0)
+    largest = max((_size(g) for g in expected.grads.values() if g is not None), default=0.0)
     for name in reversed(list(found.grads)):
-        _compare_gradient(trial, name, expected.grads.get(name), found.grads[name], least)
+        _compare_gradient(trial, name, expected.grads.get(name), found.grads[name], largest)
     if not trial.subject.freezes:
         _check_left_out(trial, expected, found)
 
@@ -320,8 +334,9 @@ def _check_left_out(trial: _Trial, expected: Outcome, found: Outcome) -> None:
 
 
 def _compare_gradient(
-    trial: _Trial, name: str, expected: Tensor | None, found: Tensor | None, least: float
+    trial: _Trial, name: str, expected: Tensor | None, found: Tensor | None, largest: float
 ) -> None:
+    """largest: the largest element of all gradients."""
     assert found is not None, name
     reader = _reader(trial.traced.graph, name)
     if expected is None:
@@ -329,8 +344,10 @@ def _compare_gradient(
             f"{trial}: parameter {name} has no gradient in PyTorch, and one in the captured "
             f"program ({reader}); freeze it, or let the loss depend on it"
         )
-    off = float((found - expected).abs().max()) if expected.numel() else 0.0
-    if not off <= TOLERANCE * max(_size(expected), least):
+    off = _size(found - expected)
+    if off <= TOLERANCE * max(_size(expected), _ZERO * largest):
+        return
+    if not off <= min(TOLERANCE * largest, _LAST_DIGITS * trial.moved_by_digits(name, expected)):
         raise ProofError(
             f"{trial}: the gradient of {name} ({reader}) differs from PyTorch's by {off:.3g}, its "
             f"largest element being {_size(expected):.3g}, in float64; later parameters agree"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import proofs.zoo_of_values  # noqa: F401  adds its modules
 import pytest
 from proofs.zoo import VOCAB, ZOO
 from torch.fx import Graph, Node
@@ -108,6 +109,7 @@ def _shared_rows(patch: Patch) -> None:
 
 PLANTED: dict[str, tuple[Callable[[Patch], None], str]] = {
     "no-detach": (_no_detach, "detached"),
+    "no-detach-of-little": (_no_detach, "small_and_detached"),
     "grad-everywhere": (_grad_everywhere, "no_grad_region"),
     "lost-write": (_lost_write, "partial_write"),
     "stale-view": (_stale_view, "view_read_after_a_write"),
