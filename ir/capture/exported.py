@@ -41,6 +41,7 @@ from .steps import Way, following, read_off_tokens, steps_of, tried_beside
 from .suggestions import no_failing_suggestions
 from .tables import longest
 from .traced_apart import no_question_of_tracing, no_texts
+from .transforms import no_transforms
 from .unseen import (
     as_it_was,
     check_compiled,
@@ -253,7 +254,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
             no_question_of_one_row(name, module.seen),
             no_sizes_as_keys(name),
             _sizes_as_numbers(module, way, of_sizes),
-            no_question_of_tracing(name),
+            _asked_of_torch(name),
             no_texts(name),
             no_causal_detection(),
             no_failing_suggestions(),
@@ -325,6 +326,12 @@ def _decides(name: str, place: str, of_sizes: list[str]) -> CaptureError:
 @contextmanager
 def _modules(module: nn.Module) -> Iterator[None]:
     with lazy_modules(), traced_once(module):
+        yield
+
+
+@contextmanager
+def _asked_of_torch(name: str) -> Iterator[None]:
+    with no_question_of_tracing(name), no_transforms(name):
         yield
 
 

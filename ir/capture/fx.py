@@ -18,6 +18,7 @@ from .calls import Attrs, CallRecord
 from .lines import source_of
 from .nodes import (
     CAST,
+    NO_OP,
     Drawn,
     drawn_by,
     draws_of_its_own,
@@ -125,10 +126,7 @@ class FxReader:
             self.values[node] = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
             return
         if not hasattr(node.target, "_schema"):
-            raise CaptureError(
-                f"{self.where(node)} is no op that a graph can hold, but a transformation of "
-                "functions; write what it computes in tensor ops"
-            )
+            raise CaptureError(f"{self.where(node)} {NO_OP}")
         if writes(node):
             raise CaptureError(
                 f"{self.where(node)} changes its operand in place; write it as an op that "

@@ -14,6 +14,10 @@ from .lines import line_of
 CAST = "to.dtype"  # stands for every overload of `to`: it is the output's dtype that matters
 # What torch.vmap calls first, which a user does not know.
 _VMAP, _OF_VMAP = "torch.vmap", ("lazy_load_decompositions", "_vmap_increment_nesting")
+NO_OP = (
+    "is no op that a graph can hold, but a transformation of functions; write what it computes in "
+    "tensor ops"
+)
 _RATES = ("p", "dropout_p")  # what torch calls the probability that an element falls
 
 

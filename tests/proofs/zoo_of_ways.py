@@ -4,7 +4,10 @@ tokens do not show it."""
 import torch
 from proofs.zoo import DIM, plain, with_parts
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 @plain
@@ -95,3 +98,79 @@ def attends_to_nothing(self, h):
     mask = torch.zeros_like(h[:, :, :1]).masked_fill(queries, -torch.inf)
     mask = mask.expand(-1, -1, h.shape[1])
     return F.scaled_dot_product_attention(self.proj(h), h, h, attn_mask=mask)
+
+
+def _mapped(self):
+    self.weights = nn.Parameter(torch.full((2, DIM // 2, DIM // 2), 0.1))
+
+
+@with_parts(_mapped)
+def maps_over_weights(self, h):
+    parts = h.unflatten(-1, (2, DIM // 2))
+    return torch.vmap(torch.matmul, in_dims=(2, 0), out_dims=2)(parts, self.weights).flatten(2)
+
+
+@plain
+def maps_by_one_made_before(self, h):
+    return self.proj(h) + SQUARES(h)
+
+
+SQUARES = torch.vmap(torch.square, in_dims=1, out_dims=1)
+
+
+@plain
+def takes_a_gradient_of_a_function(self, h):
+    return h * torch.func.grad(lambda y: y.sin().sum())(self.proj(h))
+
+
+@plain
+def takes_a_gradient_of_each_row(self, h):
+    return h * torch.func.vmap(torch.func.grad_and_value(lambda y: y.sin().sum()))(self.proj(h))[0]
+
+
+@plain
+def takes_a_value_and_a_gradient(self, h):
+    return h * torch.func.grad_and_value(lambda y: y.sin().sum())(self.proj(h))[0]
+
+
+@plain
+def derives_along_ones(self, h):
+    return torch.func.jvp(self.proj, (h,), (torch.ones_like(h),))[1] + h
+
+
+@plain
+def derives_backward(self, h):
+    return h + torch.func.vjp(self.proj, h)[1](h)[0]
+
+
+@plain
+def adds_by_an_associative_scan(self, h):
+    return associative_scan(torch.add, self.proj(h), 1, combine_mode="generic")
+
+
+def _causal(score, row, head, query, key):
+    return torch.where(query >= key, score, -torch.inf)
+
+
+@plain
+def attends_by_a_function(self, h):
+    q = self.proj(h)[:, None]
+    return flex_attention(q, h[:, None], h[:, None], score_mod=_causal)[:, 0]
+
+
+@plain
+def attends_by_blocks(self, h):
+    blocks = create_block_mask(lambda b, h, q, k: q >= k, None, None, h.shape[1], h.shape[1], "cpu")
+    q = self.proj(h)[:, None]
+    return flex_attention(q, q, q, block_mask=blocks)[:, 0]
+
+
+@plain
+def attends_by_a_bias_of_torch(self, h):
+    q, bias = self.proj(h)[:, None], causal_lower_right(h.shape[1], h.shape[1])
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=bias)[:, 0]
+
+
+@plain
+def draws_as_many_by_itself(self, h):
+    return self.proj(h) + torch.randn(h.shape, generator=torch.Generator().manual_seed(3))
