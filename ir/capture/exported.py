@@ -28,6 +28,7 @@ from .complex_pairs import complex_as_pairs
 from .experts import expert_linear
 from .forwards import Logits
 from .fx import check_dtypes, check_sizes
+from .gathers import gathers
 from .images import image_sizes
 from .lazy_modules import lazy_modules
 from .lines import lines_of_model, short_line
@@ -254,7 +255,7 @@ def _exported(module: Logits, name: str, way: Way, steps: _Steps | None, asserts
             no_question_of_one_row(name, module.seen),
             no_sizes_as_keys(name),
             _sizes_as_numbers(module, way, of_sizes),
-            _asked_of_torch(name),
+            _functions(name),
             no_texts(name),
             no_causal_detection(),
             no_failing_suggestions(),
@@ -330,8 +331,8 @@ def _modules(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _asked_of_torch(name: str) -> Iterator[None]:
-    with no_question_of_tracing(name), no_transforms(name):
+def _functions(name: str) -> Iterator[None]:
+    with no_question_of_tracing(name), no_transforms(name), gathers():
         yield
 
 

@@ -183,3 +183,14 @@ def shifted_before_a_norm_over_tokens(self, h):
 @plain
 def small_and_detached(self, h):
     return h + 1e-10 * self.proj(h).detach() * self.proj(h)
+
+
+@plain
+def taken_along_dims(self, h):
+    """Sizes beside the dim broadcast, of either; along the tokens, too."""
+    y = self.proj(h)
+    sorted_, first = torch.take_along_dim(y, h.argsort(-1), -1), y.take_along_dim(h.argsort(1), 1)
+    one = torch.take_along_dim(h, h.mean(-1, keepdim=True).argsort(dim=1), dim=1)
+    many = torch.take_along_dim(h[:, :, :1].expand(-1, -1, 3), h.argsort(-1) % 3, 2)
+    few = h.mean(1, keepdim=True).take_along_dim(h.argsort(-1), dim=-1)
+    return sorted_ + first + one + many + few
