@@ -259,7 +259,9 @@ def _same(after: Tensor, before: Tensor | None) -> bool:
 
 
 def _loss(module: nn.Module, batch: Batch, plan_dtype: torch.dtype | None) -> Tensor:
-    with Widened(plan_dtype) if plan_dtype else nullcontext():
+    # What torch.compile wraps runs as it is written, as the capture has it.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, Widened(plan_dtype) if plan_dtype else nullcontext():
         floats = next((p.dtype for p in module.parameters()), torch.float64)
         others = {r: x.to(floats) if r == "images" else x for r, x in batch.others.items()}
         found = returned_by(module, batch.tokens, **others)

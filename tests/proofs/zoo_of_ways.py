@@ -174,3 +174,22 @@ def attends_by_a_bias_of_torch(self, h):
 @plain
 def draws_as_many_by_itself(self, h):
     return self.proj(h) + torch.randn(h.shape, generator=torch.Generator().manual_seed(3))
+
+
+@torch.compile
+def compiled(x):
+    return x * torch.sigmoid(1.7 * x)
+
+
+@plain
+def calls_a_compiled_function(self, h):
+    return self.proj(compiled(h))
+
+
+def _compiled_part(module):
+    module.part = torch.compile(nn.Linear(DIM, DIM))
+
+
+@with_parts(_compiled_part)
+def has_a_compiled_part(self, h):
+    return self.proj(h) + self.part(h)
