@@ -138,6 +138,26 @@ def failing_rows(index, length):
 
 def rows_of_none():
     return [1]
+
+
+class Turned(Net):
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+
+
+class Chooses(Net):
+    def __init__(self):
+        super().__init__()
+        if self.head.weight.sum() > 0:
+            self.scale = 2
+
+
+TABLE = nn.Embedding(256, 1).weight.detach().flatten()
+
+
+def loss_of_table(logits, labels):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), TABLE)
 '''
 
 FILES: dict[str, str | bytes] = {

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
@@ -49,6 +49,7 @@ from .storages import (
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ORTHOGONAL_ELEMENTS = 1 << 24  # each rank makes the whole matrix
+_CHOICES = (DataDependentOutputException, GuardOnDataDependentSymNode)
 _WAY_OUT = "start it with a fill of torch.nn.init, pointwise steps after it, or values set by hand"
 
 # What torch's weight_norm takes of drawn weights.
@@ -232,14 +233,19 @@ def _no_choices() -> Iterator[None]:
     """Refuse a constructor that asks for values of parameters, which have no memory."""
     try:
         yield
-    except DataDependentOutputException as error:
+    except Exception as raised:
+        error = raised if isinstance(raised, _CHOICES) else raised.__cause__
+        if not isinstance(error, _CHOICES):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [short_line(f.filename, f.lineno or 0) for f in frames if f.name == "__init__"]
         line = next(filter(None, reversed(lines)), "an unknown line")
+        of_torch = any(f.name == "orthogonal" for f in frames)
+        way = "call orthogonal with use_trivialization=False" if of_torch else "leave that out"
         raise CaptureError(
-            f"{error.func} under {line}, as the module is built, reads values of a parameter, "
-            "which is captured without them; of torch.nn.utils.parametrizations orthogonal does "
-            "so: compute what it gives in forward, or start from nn.init.orthogonal_ alone"
+            f"{getattr(error, 'func', 'a choice')} under {line}, as the module is built, reads "
+            f"values of a parameter, which is captured without them; {way}, or compute what it "
+            "gives in forward"
         ) from error
 
 

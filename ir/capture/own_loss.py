@@ -174,14 +174,26 @@ def _measure(name: str, function: LossFunction, logits: Tensor, labels: Tensor) 
         raise CaptureError(
             f"--loss {name} fails on logits {list(logits.shape)} and labels {list(labels.shape)}: "
             f"{type(error).__name__}: {said}"
-            + f"; labels that do not count are {IGNORED_LABEL}"
-            * ignored
+            + f"; labels that do not count are {IGNORED_LABEL}" * ignored
+            + _of_dtypes(function, logits, labels)
         ) from error
     _check_scalar(name, found)
     value = float(found)
     if not abs(value) < float("inf"):
         raise CaptureError(f"--loss {name} is {value} on drawn logits; return what is finite")
     return value
+
+
+def _of_dtypes(function: LossFunction, logits: Tensor, labels: Tensor) -> str:
+    """Return what to add of a loss that fails on float64 alone; else ""."""
+    try:
+        function(logits.float(), labels)
+    except Exception:
+        return ""
+    return (
+        "; these logits are float64, and with float32 ones it works: cast what it holds, as in "
+        "table.to(logits)"
+    )
 
 
 def _check_scalar(name: str, found: object) -> None:

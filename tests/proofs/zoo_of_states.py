@@ -396,6 +396,16 @@ def orthogonal_weight(self, h):
     return self.turn(h)
 
 
+def _orthogonal_at_once(self):
+    linear = nn.Linear(DIM, DIM)
+    self.turn = nn.utils.parametrizations.orthogonal(linear, use_trivialization=False)
+
+
+@with_parts(_orthogonal_at_once)
+def orthogonal_of_any_weight(self, h):
+    return self.turn(h)
+
+
 def _normed(self):
     self.turn = nn.utils.parametrizations.weight_norm(nn.Linear(DIM, DIM))
 
