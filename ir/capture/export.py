@@ -47,7 +47,7 @@ from .lines import source_of
 from .nodes import Drawn
 from .own_loss import LossTotal, OwnLoss
 from .promotion import cast_integers
-from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, left_out
+from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, kept_apart, left_out
 from .row_ops import check_row_ops
 from .rows import check_rows
 from .steps import steps_of, symbol_of
@@ -181,7 +181,8 @@ def capture(
             longest_apart=exported.longest_apart,
             ways=exported.ways,
         )
-        return replace(found, warnings=(*found.warnings, *map(left_out, wrapped.seen.unread)))
+        said = (*map(left_out, wrapped.seen.unread), *kept_apart(wrapped.seen.kept))
+        return replace(found, warnings=(*found.warnings, *said))
 
     if loss is None:
         return read(Logits(module, arguments), tuple(roles))

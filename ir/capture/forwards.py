@@ -77,8 +77,11 @@ class Logits(nn.Module):
         """Return what the module returns."""
         tokens, *others = given
         self.seen.rows, self.seen.length = tokens.shape
+        before = _numbers_kept(self.module)
         out = self.module(tokens, **dict(zip(self.arguments[1:], others, strict=True)))
         self.seen.unread = _numbers_in(out)
+        now = _numbers_kept(self.module).items()
+        self.seen.kept = tuple(place for place, value in now if before.get(place) is not value)
         return Returned(_logits_in(out), _load_in(out), _named(out, "router_loss"))
 
     @property
@@ -96,6 +99,16 @@ def _numbers_in(out: Any) -> tuple[str, ...]:
         for place, value in each
         if isinstance(value, Tensor) and value.requires_grad and _is_number(value)
     )
+
+
+def _numbers_kept(module: nn.Module) -> dict[str, Tensor]:
+    """Return the single numbers with gradients among the attributes of a module and its parts."""
+    return {
+        f"{path}.{name}".removeprefix("."): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor) and value.requires_grad and _is_number(value)
+    }
 
 
 def _is_number(value: Tensor) -> bool:

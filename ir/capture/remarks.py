@@ -18,3 +18,15 @@ def left_out(place: str) -> str:
         f"the number that the forward returns at {place!r} is no part of the loss, which reads the "
         "logits alone; nothing trains by it (for that of routers, return their router_load)"
     )
+
+
+def kept_apart(places: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what to say of the numbers that a forward sets as attributes; nothing of none."""
+    if not places:
+        return ()
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return (
+        f"the number that the forward sets as attribute {places[0]!r}{more} is no part of the "
+        "loss, which reads the logits alone; by itself it trains nothing (for that of routers, "
+        "return their router_load)",
+    )

@@ -31,12 +31,13 @@ class Seen:
     """Holder of what a forward shows, so that under export it assigns no attribute of its module.
 
     rows, length: of the tokens that it is called on. unread: places of the trainable numbers that
-    it returns beside its logits.
+    it returns beside its logits. kept: of those that it sets as attributes.
     """
 
     rows: Any = None
     length: Any = None
     unread: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @contextmanager

@@ -201,6 +201,21 @@ def test_a_loss_in_a_dictionary_is_named() -> None:
     assert "returns at 'z_loss'" in said
 
 
+class Keeping(Padded):
+    """Sets a number as an attribute, of itself and of a part."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        self.z_loss, self.mean, self.last = h.square().mean(), h.detach().mean(), h
+        self.embed.z_loss = h.square().sum()
+        return self.head(h)
+
+
+def test_a_loss_that_is_kept_as_an_attribute_is_said_to_be_left_out() -> None:
+    (said,) = (w for w in trace(Keeping, "keeping", "f32", 16).warnings if "no part" in w)
+    assert said.startswith("the number that the forward sets as attribute 'z_loss' and 1 more is")
+
+
 class Chunked(nn.Module):
     """Seven features in parts of 3, 3 and 1."""
 
