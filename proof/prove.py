@@ -47,10 +47,10 @@ TOLERANCE = 1e-9  # of the largest element, in float64
 NOISE = 3.0  # times the module's own rounding, in the plan's dtype
 # Below this share of the largest gradient of all, a parameter's gradient counts as zero.
 _ZERO = 1e-4
-# times how far a gradient moves with the last digits of the weights: what it may round by
-_LAST_DIGITS = 10.0
 # The same where both sides round: the norm that errors are at least set in relation to.
 _SMALL = 1e-2
+# Times how far a gradient moves with the last digits of weights: what a small one may be off by.
+_LAST_DIGITS = 10.0
 
 _LENGTHS = (5, 12)
 _MANY = 32  # tokens of a row in the batch of a small model
@@ -347,7 +347,7 @@ def _compare_gradient(
     off = _size(found - expected)
     if off <= TOLERANCE * max(_size(expected), _ZERO * largest):
         return
-    if not off <= min(TOLERANCE * largest, _LAST_DIGITS * trial.moved_by_digits(name, expected)):
+    if not off <= min(_ZERO * largest, _LAST_DIGITS * trial.moved_by_digits(name, expected)):
         raise ProofError(
             f"{trial}: the gradient of {name} ({reader}) differs from PyTorch's by {off:.3g}, its "
             f"largest element being {_size(expected):.3g}, in float64; later parameters agree"

@@ -180,6 +180,16 @@ def shifted_before_a_norm_over_tokens(self, h):
     return h
 
 
+@with_parts(_shifted)
+def shifted_before_a_deviation(self, h):
+    """Where a row is of one token, the last digits of weights move a gradient a million times."""
+    for _ in range(2):
+        y = self.proj(h) + self.shift
+        y = y - y.mean(1, keepdim=True)
+        h = h + y / (y.std(1, keepdim=True) + 1e-6)
+    return h
+
+
 @plain
 def small_and_detached(self, h):
     return h + 1e-10 * self.proj(h).detach() * self.proj(h)
