@@ -58,7 +58,10 @@ class Load(NamedTuple):
 class Held(NamedTuple):
     """Bytes of a piece's functions, which no rate changes: alive at once in forward and backward,
     kept between them, coming in and going out, and of gradients that the matmuls which make them
-    add; of a split backward those alive in I and in W, and handed from one to the other."""
+    add; of a split backward those alive in I and in W, and handed from one to the other.
+
+    sums: bytes of the gradients that matmuls add on a GPU, and these over the rows that each sums.
+    """
 
     forward_peak: float
     backward_peak: float
@@ -66,6 +69,7 @@ class Held(NamedTuple):
     entry: float
     exit: float
     added: float
+    sums: tuple[float, float]
     first_peak: float = 0.0
     second_peak: float = 0.0
     handed: float = 0.0

@@ -4,6 +4,7 @@ Everything is read off the piece's two functions under its placements, so a plan
 same numbers as the search that wrote it. Sizes are of one micro-batch on one rank.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +75,8 @@ class PieceWork:
 
     again_us: the part of the backward that computes forward values again. split: of the schedules
     that run backward in two. away_bytes: handed over in the host's memory; away_us: of their copy,
-    each way. added_bytes: of weights whose gradients are added by the matmuls that make them.
+    each way. added_bytes: of weights whose gradients are added by the matmuls that make them; sums:
+    those on a GPU, and these over the rows that each sums.
     runs_backward: False where it is frozen and nothing before it trains.
     """
 
@@ -88,6 +90,7 @@ class PieceWork:
     away_bytes: float = 0.0
     away_us: float = 0.0
     added_bytes: float = 0.0
+    sums: tuple[float, float] = (0.0, 0.0)
     runs_backward: bool = True
 
     @cached_property
@@ -213,6 +216,7 @@ def piece_work(priced: Priced, saved: tuple[str, ...], split: bool = False) -> P
         sum(priced.us(op, backward) for op in functions.phases.again),
         _split_work(functions, priced, held, whole) if split else None,
         added_bytes=held.added,
+        sums=held.sums,
         runs_backward=bool(functions.phases.joint.results),
     )
 
@@ -238,8 +242,26 @@ def _count_held(priced: Priced, saved: tuple[str, ...], split: bool) -> Held:
         sum(size(v.name) for v in joint.values("activation")),
         sum(map(size, joint.ys)),
         sum(map(size, added)),
+        _sums(priced, added),
         *(_halves_held(functions, priced, *functions.halves) if split and functions.halves else ()),
     )
+
+
+def _sums(priced: Priced, added: frozenset[str]) -> tuple[float, float]:
+    """Return the bytes of gradients that matmuls add on a GPU, and these over the rows of each: of
+    [O, I] from [rows, O] and [rows, I]."""
+    total = per_row = 0.0
+    on_gpu = priced.costs.cluster.device.type == "cuda"
+    for op in priced.graph.ops if on_gpu else ():
+        if op.output.name in added and definition(op).kind == "matmul":
+            made, *operands = (_elements(priced, n) for n in (op.output.name, *op.inputs[:2]))
+            total += priced.bytes(op.output.name)
+            per_row += priced.bytes(op.output.name) / math.sqrt(math.prod(operands) / made)
+    return total, per_row
+
+
+def _elements(priced: Priced, name: str) -> float:
+    return priced.bytes(name) / ITEM_BYTES[priced.graph.values[name].dtype]
 
 
 def offloading(

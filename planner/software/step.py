@@ -58,7 +58,8 @@ def model_under(
             work = Theirs(piece, costs, software, piece.name in inner).work(unit.work)
             known[piece.name] = more(work, piece, costs)
         accumulate = unit.accumulate_us + adding * unit.work.added_bytes
-        return replace(unit, work=known[piece.name], accumulate_us=accumulate)
+        sums = 0.0 if software.adds_apart else unit.sums_us
+        return replace(unit, work=known[piece.name], accumulate_us=accumulate, sums_us=sums)
 
     stages = tuple(tuple(map(changed, stage)) for stage in model.stages)
     if software.layer_us:

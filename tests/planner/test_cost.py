@@ -20,7 +20,7 @@ from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
 from meshwright.planner.search.pins import Pins
-from meshwright.planner.simulate.step_model import precision_of, step_model
+from meshwright.planner.simulate.step_model import exposed_sum_bytes, precision_of, step_model
 
 
 def test_counts_equal_substitution_at_every_size() -> None:
@@ -81,6 +81,27 @@ def test_a_weight_that_its_matmul_adds_costs_no_pass_of_its_own() -> None:
     # There a matmul of half precision adds to float32.
     added = [u.work.added_bytes for u in step_model(wide, parse_cluster("h200:1")).stages[0]]
     assert weights in added
+
+
+def test_matmuls_of_few_rows_do_not_hide_the_gradients_that_they_add_to() -> None:
+    """Every matmul of a piece sums over the tokens of a micro-batch, whatever its shape."""
+    cluster, given = parse_cluster("h200:1"), {"global_batch": 4, "pins": Pins(zero=0)}
+    exposed = {}
+    for seq in (64, 512, 4096):
+        plan = make_plan(traced("tiny"), cluster, seq=seq, **given)
+        ffn = next(u for u in step_model(plan, cluster).stages[0] if u.name.endswith("ffn"))
+        total, per_row = ffn.work.sums
+        assert total == ffn.work.added_bytes > 0
+        assert total / per_row == pytest.approx(seq * plan.micro_batch)
+        hbm = cluster.device.hbm_bytes_per_s / 1e6
+        assert ffn.sums_us == pytest.approx(exposed_sum_bytes(ffn.work, 1.0) / hbm)
+        wide = exposed_sum_bytes(ffn.work, 2.0)
+        exposed[seq] = exposed_sum_bytes(ffn.work, 1.0) / total
+        assert ffn.pass_us("B") > ffn.work.backward.us + ffn.accumulate_us
+        assert 0 < 2 * exposed[seq] * total < wide <= 1.2 * 4 * total
+    assert exposed[64] == pytest.approx(2 * 1.1) and exposed[64] > exposed[512] > exposed[4096]
+    on_cpu = make_plan(traced("tiny"), parse_cluster("cpu:1"), seq=64, **given)
+    assert all(u.sums_us == 0 for u in step_model(on_cpu, parse_cluster("cpu:1")).stages[0])
 
 
 def test_the_passes_over_the_logits_come_after_the_matmuls() -> None:

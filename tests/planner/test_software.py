@@ -145,7 +145,8 @@ def test_gradients_added_apart_are_read_and_written_once_more(plan: Plan) -> Non
     model = predict(plan, SLOW).model
     added = sum(unit.work.added_bytes for unit in model.stages[0])
     assert added > 0 and plan.num_microbatches == 2
-    assert apart - own == pytest.approx(3 * added / 1e9 * 1e6)
+    matmuls_us = sum(unit.sums_us for unit in model.stages[0])  # which add nothing any more
+    assert apart - own == pytest.approx(3 * added / 1e9 * 1e6 - plan.num_microbatches * matmuls_us)
 
 
 def test_matmuls_at_half_the_rate_take_twice_as_long(plan: Plan) -> None:
