@@ -91,7 +91,7 @@ class SearchBudget:
 
     effort: str = "best"
     max_micro_batch: int = 32
-    long_row: float = 0.2
+    long_row: float = 0.65
     max_split: int = 8
     min_units: int = 4
     max_simulated: int = 200
@@ -155,6 +155,7 @@ BUDGET = SearchBudget()
 EFFORTS = {
     "fast": SearchBudget(
         effort="fast",
+        long_row=1.0,
         max_simulated=64,
         worth=0.05,
         worth_where_wide=0.01,
@@ -178,8 +179,8 @@ EFFORTS = {
         near_reordered=0.01,
         max_polished_passes=1e6,
         price_shares=(0.0,),
-        near_placed=0.01,
-        placed_meshes=2,
+        near_placed=0.0,
+        placed_meshes=1,
     ),
     "best": BUDGET,
 }

@@ -186,6 +186,6 @@ def _bound(found: Found) -> list[str]:
         f"  {found.num_candidates} combinations, {found.num_simulated} simulated, "
         f"{found.num_unfit} do not fit, the rest are bounded {_above(found)}",
         "  recompute: over the options of each segment (kept bytes against time)",
-        f"{_placements(found)}; the bound is over these, --pin price, cp_order, shard_sequence or "
-        "shard_weights asks for others",
+        f"{_placements(found)}; the bound is over these, --pin cp, cp_order, shard_sequence, "
+        "shard_weights or price asks for others",
     ]

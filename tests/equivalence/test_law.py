@@ -42,6 +42,8 @@ REPLICAS = [
     Case(number=1001, seed=0, model=_SMALL, pp=2, cp=2, zero=3, recompute="all", accumulation=2,
          order="mirrored", outer="dp", resume=1),
     Case(number=1002, seed=0, model=_SMALL, cp=4, seq=8, order="mirrored", recompute=EACH),
+    Case(number=1006, seed=0, model=_TIED, pp=2, cp=2, zero=1, accumulation=4, schedule="zbv",
+         order="mirrored"),
     Case(number=1003, seed=0, model=_TIED, cp=4, dtype="f32", seq=16, order="mirrored"),
     # The same exchanged for heads, and beside exchanges over tensor.
     Case(number=1005, seed=0, model=_SMALL, cp=2, seq=16, order="mirrored", random_costs=True,
