@@ -42,7 +42,7 @@ FUSED = "adamw"
 IN_TRANSIT = 2
 # Of what matmuls read and write to add to gradients: the most that their flops do not hide, and the
 # rows over which it falls; in the dtype of weights, and in a wider one.
-SUMS, WIDE_SUMS = (1.1, 400.0), (1.2, 1150.0)
+SUMS, WIDE_SUMS = (1.1, 400.0), (1.1, 800.0)
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def exposed_sum_bytes(work: PieceWork, wider: float) -> float:
     """Return the bytes of gradients, read and written by the matmuls that add to them, that their
     flops do not hide. wider: bytes of a sum for one of the weight.
 
-    Read of 7 shapes up to 53,248 x 16,384 at 256 to 8,192 rows on an H200 (2026-11-30): in float32
-    8 bytes an element take 1.2 of their time at 512 rows, 1.0 at 1,024, 0.56 at 2,048, 0.3 at 4,096
-    and 0.1 at 8,192; in bfloat16 4 bytes take 0.8, 0.5, 0.2 and nothing.
+    Of 11 steps on an H200 (2026-11-30, benchmarks/README.md). By itself a matmul of float32 sums
+    shows 8 bytes an element by 1.2 of their time at 512 rows, 1.0 at 1,024, 0.56 at 2,048 and 0.3
+    at 4,096, one of bfloat16 4 bytes by 0.8, 0.5, 0.2 and none.
     """
     total, per_row = work.sums
     most, rows = WIDE_SUMS if wider > 1 else SUMS

@@ -98,7 +98,7 @@ def test_matmuls_of_few_rows_do_not_hide_the_gradients_that_they_add_to() -> Non
         wide = exposed_sum_bytes(ffn.work, 2.0)
         exposed[seq] = exposed_sum_bytes(ffn.work, 1.0) / total
         assert ffn.pass_us("B") > ffn.work.backward.us + ffn.accumulate_us
-        assert 0 < 2 * exposed[seq] * total < wide <= 1.2 * 4 * total
+        assert 0 < 2 * exposed[seq] * total * (1 - 1e-9) <= wide <= 1.1 * 4 * total * (1 + 1e-9)
     assert exposed[64] == pytest.approx(2 * 1.1) and exposed[64] > exposed[512] > exposed[4096]
     on_cpu = make_plan(traced("tiny"), parse_cluster("cpu:1"), seq=64, **given)
     assert all(u.sums_us == 0 for u in step_model(on_cpu, parse_cluster("cpu:1")).stages[0])
