@@ -55,7 +55,8 @@ class SearchBudget:
         max_thorough: candidates bounded with thorough effort; enough_gap: at which no more are.
     Cuts
         memory_shares: of a device, that cuts are made for one after another.
-        descents: of one candidate; descent_steps: of one of them.
+        descents: of one candidate; long_descents: at most, of one with more than far_actions;
+            descent_steps: of one of them.
         descent_shifts: units that a run of cuts moves by in one step.
         descent_microbatches: that a descent follows one by one, in multiples of the ranks.
         near: how much slower than the best plan one may be to be cut again, as a share; and the
@@ -77,8 +78,8 @@ class SearchBudget:
         much_faster: share of its step that the best of the first candidates gains by other
             placements, above which those on its mesh are searched with them before the others.
         near_placed: how much slower than the best plan the bound of a compute mesh may be to be
-            searched with other placements, as a share; placed_meshes: that are at most, beside the
-            best plan's own.
+            searched with other placements, as a share; placed_meshes: of the nearest, that are
+            unless the gap is wide. The best plan's own always is.
     Rematerialisation options
         offload_shares: of the values that the host link carries in time, that are offloaded.
         exact_units: of a stage whose options are chosen exactly; exact_choices: combinations of
@@ -142,11 +143,14 @@ class SearchBudget:
     max_parts: int = 2
 
     def descents_of(self, num_actions: int) -> int:
-        """Return the descents of a candidate with so many forwards and backwards."""
-        return min(self.descents, self.long_descents if num_actions > self.far_actions else 9)
+        """Return how often a candidate is cut by descent. num_actions: forwards and backwards of
+        its schedule."""
+        long = num_actions > self.far_actions
+        return min(self.descents, self.long_descents) if long else self.descents
 
     def followed(self, pp: int, num_actions: int) -> int:
-        """Return how many micro-batches a descent follows one by one."""
+        """Return how many micro-batches a descent follows one by one; of a long schedule as many as
+        it has ranks."""
         return pp * (1 if num_actions > self.far_actions else self.descent_microbatches)
 
 

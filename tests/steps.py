@@ -23,7 +23,15 @@ def unit(f: float, b: float, w: float | None = None, **changes: float) -> Unit:
     split = None if w is None else SplitWork(phase(b), phase(w), 0.0, True)
     work = PieceWork(phase(f), phase(b + (w or 0.0)), 0.0, 0.0, 0.0, 0.0, split)
     fields = dict.fromkeys(
-        ("accumulate_us", "gather_us", "reduce_us", "blocking_us", "bucket_bytes", "owned_bytes"),
+        (
+            "accumulate_us",
+            "sums_us",
+            "gather_us",
+            "reduce_us",
+            "blocking_us",
+            "bucket_bytes",
+            "owned_bytes",
+        ),
         0.0,
     )
     return Unit("u", work, **(fields | changes))

@@ -33,13 +33,12 @@ def _ways(costs: CandidateCosts, mesh: Mesh, price: float) -> Iterator[tuple[str
     of a byte, the default."""
     pins, placing = costs.problem.pins, costs.problem.placed_for
     shares = costs.problem.budget.price_shares
-    if pins.price is None:
-        for share in shares:
-            at = share * price
-            words = f"placements at {share:g} of the price of a byte"
-            yield words, replace(pins, price=at), replace(placing, price=at)
     if not shares:
         return
+    for share in shares if pins.price is None else ():
+        at = share * price
+        words = f"placements at {share:g} of the price of a byte"
+        yield words, replace(pins, price=at), replace(placing, price=at)
     if pins.cp_order is None and mesh.count(CONTEXT) > 1:
         for order in ORDERS:
             given = replace(pins, cp_order=order), replace(placing, order=order)

@@ -7,7 +7,7 @@ ZeRO level makes of them. Built from the plan and the cluster alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from meshwright.ir.dtypes import ITEM_BYTES
@@ -142,6 +142,7 @@ class Unit:
     name: str
     work: PieceWork
     accumulate_us: float
+    sums_us: float
     gather_us: float
     reduce_us: float
     blocking_us: float
@@ -149,7 +150,6 @@ class Unit:
     owned_bytes: float
     replicas_us: float = 0.0
     frozen_bytes: float = 0.0
-    sums_us: float = 0.0
 
     def named(self, name: str) -> "Unit":
         """Return the unit under a name: `replace` takes ten times as long."""
@@ -297,8 +297,7 @@ class UnitTable:
         # Read both, write the sum; where matmuls add, their flops hide part of what they read.
         accumulate = (1 + 2 * wider) * (found.trained_bytes - work.added_bytes) / hbm
         sums = exposed_sum_bytes(work, wider) / hbm
-        unit = Unit("", work, accumulate + found.shards_us, *found.of_unit)
-        return replace(unit, sums_us=sums) if sums else unit
+        return Unit("", work, accumulate + found.shards_us, sums, *found.of_unit)
 
     def _stored(self, held: "UnitBuckets") -> "_Stored":
         """What a unit takes and holds for its buckets, whatever its piece computes."""

@@ -92,7 +92,7 @@ def test_no_pin_is_faster_than_the_bound(model: Traced, pins: str) -> None:
     free = search(costs_of(model, cluster))
     pinned = search(costs_of(model, cluster, parse_pins(pins.split())))
     assert free.bound_us <= pinned.best.timeline.step_us * (1 + 1e-9)
-    assert free.best.timeline.step_us <= pinned.best.timeline.step_us * (1 + BUDGET.enough_gap)
+    assert free.best.timeline.step_us <= pinned.best.timeline.step_us * (1 + 1e-9)
 
 
 def test_a_row_that_fills_a_device_is_cut_by_the_plan(model: Traced) -> None:

@@ -29,7 +29,7 @@ AWAY = st.sampled_from([0.0, 0.0, 3.0, 8.0])
 def unit(us: float, kept: float, forward: float, backward: float, away: float = 0.0) -> Unit:
     phases = (Phase(us, 0.0, 0.0, 0.0, forward), Phase(0.0, 0.0, 0.0, 0.0, backward))
     work = PieceWork(*phases, kept, 1.0, 1.0, 0.0, away_bytes=away)
-    return Unit("", work, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0)
+    return Unit("", work, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0)
 
 
 @st.composite
