@@ -36,8 +36,8 @@ class SearchBudget:
             those that cut features.
         max_simulated: candidates; those beyond leave their bounds to the gap.
         first_candidates: plans without a pipeline that are simulated before all others, by bound.
-        first_pipelines: plans of 1F1B that are simulated next, by their bound within memory;
-            bounded_pipelines: by floor, that are bounded for it.
+        first_pipelines: plans of 1F1B of at most far_actions that are simulated next, by their
+            bound within memory; bounded_pipelines: by floor, that are bounded for it.
         slow_links: how many times slower links between nodes are than those within, from where on
             plans with either outer axis are candidates of their own.
         worth: share by which a candidate must be able to beat the best plan, to be simulated; the
@@ -73,8 +73,10 @@ class SearchBudget:
             are moved together; begins: that are tried; begins_polished: of what they led to;
             longest_run: of cuts; max_runs: that are tried.
     Placements
-        price_shares: of the default price of a byte, that meshes are placed at again; none for no
-            other placements.
+        price_shares: of the price of a byte to a device alone, that meshes are placed at again;
+            none for no other placements.
+        dense_shares: of the same price, that meshes are placed at one after another where nothing
+            fits by default.
         much_faster: share of its step that the best of the first candidates gains by other
             placements, above which those on its mesh are searched with them before the others.
         near_placed: how much slower than the best plan the bound of a compute mesh may be to be
@@ -130,7 +132,8 @@ class SearchBudget:
     begins_polished: int = 2
     longest_run: int = 6
     max_runs: int = 300
-    price_shares: tuple[float, ...] = (0.0, 0.25)
+    price_shares: tuple[float, ...] = (0.0, 0.25, 1.0)
+    dense_shares: tuple[float, ...] = (1.0, 1000.0)
     much_faster: float = 0.02
     near_placed: float = 0.05
     placed_meshes: int = 8
@@ -182,7 +185,7 @@ EFFORTS = {
         memory_shares=(1.0, 0.98, 0.9),
         near_reordered=0.01,
         max_polished_passes=1e6,
-        price_shares=(0.0,),
+        price_shares=(0.0, 1.0),
         near_placed=0.0,
         placed_meshes=1,
     ),

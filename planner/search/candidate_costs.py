@@ -5,7 +5,7 @@ and mesh. Options, buckets and units are kept by what they read (memo.py), so th
 candidates share a few hundred of them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,11 +47,11 @@ from .problem import Problem, links_within
 
 @dataclass(frozen=True)
 class MeshCosts:
-    """What was made of some compute meshes: placements, and by their keys the proposals and options
-    of pieces."""
+    """What was made of a compute mesh: placements, and the proposals and options of pieces, by all
+    of their keys but the key of the placements: another process has its own."""
 
-    sharded: dict[Mesh, ShardedModel]
-    proposed: dict[tuple[Placed, str, bool], tuple[SavedSet, ...]]
+    sharded: ShardedModel
+    proposed: dict[tuple, tuple[SavedSet, ...]]
     options: dict[tuple, list[Option]]
 
 
@@ -148,22 +148,20 @@ class CandidateCosts:
         """Return whether the placements on a compute mesh are known."""
         return mesh in self._sharded
 
-    def given(self, meshes: Sequence[Mesh]) -> MeshCosts:
-        """Return what is known of compute meshes."""
-        keys = {self.placed(mesh) for mesh in meshes}
+    def given(self, mesh: Mesh) -> MeshCosts:
+        """Return what is known of a compute mesh."""
+        placed, found = self.placed(mesh), self._sharded[mesh]
+        tables: tuple[dict[Any, Any], ...] = (self.proposed, self._options)
         return MeshCosts(
-            {mesh: self._sharded[mesh] for mesh in meshes},
-            {key: found for key, found in self.proposed.items() if key[0] in keys},
-            {key: found for key, found in self._options.items() if key[0] in keys},
+            found, *({k[1:]: v for k, v in known.items() if k[0] == placed} for known in tables)
         )
 
-    def take(self, made: MeshCosts) -> None:
-        """Know what another process made."""
-        for mesh, sharded in made.sharded.items():
-            self._sharded[mesh] = self.memo.shared(sharded)
-            self.placed(mesh)
-        self.proposed.update(made.proposed)
-        self._options.update(made.options)
+    def take(self, mesh: Mesh, made: MeshCosts) -> None:
+        """Know what another process made of a compute mesh."""
+        self._sharded[mesh] = self.memo.shared(made.sharded)
+        placed = self.placed(mesh)
+        self.proposed.update({(placed, *key): found for key, found in made.proposed.items()})
+        self._options.update({(placed, *key): found for key, found in made.options.items()})
 
     def placed(self, mesh: Mesh) -> Placed:
         """Return the key of the placements on a compute mesh."""

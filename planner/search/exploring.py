@@ -7,7 +7,7 @@ faster, these come before the rest.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +23,12 @@ from .candidates import Candidate, candidates_of
 from .demands import check_defaults
 from .fitting import Fitted
 from .incumbent import INF, Incumbent, Progress
-from .lp_bound import tighter, weighted_us
+from .lp_bound import num_actions, tighter, weighted_us
 from .made import Asked, Known
-from .meshes import make_meshes
+from .meshes import Job, make_jobs, make_meshes
+from .other_placements import denser, placed_by
 from .stopping import Stop
+from .tightening import tighten, tightened_beside
 from .waiting import Waiting
 
 
@@ -104,6 +106,19 @@ def explore(
     return found
 
 
+def explore_denser(explored: Explored, setting: Setting) -> Explored:
+    """Consider candidates with placements that hold fewer bytes, until some are found to fit, and
+    return the last that were."""
+    first = explored.incumbent
+    if first.best is None:
+        for costs in denser(first.costs, meshes_of(first.costs)):
+            first.doing("placements that hold fewer bytes")
+            explored = explore(costs, setting)
+            if explored.incumbent.best is not None:
+                break
+    return explored
+
+
 def _explore_again(
     first: Incumbent, setting: Setting, costs: CandidateCosts, mesh: Mesh
 ) -> Explored:
@@ -112,12 +127,34 @@ def _explore_again(
     return explore(costs, setting, first.best, mesh)
 
 
-def finished(explored: Explored, setting: Setting) -> Explored:
-    """Finish what was explored, unless Ctrl-C ended it."""
+def finish(explored: Explored, setting: Setting) -> None:
+    """Cut anew what is near the best, and bound what limits the gap, unless Ctrl-C ended it."""
+    found = explored.incumbent
+    if not setting.stop.at:
+        with setting.stop.within(found):
+            with tightened_beside([found], found.best_us, setting.alone):
+                found.improve()
+            tighten([found], found.best_us)
+
+
+def improved(explored: Explored, setting: Setting) -> Explored:
+    """Cut anew what is near the best, unless Ctrl-C ended it."""
     if not setting.stop.at:
         with setting.stop.within(explored.incumbent):
-            explored.incumbent.finish(setting.alone)
+            explored.incumbent.improve()
     return explored
+
+
+def bound_of(explored: Sequence[Explored], last: Incumbent, setting: Setting) -> float:
+    """Polish the best, and return a bound on all that was explored, in us, unless Ctrl-C ended it:
+    what limits the gap is bounded again. last: with the best of all."""
+    incumbents = [one.incumbent for one in explored]
+    if not setting.stop.at:
+        with setting.stop.within(last):
+            with tightened_beside(incumbents, last.best_us, setting.alone):
+                last.polish(min(one.bound_us for one in explored))
+            tighten(incumbents, last.best_us)
+    return min(one.bound_us for one in explored)
 
 
 def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
@@ -125,24 +162,36 @@ def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
     those of the best on its mesh, then all others on each mesh whose bound is near the best."""
     last = whole.incumbent
     seen = [one.incumbent.costs for one in (whole, *whole.before)]
-    for costs, mesh in _placed_otherwise(whole):
+    for costs, mesh in _placed_otherwise(whole, setting):
         if setting.stop.at:
             return
         if all(costs is not one for one in seen):
-            yield (again := finished(_explore_again(last, setting, costs, mesh), setting))
+            yield (again := improved(_explore_again(last, setting, costs, mesh), setting))
             seen.append(costs)
             last = again.incumbent
 
 
-def _placed_otherwise(whole: Explored) -> Iterator[tuple[CandidateCosts, Mesh]]:
+def _placed_otherwise(whole: Explored, setting: Setting) -> Iterator[tuple[CandidateCosts, Mesh]]:
     """Yield costs with other placements than the default ones, and the mesh of these."""
     best = whole.incumbent.best
     assert best is not None
     own = best.candidate.compute
     yield best.costs, own
-    for mesh in dict.fromkeys((own, *whole.near_meshes(best.timeline.step_us))):
+    meshes = list(dict.fromkeys((own, *whole.near_meshes(best.timeline.step_us))))
+    if not setting.alone:
+        make_jobs(list(_jobs(whole, meshes)), setting.limit, setting.processes)
+    for mesh in meshes:
         for _, costs in whole.incumbent.placed_otherwise(mesh):
             yield costs, mesh
+
+
+def _jobs(whole: Explored, meshes: Sequence[Mesh]) -> Iterator[Job]:
+    """Yield the other placements of meshes, and the candidates that may be considered with them."""
+    whole.incumbent.doing("other placements")
+    for mesh in meshes:
+        candidates = [c for c in whole.known if c.compute == mesh]
+        for _, costs in placed_by(whole.incumbent.costs, mesh):
+            yield Job(costs, mesh, candidates)
 
 
 def _gains_otherwise(incumbent: Incumbent) -> bool:
@@ -220,12 +269,14 @@ def _first(
 
     They take little time to fit, and with a best step known, bounds need not be tightened beyond
     it. 1F1B is the schedule whose bound in memory is close: the floors of all pipelines are not.
-    Pipelines come once the others are considered; none that cannot be faster is bounded.
+    Pipelines come once the others are considered; none that cannot be faster, or whose schedule is
+    long, is bounded.
     """
     budget, bounds = incumbent.costs.problem.budget, CandidateBounds(incumbent.costs)
     yield from [(floor, c) for floor, c in ranked if c.pp == 1][: budget.first_candidates]
     close = FORWARDS_FIRST if incumbent.costs.problem.traced.has_router_loss else PLAIN[0]
-    plain = [(floor, c) for floor, c in ranked if c.pp > 1 and c.schedule == close]
+    pipelines = [one for one in ranked if one[1].pp > 1 and one[1].schedule == close]
+    plain = [one for one in pipelines if num_actions(one[1]) <= budget.far_actions]
     enough_us, limit = incumbent.enough_us, incumbent.limit
     faster = [one for one in plain[: budget.bounded_pipelines] if one[0] < enough_us]
     bounded = sorted((bounds.bound_us(c, limit, enough_us), floor, c) for floor, c in faster)
@@ -245,6 +296,11 @@ def space_of(costs: CandidateCosts) -> list[Candidate]:
             f"{costs.problem.global_batch} rows over {count} segments under these pins; drop one"
         )
     return found
+
+
+def meshes_of(costs: CandidateCosts) -> list[Mesh]:
+    """Return the compute meshes of all candidates."""
+    return list(dict.fromkeys(c.compute for c in space_of(costs)))
 
 
 def _ranked(

@@ -2,20 +2,18 @@
 
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
-outermost; the best one is tried with other placements; its cuts and those of its linear relaxation
-are polished; then the candidates that limit the gap are bounded with more
-effort. Where that leaves a large one, the best is cut from other begins and runs of its cuts are
-moved.
+outermost; then the candidates that limit the gap are bounded with more effort. When all placements
+are explored, the cuts of the best and those of its linear relaxation are polished. Where that
+leaves a large gap, the best is cut from other begins and runs of its cuts are moved.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from meshwright.ir.mesh import Mesh
 
-from ..bounds.lp import LpBound
 from ..pipeline.schedule_table import Listing
 from ..pipeline.schedules import PLAIN
 from .begins import begun_anew
@@ -34,7 +32,6 @@ from .fitting import (
     reordered,
     ways_to_fit,
 )
-from .forked import beside
 from .lp_bound import num_actions, tightened, tighter, weighted_us
 from .other_placements import other_placements
 
@@ -99,9 +96,6 @@ class Incumbent:
 
     def __post_init__(self) -> None:
         self.worth = self.costs.problem.budget.worth
-        self.finished = self.best  # whose cuts were polished, if it is still the best
-        # The best of other placements: its cuts are for the search under these.
-        self.left = None if self.priced_by is self.costs else self.best
 
     @property
     def best_us(self) -> float:
@@ -143,7 +137,7 @@ class Incumbent:
         """Ask a smaller gain of candidates where the gap is wide, and return those passed over that
         may have it. left_us: a bound on those not considered."""
         budget = self.costs.problem.budget
-        least = min(left_us, *self.bounds.values(), INF)
+        least = min(left_us, self.least_us)
         if self.worth == budget.worth_where_wide or self.best_us / (1 + budget.wide) <= least:
             return []
         self.worth = budget.worth_where_wide
@@ -245,29 +239,14 @@ class Incumbent:
         place = next(k for k, x in enumerate(self.losers) if x.candidate == c)
         self.losers[place] = replace(self.losers[place], **found)
 
-    def finish(self, alone: bool = True) -> None:
-        """Cut anew, try the best with other placements, polish its cuts, and bound what limits the
-        gap. alone: in this process; else such bounds are made beside it."""
-        with beside(self._tightened_early, not alone and self._limits_gap()) as tightened:
-            self._improve()
-            self.costs.lp_bounds.update(tightened() or {})
-        self._tighten()
-
-    def cut_further(self, bound_us: float) -> None:
-        """Cut the best from other begins and move runs of its cuts, while the gap to a bound of all
-        that was explored is large."""
-        self._begin_anew(bound_us)
-        self._move_runs(bound_us)
-
-    def _improve(self) -> None:
+    def improve(self) -> None:
+        """Cut anew what is near the best, and try it with the other axis outermost."""
         near = self._near()
         for count, fitted in enumerate(near, start=1):
             self.doing(f"other cuts of plan {count} of {len(near)} near the best")
             if self.bounds.get(fitted.candidate, INF) < self.enough_us:
                 self._cut_anew(fitted)
         self._reorder()
-        if self.best is not self.finished:
-            self._polish()
 
     def place_again(self) -> float:
         """Try the best with other placements, and return the share of its step that the best of
@@ -288,40 +267,47 @@ class Incumbent:
         return self.others[mesh]
 
     def leave(self, best: Fitted | None) -> None:
-        """Take the best of a search under other placements, and leave its cuts to that."""
-        self.best = self.finished = self.left = best
+        """Take the best of a search under other placements."""
+        self.best = best
 
-    def _polish(self) -> None:
-        """Try the best with other placements, and polish its cuts."""
-        assert self.best is not None
-        self.place_again()
-        if self._is_within(self.costs.problem.budget.enough_polished):
-            return
-        self.doing("moving the cuts of the best one by one")
-        relaxed = self._relaxed()
-        for found in (self.best, relaxed):
-            if found is not None and self._move_cuts(found):
-                self._move_cuts(self.best)
+    def polish(self, bound_us: float) -> None:
+        """Move the cuts of the best by one unit, one at a time. bound_us: of all explored."""
+        if not self._is_within(self.costs.problem.budget.enough_polished, bound_us):
+            self.doing("moving the cuts of the best one by one")
+            self._move_cuts(self.best)
 
-    def _relaxed(self) -> Fitted | None:
-        """Return the best in cuts nearest to those of its LP bound made with more effort."""
+    def cut_further(self, bound_us: float) -> None:
+        """Polish the cuts of an LP bound of the best made with more effort; cut the best from other
+        begins and move runs of its cuts while the gap is large. bound_us: of all that was explored.
+        """
+        if not self._is_within(self.costs.problem.budget.enough_polished, bound_us):
+            self._relax(bound_us)
+        self._begin_anew(bound_us)
+        self._move_runs(bound_us)
+
+    def _relax(self, bound_us: float) -> None:
+        """Polish the best in cuts nearest to those of its LP bound made with more effort, unless
+        that takes long for a gap that is small."""
         assert self.best is not None
         c, budget = self.best.candidate, self.costs.problem.budget
-        if budget.max_polished == 0 or c.schedule in PLAIN:
-            return None
-        return refitted(self.priced_by, c, self.limit, budget.thorough)
+        long = num_actions(c) > budget.far_actions and self._is_within(budget.enough_gap, bound_us)
+        if long or budget.max_polished == 0 or c.schedule in PLAIN:
+            return
+        self.doing("moving the cuts of the linear relaxation one by one")
+        if self._move_cuts(refitted(self.priced_by, c, self.limit, budget.thorough)):
+            self._move_cuts(self.best)
 
-    def _move_cuts(self, fitted: Fitted) -> bool:
-        """Polish cuts, and return whether that makes them the best."""
-        return self._offer(polished(self.priced_by, fitted, self.limit))
+    def _move_cuts(self, fitted: Fitted | None) -> bool:
+        """Polish cuts, if there are any, and return whether that makes them the best."""
+        return fitted is not None and self._offer(polished(self.priced_by, fitted, self.limit))
 
-    def _is_within(self, gap: float) -> bool:
-        """Return whether the gap is so small."""
-        return self.best_us <= (1 + gap) * min(self.bounds.values(), default=INF)
+    def _is_within(self, gap: float, bound_us: float) -> bool:
+        """Return whether the gap to a bound is so small."""
+        return self.best_us <= (1 + gap) * bound_us
 
     def _is_enough(self, bound_us: float) -> bool:
         """Return whether the gap is so small that the cuts of the best stay."""
-        return self.best_us <= (1 + self.costs.problem.budget.enough_moved) * bound_us
+        return self._is_within(self.costs.problem.budget.enough_moved, bound_us)
 
     def _begin_anew(self, bound_us: float) -> None:
         """Cut the best from other begins, where that leaves a large gap, and polish the fastest."""
@@ -364,32 +350,23 @@ class Incumbent:
             for found in ways:
                 self._offer_one(descended(self.costs, found, self.limit))
 
-    def _tightened_early(self) -> dict[Hashable, LpBound]:
-        """Return LP bounds that `_tighten` asks for if nothing better is found. It says nothing,
-        and changes what is known of candidates: for a process of its own."""
-        self.progress, known = lambda _: None, set(self.costs.lp_bounds)
-        self._tighten()
-        return {key: found for key, found in self.costs.lp_bounds.items() if key not in known}
+    @property
+    def least_us(self) -> float:
+        """Return the least bound of what was considered."""
+        return min(self.bounds.values(), default=INF)
 
-    def _limits_gap(self) -> bool:
-        """Return whether the least bound is so low that it is made again."""
-        least = min(self.bounds.values(), default=INF)
-        budget = self.costs.problem.budget
-        return budget.max_thorough > 0 and self.best_us > (1 + budget.enough_gap) * least
-
-    def _tighten(self) -> None:
-        """Bound the candidates that limit the gap again, lowest bound first, while that helps."""
-        most, budget = self.best_us, self.costs.problem.budget
-        for count in range(budget.max_thorough):
-            if not self._limits_gap():
-                break
-            c = min(self.bounds, key=lambda c: (self.bounds[c], c))
-            self.doing(f"bound of {c}, with more effort ({count + 1} of {budget.max_thorough})")
-            found = tightened(self.costs, c, self.limit, most, budget.thorough).step_us
-            if found <= self.bounds[c]:
-                break
-            self.bounds[c] = found
-            self._note(c, bound_us=found)
+    def tighten_least(self, most_us: float) -> bool:
+        """Bound the candidate of the least bound again, with more effort; return whether that
+        helps. most_us: what it need not exceed."""
+        c = min(self.bounds, key=lambda c: (self.bounds[c], c))
+        self.doing(f"bound of {c}, with more effort")
+        effort = self.costs.problem.budget.thorough
+        found = tightened(self.costs, c, self.limit, most_us, effort).step_us
+        if found <= self.bounds[c]:
+            return False
+        self.bounds[c] = found
+        self._note(c, bound_us=found)
+        return True
 
 
 def _fastest(ways: tuple[Fitted, ...]) -> Fitted:

@@ -34,12 +34,23 @@ from ..simulate.predict import Prediction, predict, with_costs
 from .candidate_costs import CandidateCosts
 from .candidates import Candidate
 from .elsewhere import overfull
-from .exploring import Setting, explore, explored_again, finished, space_of
+from .exploring import (
+    Setting,
+    bound_of,
+    explore,
+    explore_denser,
+    explored_again,
+    finish,
+    improved,
+    meshes_of,
+    space_of,
+)
 from .fitting import Fitted, fixed_pins
 from .incumbent import INF, Loser, Progress
 from .infeasible import Refusal
 from .make_plan import make_plan, resolve_schedule, stages_of_cuts
 from .memo import Memo
+from .other_placements import densest
 from .pins import Pins, pins_for
 from .problem import Problem
 from .stopping import Stop
@@ -137,20 +148,21 @@ def search(
     if overfull(costs.problem):
         raise _unfit(costs, limit, progress, advise, len(space_of(costs)))
     setting = Setting(limit, progress, stop, processes, time.perf_counter())
-    whole = explore(costs, setting)
+    whole = explore_denser(explore(costs, setting), setting)
     first = last = whole.incumbent
     if first.best is None:
-        raise _unfit(costs, limit, progress, advise, whole.num_candidates)
+        dense = densest(costs, meshes_of(costs))
+        raise _unfit(dense, limit, progress, advise, whole.num_candidates)
     explored = [whole, *whole.before]
-    finished(whole, setting)
+    finish(whole, setting)
     with stop.within(first):
         for again in () if stop.at else explored_again(whole, setting):
             explored.append(again)
             last = again.incumbent
     for one in whole.before:
         if one.incumbent.best is last.best and not stop.at:
-            last = finished(one, setting).incumbent
-    bound_us = min(one.bound_us for one in explored)
+            last = improved(one, setting).incumbent
+    bound_us = bound_of(explored, last, setting)
     if not stop.at:
         with stop.within(last):
             last.cut_further(bound_us)

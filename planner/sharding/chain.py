@@ -90,13 +90,14 @@ class ShardedModel:
 def default_price(
     joints: dict[str, Graph], segmented: Segmented, cluster: Cluster, sizes: dict[str, int]
 ) -> float:
-    """Return what a resident byte is worth, in us: a micro-batch's matmuls on one device / memory.
+    """Return what a resident byte is worth to a device alone, in us: a micro-batch's matmuls on it
+    / its memory. A rank of a mesh has its share of the matmuls: a byte is worth that share.
 
     To free a share of every rank's memory is worth that same share of the time the micro-batch
-    takes a device alone: memory is what larger micro-batches, less recompute and a smaller tp are
-    bought with. Both sides grow with B and S alike. For a Llama of 8 billion parameters and one
-    row of 4096 tokens on an H200 it is 2e-6 us: halving a block's resident weights (1.7 GB with
-    gradient and moments) is then worth 1.8 ms, more than its collectives cost.
+    takes a rank: memory is what larger micro-batches, less recompute and a smaller tp are bought
+    with. Both sides grow with B and S alike. For a Llama of 8 billion parameters and one row of
+    4096 tokens on an H200 it is 2e-6 us: halving a block's resident weights (1.7 GB with gradient
+    and moments) on two ranks is then worth 0.9 ms.
     """
     each = {name: _matmul_us(graph, cluster, sizes) for name, graph in joints.items()}
     total = sum(each[i.segment] for i in segmented.instances)
@@ -142,7 +143,8 @@ def shard_model(
     """Placements of every segment instance on a compute mesh.
 
     joints: joint graph by segment name. micro_batch: rows of one data-parallel rank. seq: tokens.
-    price: us per resident byte, 0 for none; None: `default_price`, 0 with whole_sequence.
+    price: us per resident byte, 0 for none; None: a rank's share of `default_price`, 0 with
+    whole_sequence.
     shard_matmul_weights: no rank holds or gathers a whole matmul weight that can be sharded.
     whole_sequence: tensor axes do not cut the sequence. order: of the sequence over context axes,
     the cheapest of sequence_orders.py if not given. known: what earlier calls for this model, with
@@ -153,7 +155,8 @@ def shard_model(
     sizes = {"B": micro_batch, "S": seq}
     if price is None:
         # Whole values are to stay whole: where bytes have a price, features are cut in their stead.
-        price = 0.0 if whole_sequence else default_price(joints, segmented, cluster, sizes)
+        alone = 0.0 if whole_sequence else default_price(joints, segmented, cluster, sizes)
+        price = alone / mesh.num_devices
     known = {} if known is None else known
     posed = {} if posed is None else posed
     costs = known.setdefault((mesh, micro_batch, seq), Costs(cluster, mesh, sizes))

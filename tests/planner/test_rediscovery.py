@@ -20,7 +20,7 @@ from meshwright.models.decoder import Decoder
 from meshwright.planner.cost.op_cost import Costs
 from meshwright.planner.hardware.cluster import collective_us
 from meshwright.planner.hardware.cluster_file import parse_cluster
-from meshwright.planner.sharding.chain import Lowered, ShardedModel, shard_model
+from meshwright.planner.sharding.chain import Lowered, ShardedModel, default_price, shard_model
 from meshwright.planner.sharding.objective import items_of, objective_us
 from meshwright.planner.sharding.sequence_orders import ORDERS, orders_of
 from meshwright.planner.sharding.sub_axes import inner_ranks
@@ -37,6 +37,12 @@ def plan(traced, **changes) -> ShardedModel:
     )
     given |= dict(num_microbatches=8, price=None)
     return shard_model(traced.segmented, traced.joints, **(given | changes))
+
+
+def alone_us(traced, seq=4096) -> float:
+    """What a resident byte is worth to a device alone, in us."""
+    given = traced.joints, traced.segmented, parse_cluster("h200:8")
+    return default_price(*given, {"B": 1, "S": seq})
 
 
 def params(piece: Lowered) -> dict[str, int | None]:
@@ -88,7 +94,7 @@ def assert_megatron(model: ShardedModel) -> None:
 def test_priced_bytes_give_column_and_row_sharding_and_a_vocabulary_parallel_loss(
     llama, tp
 ) -> None:
-    assert_megatron(plan(llama, tp=tp))
+    assert_megatron(plan(llama, tp=tp, price=alone_us(llama)))
 
 
 @pytest.mark.parametrize("tp", mostly_long([2, 4], 4))
@@ -252,7 +258,8 @@ def test_attention_gathers_keys_and_values_where_heads_do_not_suffice(llama) -> 
 def test_tensor_and_context_at_once_are_megatron_and_ulysses(llama) -> None:
     """A block of 32,768 tokens on 2 x 2: weights cut over tensor, attention by heads over both."""
     mesh = compute_mesh(tensor=2, context=2)
-    model = plan(llama, mesh=mesh, seq=32768, shard_matmul_weights=True)
+    price = alone_us(llama, 32768)
+    model = plan(llama, mesh=mesh, seq=32768, shard_matmul_weights=True, price=price)
     assert_megatron(model)
     attention = model.lowered["attention"]
     assert ("cp", "all_to_all") in exchanged(attention)

@@ -448,6 +448,22 @@ def test_other_placements_may_be_searched_before_the_rest(model) -> None:
     assert before.bound_us <= default.bound_us * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("flops", "memory"), [(1e11, 700_000), (1e12, 1_250_000)])
+def test_where_nothing_fits_placements_that_hold_fewer_bytes_are_tried(
+    model, flops, memory
+) -> None:
+    """Where matmuls take no time, a byte is worth little: tensor ranks hold whole weights."""
+    said: list[str] = []
+    cluster, pins = machine(4, memory, flops, 2e10, 0.0), Pins(tp=4, pp=1)
+    costs = CandidateCosts(Problem(model, cluster, SEQ, 8, pins))
+    found = search(costs, said.append)
+    assert "placements that hold fewer bytes" in said
+    assert found.costs.sharding(found.best.candidate.compute).price > 0
+    ranked = CandidateCosts(Problem(model, cluster, SEQ, 8, replace(pins, price=0.0)))
+    with pytest.raises(InfeasibleError):
+        search(ranked, advise=False)
+
+
 def test_ctrl_c_among_other_placements_leaves_the_best_plan(model) -> None:
     def interrupted(text: str) -> None:
         if "again, with other placements" in text:
