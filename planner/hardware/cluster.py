@@ -34,6 +34,10 @@ UNREAD_SHARE = (0.65, 0.6)
 # of 125M, 32 micro-batches of one row of 512), less 40 us for each op that has become cheaper since
 # (2026-11-23; 0.56 s of 1,600 for GPT-2 medium; runs differ by 30%).
 CALL_US = 290.0
+# Of the least time of a kernel, what one takes in a recording: kernels follow each other there
+# within 0.1 us. Of 11 steps of short micro-batches and the kernel tables of three (H200,
+# 2026-11-30, benchmarks/README.md).
+RECORDED = 0.63
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +226,12 @@ class Cluster:
         return replace(self, name="", device=device, host_memory_bytes=0)
 
     def issued(self, recorded: bool) -> "Cluster":
-        """Return the cluster as functions see it: of recorded ones none takes the host's time."""
-        return replace(self, device=replace(self.device, call_us=0.0)) if recorded else self
+        """Return the cluster as functions see it: of recorded ones none takes the host's time, and
+        their kernels follow each other closely."""
+        if not recorded:
+            return self
+        launch_us = RECORDED * self.device.launch_us
+        return replace(self, device=replace(self.device, call_us=0.0, launch_us=launch_us))
 
     def level(self, group: int) -> LinkLevel:
         """The innermost level that spans `group` devices."""

@@ -9,6 +9,9 @@ from meshwright.codegen.program import emit
 from meshwright.ir.ops.call import MODULE
 from meshwright.ir.plan import Plan
 from meshwright.ir.replay import may_replay
+from meshwright.planner.cost.op_cost import Costs
+from meshwright.planner.cost.piece_cost import WorkTable
+from meshwright.planner.hardware.cluster import RECORDED, Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.report.explain import memory_by_kind
 from meshwright.planner.search.make_plan import make_plan
@@ -67,6 +70,20 @@ def test_no_recorded_function_waits_for_the_host() -> None:
         waits = sum(w.forward.waiting_us + w.backward.waiting_us for w in works)
         assert (waits == 0) == plan.replays
         assert found.bound_us <= prediction.step_us * (1 + 1e-9)
+
+
+def test_kernels_of_a_recording_follow_each_other_closely() -> None:
+    """A kernel takes RECORDED of the least time that it takes by itself."""
+    plan = planned("dp=4")
+    piece = next(p for p in plan.pieces if p.name == "ffn")
+
+    def device_us(cluster: Cluster) -> float:
+        table = WorkTable(Costs(cluster, plan.mesh.compute, plan.sizes))
+        return table.of(piece.graph, piece.placements, piece.saved, False).forward.device_us
+
+    at_once = replace(GPUS, device=replace(GPUS.device, launch_us=0.0))
+    alone, recorded = (device_us(GPUS.issued(r)) - device_us(at_once) for r in (False, True))
+    assert recorded == pytest.approx(RECORDED * alone) and 0 < recorded < alone
 
 
 def test_a_recording_has_a_workspace_of_its_own() -> None:
