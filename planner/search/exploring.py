@@ -145,9 +145,9 @@ def improved(explored: Explored, setting: Setting) -> Explored:
     return explored
 
 
-def bound_of(explored: Sequence[Explored], last: Incumbent, setting: Setting) -> float:
-    """Polish the best, and return a bound on all that was explored, in us, unless Ctrl-C ended it:
-    what limits the gap is bounded again. last: with the best of all."""
+def polish_and_bound(explored: Sequence[Explored], last: Incumbent, setting: Setting) -> float:
+    """Polish the best, bound what limits the gap again, and return a bound in us on all that was
+    explored; after Ctrl-C, return that alone. last: with the best of all."""
     incumbents = [one.incumbent for one in explored]
     if not setting.stop.at:
         with setting.stop.within(last):

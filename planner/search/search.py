@@ -36,13 +36,13 @@ from .candidates import Candidate
 from .elsewhere import overfull
 from .exploring import (
     Setting,
-    bound_of,
     explore,
     explore_denser,
     explored_again,
     finish,
     improved,
     meshes_of,
+    polish_and_bound,
     space_of,
 )
 from .fitting import Fitted, fixed_pins
@@ -162,7 +162,7 @@ def search(
     for one in whole.before:
         if one.incumbent.best is last.best and not stop.at:
             last = improved(one, setting).incumbent
-    bound_us = bound_of(explored, last, setting)
+    bound_us = polish_and_bound(explored, last, setting)
     if not stop.at:
         with stop.within(last):
             last.cut_further(bound_us)
