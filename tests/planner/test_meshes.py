@@ -7,13 +7,17 @@ from dataclasses import replace
 import pytest
 from families import traced
 
+from meshwright.ir.mesh import compute_mesh
 from meshwright.ir.text.plan_text import format_plan
 from meshwright.planner.budget import BUDGET
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search import meshes, tightening
 from meshwright.planner.search.candidate_costs import CandidateCosts, MeshCosts
+from meshwright.planner.search.exploring import space_of
 from meshwright.planner.search.forked import beside
+from meshwright.planner.search.memo import Memo
 from meshwright.planner.search.pins import Pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search_plan
 
 
@@ -48,6 +52,28 @@ def test_another_process_makes_meshes_for_the_same_plan(taken) -> None:
     assert not taken
     assert _plan(2) == alone
     assert taken and all(made.sharded.lowered and made.options for made in taken)
+
+
+def test_what_another_process_made_is_known_by_the_keys_of_this_one() -> None:
+    """Each process numbers the placements of a mesh in the order in which it makes them."""
+    mesh = compute_mesh(2)
+
+    def costs_of(memo: Memo, price: float) -> CandidateCosts:
+        given = traced("tiny-llama"), parse_cluster("h100:2"), 64, 16, Pins(price=price)
+        return CandidateCosts(Problem(*given), memo)
+
+    here, there = Memo(), Memo()
+    free, priced = (costs_of(here, price) for price in (0.0, 1.0))
+    made = costs_of(there, 1.0)
+    c = next(c for c in space_of(free) if c.compute == mesh)
+    known = free.options(c)
+    expected = made.options(c)
+    priced.take(mesh, made.given(mesh))
+    assert not free.sharding(mesh).same_placements(made.sharding(mesh))
+    assert (free.placed(mesh), priced.placed(mesh)) == ((mesh, 0), (mesh, 1))
+    assert made.placed(mesh) == (mesh, 0)
+    assert costs_of(here, 0.0).options(c) == known != expected
+    assert costs_of(here, 1.0).options(c) == expected
 
 
 def test_meshes_of_a_process_that_ends_are_made_here(taken, monkeypatch) -> None:
