@@ -59,7 +59,9 @@ class Schemas(Inner):
         a = a + a.gather(1, torch.zeros_like(a, dtype=torch.int64)) + a.logsumexp(-1, keepdim=True)
         flat = a.reshape(-1, DIM)
         bias, weight = torch.linspace(0, 1, DIM).to(a.dtype), torch.eye(DIM).to(a.dtype)
-        return torch.addmm(bias, flat, weight, beta=0.5, alpha=2).view(a.shape)
+        a = torch.addmm(bias, flat, weight, beta=0.5, alpha=2).view(a.shape)
+        a = torch.baddbmm(bias, a, weight.expand(a.shape[0], DIM, DIM), beta=0.5, alpha=2)
+        return torch.baddbmm(bias / 0, a, weight.expand(a.shape[0], DIM, DIM), beta=0)
 
 
 _NAMES = """

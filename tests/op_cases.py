@@ -250,7 +250,7 @@ def _composite(*operands: Tensor, **attrs: Any) -> OpCase:
     return OpCase(list(operands), attrs)
 
 
-# Composites are compared by their expansion; those that end in a semantic op are its cases.
+# Composites are compared by their expansion; those that end in a product are its cases.
 COMPOSITES: dict[str, OpCase] = {
     "split.Tensor": _composite(X, split_size=3, dim=2),
     "split.sizes": _composite(X, split_size=[1, 3], dim=2),
@@ -263,6 +263,6 @@ COMPOSITES: dict[str, OpCase] = {
     "cumprod": _composite(X, dim=1),
 }
 SEMANTIC_COMPOSITES = {
-    "linear", "addmm", "embedding", "scaled_dot_product_attention", "drawn_attention",
+    "linear", "addmm", "baddbmm", "embedding", "scaled_dot_product_attention", "drawn_attention",
     "drawn_channels",
 }  # fmt: skip

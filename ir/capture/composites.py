@@ -20,9 +20,21 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _addmm(bias: Tensor, x: Tensor, w: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    y = semantic.linear(x, w.t())
-    y = y if alpha == 1 else y * alpha
-    return y + (bias if beta == 1 else bias * beta)
+    return _added(bias, semantic.linear(x, w.t()), beta, alpha)
+
+
+def _baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    """By the op, `bias` is written out in the shape of the product and read again."""
+    return _added(bias, torch.bmm(x, y), beta, alpha)
+
+
+def _added(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """Return beta * bias + alpha * product; where beta is 0 nothing of a bias counts, NaN neither,
+    but a bias that is trained has gradients of zeros."""
+    product = product if alpha == 1 else product * alpha
+    if beta == 0 and not bias.requires_grad:
+        return product
+    return product + (bias if beta == 1 else bias * beta)
 
 
 def _embedding(
@@ -234,6 +246,7 @@ EXPANSIONS: dict[str, Callable] = {
     "cumprod": _cumprod,
     "linear": _linear,
     "addmm": _addmm,
+    "baddbmm": _baddbmm,
     "embedding": _embedding,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

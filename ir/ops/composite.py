@@ -7,7 +7,7 @@ torch's own composites, named here for what capture asks of them.
 from .definition import OpDef
 
 _EXPANDED = """
-    linear addmm embedding split.Tensor split.sizes split_with_sizes chunk unbind.int
+    linear addmm baddbmm embedding split.Tensor split.sizes split_with_sizes chunk unbind.int
     cumprod
 """.split()
 
