@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meshwright.runtime.engine.kernels import attention_tuning as tuning
 from meshwright.runtime.engine.kernels import triton_attention as ours
 from meshwright.runtime.engine.kernels.attention import (
     attention,
@@ -67,7 +68,7 @@ SHAPES = (
     Shape("GPT-OSS, window 128", 2, 64, 8, 4096, 64, 128),
     Shape("Phi 3, 96, window 2047", 2, 32, 32, 4096, 96, 2047),
 )
-TUNED_ON = {size: Shape("tune", 4, 4096 // size // 2, 4, 4096, size, 1024) for size in ours.TUNED}
+TUNED_ON = {size: Shape("tune", 4, 4096 // size // 2, 4, 4096, size, 1024) for size in tuning.TUNED}
 TRIED = {
     "forward": [
         (queries, keys, warps, stages)
@@ -125,8 +126,8 @@ def parts(shape: Shape) -> dict[str, Callable[[], object]]:
 
 
 def _with(size: int, kernel: str, blocks: tuple[int, ...]) -> None:
-    usual = ours.Tuning(*[ours.Blocks(64, 32, 4, 1)] * 3)
-    ours.TUNED[size] = usual._replace(**{kernel: ours.Blocks(*blocks)})
+    usual = tuning.Tuning(*[tuning.Blocks(64, 32, 4, 1)] * 3)
+    tuning.TUNED[size] = usual._replace(**{kernel: tuning.Blocks(*blocks)})
 
 
 def _compile(task: tuple[int, str, tuple[int, ...]]) -> None:

@@ -1,5 +1,6 @@
 """What ops ask of a device, whatever its rates: counted once, priced on many devices."""
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -7,12 +8,13 @@ from meshwright.ir.graph import Graph, Op
 from meshwright.ir.placement import Placement
 
 from ..hardware.cluster import Device
+from .attention_blocks import Kernels
 
 
 class Attention(NamedTuple):
     """What the rate of a fused attention follows from: head size, positions that cost alike, the
-    backend ("": the vendor's own), its direction, the share that a soft-cap leaves, and how much
-    longer it takes with few blocks, on devices where that backend was read."""
+    backend ("": the vendor's own), its direction, the share that a soft-cap leaves, how much longer
+    it takes with few blocks, on devices where that backend was read, and what our kernels take."""
 
     head_dim: int
     alike: float
@@ -20,6 +22,7 @@ class Attention(NamedTuple):
     backward: bool
     capped: float
     idle: float = 1.0
+    ours: Kernels | None = None
 
 
 class Rate(NamedTuple):
@@ -38,8 +41,22 @@ class Rate(NamedTuple):
             if rates is not None:
                 read = any(r.backend == asked.backend for r in device.attention_readings)
                 share = self.share / (asked.idle if read else 1.0)
-                return rates[asked.backward] * asked.capped * share
+                rate = rates[asked.backward]
+                if asked.ours is not None and read:
+                    rate = self._with_blocks(device, asked, rate)
+                return rate * asked.capped * share
         return device.matmul_rate(self.dtype) * self.share
+
+    @staticmethod
+    def _with_blocks(device: Device, asked: Attention, full: float) -> float:
+        """Return the rate of our kernels where the longest block of each may set its time.
+
+        full: the rate with many blocks.
+        """
+        assert asked.ours is not None
+        rates = device.attention_rate(asked.head_dim, math.inf, asked.backend)
+        assert rates is not None
+        return 1.0 / sum(kernel.over(full, rates[asked.backward]) for kernel in asked.ours.each)
 
 
 class Load(NamedTuple):

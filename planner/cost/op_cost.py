@@ -23,6 +23,7 @@ from meshwright.ir.sizes import Size, num_elements
 
 from ..hardware.cluster import TRITON, Cluster
 from ..hardware.topology import strided_us
+from .attention_blocks import Shape, our_kernels, vendor_idle
 from .column_sums import JOINED_BYTES, JOINED_US, MEAN_BYTES, SECOND_US, SHORT_ROW, joins_rows
 from .counts import number
 from .graph_work import OpWork
@@ -37,21 +38,7 @@ SLICE_US = 0.01
 FILL_US = 1.1
 # (forward, backward) of its rate that are left under a soft-cap (H200, 2026-11-23 and 29).
 SOFTCAP_SHARE = (0.81, 0.83)
-# Our attention (runtime/engine/kernels/triton_attention.py) was read on cards with this many
-# multiprocessors. Each multiprocessor works on one block of QUERIES queries, or of twice as many
-# where heads are larger than 128. The kernel for the gradients of keys works on blocks of KEYS
-# keys. It takes the share OF_KEYS of a backward's time (Gemma 2 2B, H200, 2026-11-29). Its smaller
-# blocks under a soft-cap are not counted.
-MULTIPROCESSORS, QUERIES, KEYS, OF_KEYS = 132, 64, 64, 0.75
-# The vendor's attention works on blocks of VENDOR_QUERIES queries. LONGEST, of heads of up to 64
-# and of larger ones, forward and backward: the longest block of a causal row takes the first
-# number, and the second over the row's positions, times the mean of many blocks. A rank whose
-# blocks are fewer than the multiprocessors takes that time, and SHARED of what its blocks take
-# among many; WAITING is of what more waves of blocks wait for their last ones (readings of 2 to 64
-# heads of 64 and 128, 512 to 4,096 positions, H200, cuDNN of torch 2.11, 2026-11-29).
-VENDOR, VENDOR_QUERIES, SHARED, WAITING = "cudnn", 128, 0.1, 1.2
-LONGEST = (((1.24, 340.0), (1.305, 120.0)), ((1.1, 200.0), (1.1, 200.0)))
-SHORTEST = 512  # positions of the shortest row that was read
+VENDOR = "cudnn"
 Rows: TypeAlias = tuple[float, float]  # rows and columns of a rank
 
 
@@ -260,10 +247,15 @@ class Costs:
             moved += scores.moved_bytes
         else:
             share = self._share(ins + outs) / self._slowest(op, ins)
-            flops, rate = self.number(work.flops) / share, self._rate(op, work, ins)
+            flops = self.number(work.flops) / share
+            rate = self._rate(op, work, ins, flops)
         launched = any(v is not None for v in work.results)
         passed = self._passed_bytes(op, work, ins) + self._row_bytes(work, ins, over)
-        return Load(flops, rate, moved, passed, launched, self._fixed_us(op, work, over))
+        fixed_us = self._fixed_us(op, work, over)
+        if rate.attention is not None and rate.attention.ours is not None:
+            passed += rate.attention.ours.passed_bytes
+            fixed_us += rate.attention.ours.start_us
+        return Load(flops, rate, moved, passed, launched, fixed_us)
 
     def _fixed_us(self, op: Op, work: OpWork, over: Rows | None) -> float:
         """Return what an op takes whatever the size of its rank's part: a matmul on a GPU, whose
@@ -375,65 +367,55 @@ class Costs:
         shards = (shard for shard in ins[queries].dims[2] if not shard.mirrored)
         return 2.0 - 1.0 / math.prod(self.mesh.size(shard.axis) for shard in shards)
 
-    def _rate(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Rate:
+    def _rate(self, op: Op, work: OpWork, ins: tuple[Placement, ...], flops: float) -> Rate:
         asked = definition(op)
         fused = asked.queries is not None and ITEM_BYTES[work.dtype] == 2
-        return Rate(work.dtype, asked.rate_share, self._attention(op, work, ins) if fused else None)
+        attention = self._attention(op, work, ins, flops) if fused else None
+        return Rate(work.dtype, asked.rate_share, attention)
 
-    def _idle(self, op: Op, work: OpWork, ins: tuple[Placement, ...], head_dim: int) -> float:
-        """Return how much longer an attention of ours takes than one whose blocks are as many as
-        the multiprocessors."""
-        asked = definition(op)
-        at = asked.queries
-        assert at is not None
-        queries, keys = (self._rows_of(work.operands[k], ins[k]) for k in (at, at + 1))
-        ahead = max(1.0, MULTIPROCESSORS * (QUERIES << (head_dim > 128)) / queries)
-        if not asked.backward:
-            return ahead
-        behind = max(1.0, MULTIPROCESSORS * KEYS / keys)
-        return OF_KEYS * behind + (1 - OF_KEYS) * ahead
-
-    def _waiting(
-        self, op: Op, work: OpWork, ins: tuple[Placement, ...], length: float, head_dim: float
-    ) -> float:
-        """Return how much longer an attention of the vendor's takes than one of many blocks.
-
-        Blocks without a causal mask, and those of the last of many shards, are nearly alike.
-        """
-        at = definition(op).queries
-        assert at is not None
-        longest = 1.0
-        if op.attr("causal", True):
-            alike, along = LONGEST[head_dim > 64][definition(op).backward]
-            block = alike + along / max(length, SHORTEST)
-            longest = max(1.0, block / self._slowest(op, ins))
-        rows = self._rows_of(work.operands[at], ins[at]) * max(1.0, VENDOR_QUERIES / length)
-        waves = rows / (MULTIPROCESSORS * VENDOR_QUERIES)
-        alone = longest / waves
-        return max(alone + SHARED, 1.0 + WAITING * (1.0 - 1.0 / waves) * alone**2)
-
-    def _rows_of(self, value: Value | None, placement: Placement) -> float:
+    def _rows_of(self, value: Value, placement: Placement) -> float:
         """Return the rows of all heads on a rank."""
-        assert value is not None
         elements = self.local_bytes(value, placement) / ITEM_BYTES[value.dtype]
         return elements / self.number(value.shape[-1])
 
-    def _attention(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> Attention:
+    def _attention(
+        self, op: Op, work: OpWork, ins: tuple[Placement, ...], flops: float
+    ) -> Attention:
         """Return what the rate of a fused attention follows from."""
         asked = definition(op)
-        assert asked.queries is not None
-        query = work.operands[asked.queries]
-        assert query is not None
         chosen = self.implementation(op, work)
         name = "" if chosen is None else chosen.name
-        backend = TRITON if name == TRITON else ""
+        shape = self._shape(op, work, ins, flops)
+        length, seen = shape.length, shape.seen(shape.length, 0.0)
+        if name == TRITON:
+            alike = seen * (2 - seen / length)
+            capped = SOFTCAP_SHARE[asked.backward] if shape.capped else 1.0
+            ours = our_kernels(shape, asked.backward)
+            return Attention(shape.head_dim, alike, TRITON, asked.backward, capped, ours=ours)
+        idle = 1.0
+        if name == VENDOR:
+            causal = bool(op.attr("causal", True))
+            idle = vendor_idle(shape, asked.backward, causal, self._slowest(op, ins))
+        return Attention(shape.head_dim, length, "", asked.backward, 1.0, idle)
+
+    def _shape(self, op: Op, work: OpWork, ins: tuple[Placement, ...], flops: float) -> Shape:
+        """Return the shape of an attention on a rank."""
+        asked = definition(op)
+        at = asked.queries
+        assert at is not None
+        query, key = work.operands[at : at + 2]
+        assert query is not None and key is not None
         *_, length, head_dim = (self.number(size) for size in query.shape)
-        seen = min(int(op.attr("window", 0) or 0) or length, length)
-        alike = seen * (2 - seen / length) if backend else length
-        capped = SOFTCAP_SHARE[asked.backward] if backend and op.attr("softcap", 0.0) else 1.0
-        idle = self._idle(op, work, ins, int(head_dim)) if backend else 1.0
-        idle = self._waiting(op, work, ins, length, head_dim) if name == VENDOR else idle
-        return Attention(int(head_dim), alike, backend, asked.backward, capped, idle)
+        return Shape(
+            self._rows_of(query, ins[at]),
+            self._rows_of(key, ins[at + 1]),
+            length,
+            self.number(key.shape[2]),
+            min(float(op.attr("window", 0) or 0), length),
+            int(head_dim),
+            bool(op.attr("softcap", 0.0)),
+            flops / ((10.0 if asked.backward else 4.0) * head_dim),
+        )
 
 
 def _unread(work: OpWork) -> tuple[Value | None, ...]:

@@ -1,5 +1,7 @@
 """The Triton kernels of attention against the reference, in Triton's interpreter: no GPU."""
 
+import itertools
+
 import pytest
 from triton_runs import run_interpreted
 
@@ -12,13 +14,16 @@ RULES = [(True, 5, 0.0), (True, 17, 3.0), (False, 0, 0.0)]
 
 SCRIPT = f"""
 import itertools, torch
+from meshwright.runtime.engine.kernels import attention_tuning as tuning
 from meshwright.runtime.engine.kernels import triton_attention as ours
 from meshwright.runtime.engine.kernels.attention import reference, reference_backward
 from meshwright.runtime.engine.kernels.fused_attention import triton_backward
 
-ours.TUNED = {{64: ours.Tuning(*map(ours.Blocks, (32, 16, 32), (16, 32, 16), (4,) * 3, (1,) * 3))}}
+blocks = map(tuning.Blocks, (32, 16, 32), (16, 32, 16), (4,) * 3, (1,) * 3)
+tuning.TUNED = {{64: tuning.Tuning(*blocks)}}
 torch.manual_seed(0)
-for shape, (causal, window, cap) in itertools.product({SHAPES}, {RULES}):
+for shape, (causal, window, cap), at_once in itertools.product({SHAPES}, {RULES}, (1, 99)):
+    ours.blocks_at_once = lambda *_, number=at_once: number
     heads, key_heads, length, count, start, size = shape
     q, do = torch.randn(2, 1, length, heads, size).transpose(2, 3)
     k, v = torch.randn(2, 1, key_heads, count, size)
@@ -41,7 +46,7 @@ def test_kernels_are_the_reference_in_float32() -> None:
 def test_a_soft_cap_takes_blocks_of_its_own_with_heads_above_128() -> None:
     import torch
 
-    from meshwright.runtime.engine.kernels import triton_attention as ours
+    from meshwright.runtime.engine.kernels import attention_tuning as ours
 
     device = torch.device("cpu")
     for size in (64, 128, 160, 256):
@@ -51,9 +56,16 @@ def test_a_soft_cap_takes_blocks_of_its_own_with_heads_above_128() -> None:
 
 
 def test_blocks_are_those_that_the_cost_model_counts() -> None:
-    from meshwright.planner.cost.op_cost import KEYS, QUERIES
-    from meshwright.runtime.engine.kernels import triton_attention as ours
+    from meshwright.planner.cost import attention_blocks
+    from meshwright.planner.cost.attention_blocks import KEYS, QUERIES
+    from meshwright.runtime.engine.kernels import attention_tuning as ours
 
+    for blocks, group, at_once in itertools.product((1, 15, 16, 64, 200), (1, 2, 6, 8), (1, 132)):
+        counted = attention_blocks.key_parts(blocks, group, at_once)
+        assert counted == ours.key_parts(blocks, group, at_once)
+        assert counted == 1 or counted * blocks <= at_once
+    assert ours.key_parts(16, 8, 132) == 8 and ours.key_parts(64, 8, 132) == 2
+    assert ours.CAPPED[256].keys == KEYS // 2
     for size, tuning in ours.TUNED.items():
         queries = QUERIES * (2 if size > 128 else 1)
         assert (tuning.forward.queries, tuning.queries.queries) == (queries, queries)

@@ -12,7 +12,6 @@ Query i has the place `start + i` among the keys; it sees those up to its own pl
 and of them the last `window` where that is above 0. Each query must see a key.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -21,44 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_buffers import empty_rows, outputs
+from .attention_tuning import Blocks, blocks_at_once, key_parts, keys_blocks, padded, tuned
 
 LARGEST_HEAD = 256
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-class Blocks(NamedTuple):
-    """Queries and keys of a block, and how a kernel runs."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-class Tuning(NamedTuple):
-    """Blocks of each kernel for one head size."""
-
-    forward: Blocks
-    keys: Blocks
-    queries: Blocks
-
-
-# Read on an H200 (benchmarks/attention.py --tune, 2026-11-23).
-TUNED = {
-    64: Tuning(Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    128: Tuning(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    256: Tuning(Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 3)),
-}
-# Of the gradients of keys under a soft-cap, which takes registers: 2.7 and 4.1 ms for 3.2 and 4.3
-# (Gemma 2 9B, 2026-11-29). Without one these blocks take 10 to 20% longer.
-CAPPED = {256: Blocks(128, 32, 8, 2)}
-# For devices whose multiprocessors share less memory: at most 56 KiB.
-LEAN = {
-    64: Tuning(Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)),
-    128: Tuning(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    256: Tuning(Blocks(64, 32, 8, 1), Blocks(16, 32, 4, 1), Blocks(32, 16, 4, 1)),
-}
-_SHARED = 224 * 2**10  # bytes that TUNED may take
 
 
 class Rule(NamedTuple):
@@ -103,14 +68,27 @@ def keys_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, along: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """Return (dk, dv)."""
-    dk, dv = empty_rows(k), empty_rows(k)
     blocks = keys_blocks(q.shape[3], q.device, rule.softcap != 0.0)
-    _backward_keys[(triton.cdiv(k.shape[2], blocks.keys), k.shape[0] * k.shape[1])](
-        *(do, q, k, v, dk, dv, lse, along),
-        *(step for x in (do, q, k, v, dk) for step in x.stride()[:3]),
+    grid = (triton.cdiv(k.shape[2], blocks.keys), k.shape[0] * k.shape[1])
+    group = q.shape[1] // k.shape[1]
+    parts = key_parts(grid[0] * grid[1], group, blocks_at_once(q.shape[3], q.device))
+    dk, dv = empty_rows(k), empty_rows(k)
+    made = (dk, dv)
+    if parts > 1:
+        sums = k.new_empty(parts, 2, *k.shape, dtype=torch.float32)
+        made = (sums[:, 0], sums[:, 1])
+    _backward_keys[(*grid, parts)](
+        *(do, q, k, v, *made, lse, along),
+        *(step for x in (do, q, k, v) for step in x.stride()[:3]),
+        *(made[0].stride()[:4] if parts > 1 else (0, *dk.stride()[:3])),
         *(q.shape[1], q.shape[2], k.shape[2], rule.start, rule.scale, rule.softcap),
+        PARTS=parts,
         **_constants(q, k, rule, blocks),
     )
+    if parts > 1:
+        total = sums.sum(0)
+        dk.copy_(total[0])
+        dv.copy_(total[1])
     return dk, dv
 
 
@@ -134,7 +112,7 @@ def _constants(q: Tensor, k: Tensor, rule: Rule, blocks: Blocks) -> dict[str, in
     return {
         "GROUP": q.shape[1] // k.shape[1],
         "SIZE": q.shape[3],
-        "PADDED": _padded(q.shape[3]),
+        "PADDED": padded(q.shape[3]),
         "CAUSAL": rule.causal,
         "WINDOW": rule.window,
         "CAPPED": rule.softcap != 0.0,
@@ -149,32 +127,6 @@ def _constants(q: Tensor, k: Tensor, rule: Rule, blocks: Blocks) -> dict[str, in
 def _whole_rows(*tensors: Tensor) -> list[Tensor]:
     """The elements of a head beside each other, as the kernels read them."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
-
-
-def _padded(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))
-
-
-def tuned(size: int, device: torch.device) -> Tuning:
-    """Return the blocks for heads of a size on a device."""
-    return (TUNED if _shared_bytes(device) >= _SHARED else LEAN)[max(64, _padded(size))]
-
-
-def keys_blocks(size: int, device: torch.device, capped: bool) -> Blocks:
-    """Return the blocks for the gradients of keys and values."""
-    usual = tuned(size, device).keys
-    if capped and _shared_bytes(device) >= _SHARED:
-        return CAPPED.get(_padded(size), usual)
-    return usual
-
-
-@lru_cache
-def _shared_bytes(device: torch.device) -> int:
-    """Memory that a kernel may share among the threads of a block."""
-    if device.type != "cuda":
-        return _SHARED
-    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    return int(found["max_shared_mem"])
 
 
 @triton.jit
@@ -364,13 +316,14 @@ def _add_queries(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward_keys(  # type: ignore[no-untyped-def]
     do, q, k, v, dk, dv, lse, along,
-    do_b, do_h, do_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, d_b, d_h, d_s,
-    heads, length, count, start, scale, cap,
+    do_b, do_h, do_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, d_p, d_b, d_h, d_s,
+    heads, length, count, start, scale, cap, PARTS: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     EXACT: tl.constexpr
 ):  # fmt: skip
-    """Program (b, h): a block of keys of a head of keys, over all heads of queries that read it."""
+    """Program (b, h, p): a block of keys of a head of keys, over one part of the heads of queries
+    that read it."""
     first = tl.program_id(0) * KEYS
     key_heads = heads // GROUP
     batch, key_head = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads
@@ -389,8 +342,9 @@ def _backward_keys(  # type: ignore[no-untyped-def]
         whole_end = tl.minimum(length, tl.maximum(first + WINDOW - start, 0))
     whole = tl.minimum(whole, tl.cdiv(end, QUERIES) * QUERIES)
     whole_end = tl.maximum(whole, whole_end // QUERIES * QUERIES)
-    for one in range(GROUP):
-        head = key_head * GROUP + one
+    part = tl.program_id(2)
+    for one in range(GROUP // PARTS):
+        head = key_head * GROUP + part * (GROUP // PARTS) + one
         q_at = _head(q, head, q_b, q_h, batch)
         do_at = _head(do, head, do_b, do_h, batch)
         lse_at = lse + (batch * heads + head).to(tl.int64) * length
@@ -411,7 +365,8 @@ def _backward_keys(  # type: ignore[no-untyped-def]
             keys, whole_end, end, length, count, start, scale, cap,
             SIZE, PADDED, CAUSAL, WINDOW, CAPPED, QUERIES, True, EXACT,
         )  # fmt: skip
-    dk_at, dv_at = _head(dk, key_head, d_b, d_h, batch), _head(dv, key_head, d_b, d_h, batch)
+    dk_at = _head(dk, key_head, d_b, d_h, batch) + part.to(tl.int64) * d_p
+    dv_at = _head(dv, key_head, d_b, d_h, batch) + part.to(tl.int64) * d_p
     _put(dk_at, dk_block * scale, keys, d_s, count, SIZE, PADDED)
     _put(dv_at, dv_block, keys, d_s, count, SIZE, PADDED)
 

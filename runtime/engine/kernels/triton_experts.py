@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_attention import _shared_bytes
+from .attention_tuning import shared_bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ _BAND = 8  # tiles of rows that share what is read of a matrix, while it is in t
 @lru_cache
 def tuned(device: torch.device) -> Tile:
     """Return the block for a device."""
-    return TUNED if _shared_bytes(device) >= _SHARED else LEAN
+    return TUNED if shared_bytes(device) >= _SHARED else LEAN
 
 
 def products(x: Tensor, choices: int, w_EIO: Tensor, order: Tensor, ends: Tensor) -> Tensor:
