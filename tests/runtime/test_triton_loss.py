@@ -12,7 +12,7 @@ SCRIPT = f"""
 import itertools, torch
 from meshwright.runtime.engine.kernels import cross_entropy, triton_loss as ours
 
-ours._COLUMNS, ours._TILE, ours._WARPS = 16, 16, 4
+ours._LINES, ours._LANES, ours._TILE = 2, 4, 16
 torch.manual_seed(0)
 for (rows, columns, step, width), softcap, start in itertools.product({SHAPES}, (0.0, 3.0), (0, 9)):
     logits = 4 * torch.randn(rows, step)[:, :columns]
@@ -41,7 +41,7 @@ import torch, warnings
 from meshwright.runtime.engine.kernels import cross_entropy, triton_loss as ours
 
 cpu = torch.device("cpu")
-ours._COLUMNS, ours._TILE = 1024, 1024
+ours._LANES, ours._TILE = 256, 1024
 assert cross_entropy._equal_here(cpu)
 cross_entropy._equal_here.cache_clear()
 right = ours.gradient
@@ -74,18 +74,23 @@ def test_kernels_compile_for_the_cards_that_plans_are_made_for() -> None:
     from meshwright.runtime.engine.kernels import triton_loss as ours
 
     rows = {"labels": "*i64", "lse": "*fp32", "step": "i32", "columns": "i32", "start": "i32"}
-    common = {"logits": "*bf16", "softcap": "fp32", "CAPPED": "constexpr", "BLOCK": "constexpr"}
+    common = {"logits": "*bf16", "softcap": "fp32"}
     more = {"dlse": "*fp32", "dpicked": "*fp32", "made": "*bf16", "width": "i32"}
     kernels = [
-        (ours._statistics_kernel, {"picked": "*fp32"}, ours._COLUMNS),
-        (ours._gradient_kernel, more, ours._TILE),
+        (
+            ours._statistics_kernel,
+            {"picked": "*fp32"},
+            {"LINES": ours._LINES, "LANES": ours._LANES, "ALIGNED": ours._ALIGNED},
+        ),
+        (ours._gradient_kernel, more, {"BLOCK": ours._TILE}),
     ]
-    for kernel, own, block in kernels:
-        types = rows | common | own
+    for kernel, own, blocks in kernels:
+        constants = {"CAPPED": True, **blocks}
+        types = rows | common | own | dict.fromkeys(constants, "constexpr")
         source = ASTSource(
             fn=kernel,
             signature={name: types[name] for name in kernel.arg_names},
-            constexprs={"CAPPED": True, "BLOCK": block},
+            constexprs=constants,
         )
         for capability in (80, 90):
             target = compiler.GPUTarget("cuda", capability, 32)

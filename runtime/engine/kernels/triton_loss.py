@@ -16,8 +16,10 @@ from torch import Tensor
 
 from .triton_attention import _LOG2E, _capped
 
-_COLUMNS = 8192  # of a block of the statistics, which one program after the other reads
-_WARPS = 8
+# Of the statistics: a program reads its row in blocks of _LINES x _LANES columns. A thread holds
+# all lines of its lanes, so that no block waits for a maximum over threads.
+_LINES, _LANES, _WARPS = 4, 1024, 4
+_ALIGNED = 8  # elements that a thread reads at once
 _TILE = 2048  # columns of the gradient that a program writes
 _NOTHING: tl.constexpr = tl.constexpr(-1e38)  # below every logit, and its difference is finite
 
@@ -29,7 +31,9 @@ def statistics(logits: Tensor, labels: Tensor, softcap: float, start: int) -> tu
     _statistics_kernel[(rows,)](
         *(logits, labels.contiguous(), lse, picked, logits.stride(0), columns, start, softcap),
         CAPPED=softcap != 0.0,
-        BLOCK=_COLUMNS,
+        LINES=_LINES,
+        LANES=_LANES,
+        ALIGNED=_ALIGNED,
         num_warps=_WARPS,
     )
     return lse, picked
@@ -60,28 +64,61 @@ def gradient(
 @triton.jit
 def _statistics_kernel(  # type: ignore[no-untyped-def]
     logits, labels, lse, picked, step, columns, start, softcap,
-    CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr, LINES: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Blocks begin at an aligned address at or before the row, which may lie at any."""
     row = tl.program_id(0)
-    line = logits + row.to(tl.int64) * step
-    most = _NOTHING
-    sums = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, columns, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(line + at, mask=at < columns, other=0.0).to(tl.float32)
-        if CAPPED:
-            x = _capped(x, softcap) * softcap
-        x = tl.where(at < columns, x, float("-inf"))
-        higher = tl.maximum(most, tl.max(x, 0))
-        sums = sums * tl.exp2((most - higher) * _LOG2E) + tl.exp2((x - higher) * _LOG2E)
-        most = higher
-    tl.store(lse + row, most + tl.log(tl.sum(sums, 0)))
+    begin = row.to(tl.int64) * step
+    low = (begin % ALIGNED).to(tl.int32)
+    line = logits + tl.multiple_of(begin - low, ALIGNED)
+    high = low + columns
+    block = LINES * LANES
+    most = tl.full([LANES], _NOTHING, tl.float32)
+    sums = tl.zeros([LANES], tl.float32)
+    most, sums = _add_block(
+        most, sums, line, 0, low, high, softcap, CAPPED, LINES, LANES, MASKED=True
+    )
+    whole = tl.maximum(high // block * block, block)
+    for first in range(block, whole, block):
+        most, sums = _add_block(
+            most, sums, line, first, low, high, softcap, CAPPED, LINES, LANES, MASKED=False
+        )
+    if whole < high:
+        most, sums = _add_block(
+            most, sums, line, whole, low, high, softcap, CAPPED, LINES, LANES, MASKED=True
+        )
+    top = tl.max(most, 0)
+    total = tl.sum(sums * tl.exp2(most - top), 0)
+    tl.store(lse + row, (top + tl.log2(total)) / _LOG2E)
     at = tl.load(labels + row) - start
     here = (at >= 0) & (at < columns)
-    chosen = tl.load(line + tl.where(here, at, 0)).to(tl.float32)
+    chosen = tl.load(line + low + tl.where(here, at, 0)).to(tl.float32)
     if CAPPED:
         chosen = _capped(chosen, softcap) * softcap
     tl.store(picked + row, tl.where(here, chosen, 0.0))
+
+
+@triton.jit
+def _add_block(  # type: ignore[no-untyped-def]
+    most, sums, line, first, low, high, softcap,
+    CAPPED: tl.constexpr, LINES: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return the largest logits of base 2 of each lane, and the sums of powers below them, with
+    those of a block."""
+    at = first + tl.arange(0, LINES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    inside = (at >= low) & (at < high)
+    if MASKED:
+        x = tl.load(line + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        x = tl.load(line + at).to(tl.float32)
+    if CAPPED:
+        x = _capped(x, softcap) * softcap
+    x = x * _LOG2E
+    if MASKED:
+        x = tl.where(inside, x, float("-inf"))
+    higher = tl.maximum(most, tl.max(x, 0))
+    added = tl.sum(tl.exp2(x - higher[None, :]), 0)
+    return higher, sums * tl.exp2(most - higher) + added
 
 
 @triton.jit
