@@ -108,11 +108,15 @@ def preflight(program: str | Path, out: Path, *, anyway: bool = False) -> None:
 
 @one_class
 def resume(
-    folder: str | Path, *, program: str | Path | None = None, say: Say = silent, **options: Any
+    folder: str | Path,
+    *,
+    program: Program | str | Path | None = None,
+    say: Say = silent,
+    **options: Any,
 ) -> RunResult:
     """Go on with a run from its newest checkpoint, as its run.json says; options override that.
 
-    program: its folder, in place of the run's own. say: takes where it goes on, before torch is
+    program: or its folder, in place of the run's own. say: takes where it goes on, before torch is
     imported, and what is to be told of restarts. Raises MeshwrightError where there is nothing to
     go on from, or nothing left to do.
     """
@@ -124,7 +128,7 @@ def resume(
         raise _finished(past)
     say(_going_on(past))
     done = _steps_saved(past)
-    found = _program(past, program)
+    found = _program(past, program.folder if isinstance(program, Program) else program)
     kept = {name: past.options[name] for name in option_names() if name in past.options}
     trainer = Trainer(found, **{**kept, **_NOT_KEPT, "out": str(past.folder), **options}, say=say)
     if past.state == "finished" and trainer.options.steps == done:

@@ -5,7 +5,6 @@ batch is micro_batch * num_microbatches * dp rows of `seq` tokens (the last batc
 padding). Shapes in pieces and params are logical; placements tell what a rank holds.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +18,7 @@ from .placement import Placement, local_shape
 from .replay import may_replay, replays
 from .schedule import Schedule
 from .sizes import Shape, evaluate, num_elements
+from .tables import tables_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +49,6 @@ class Piece:
     placements: dict[str, Placement]
     saved: tuple[str, ...]
     offloaded: tuple[str, ...] = ()
-
-
-def tables_among(uses: Iterable[tuple[Graph, Sequence[str]]]) -> set[str]:
-    """Return the parameters that a lookup or the loss reads. uses: graphs, and the names of their
-    parameters in order."""
-    return {
-        name
-        for graph, names in uses
-        for given, name in zip(graph.inputs_of("param"), names, strict=True)
-        if _read_by_table(graph, given.value.name)
-    }
-
-
-def _read_by_table(graph: Graph, name: str) -> bool:
-    users = graph.users[name]
-    moved = [op.output.name for op in users if definition(op).collective]
-    return any(definition(op).reads_table for op in users) or any(
-        _read_by_table(graph, copy) for copy in moved
-    )
 
 
 def _counts_choices(graph: Graph, name: str) -> bool:
@@ -200,7 +181,7 @@ class Plan:
         )
 
     def tables(self) -> set[str]:
-        """Parameters that a lookup or the loss reads: embeddings and the head."""
+        """Return the embeddings and heads (tables.py)."""
         return tables_among((self.piece(i.piece).graph, i.params) for i in self.instances)
 
     def router_biases(self) -> set[str]:

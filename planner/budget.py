@@ -34,6 +34,8 @@ class SearchBudget:
         long_row: share of a device's memory that what backward reads of one row takes, above which
             ranks of a node may cut the sequence though none would be idle; max_split: of them, with
             those that cut features.
+        scarce_devices: of clusters with several nodes, up to which four ranks may cut the sequence
+            and features where the batch has at most a row for each device.
         max_simulated: candidates; those beyond leave their bounds to the gap.
         first_candidates: plans without a pipeline that are simulated before all others, by bound.
         first_pipelines: plans of 1F1B of at most far_actions that are simulated next, by their
@@ -96,6 +98,7 @@ class SearchBudget:
     max_micro_batch: int = 32
     long_row: float = 0.65
     max_split: int = 8
+    scarce_devices: int = 128
     min_units: int = 4
     max_simulated: int = 200
     first_candidates: int = 4
@@ -163,6 +166,7 @@ EFFORTS = {
     "fast": SearchBudget(
         effort="fast",
         long_row=1.0,
+        scarce_devices=0,
         max_simulated=64,
         worth=0.05,
         worth_where_wide=0.01,

@@ -40,7 +40,7 @@ from .functional import (
     drop_idle_detaches,
     inline_regions,
 )
-from .fx import FxReader, torch_dtype
+from .fx import FxReader, short_dtype, torch_dtype
 from .initialisers import build_fake, named_constants, told_of
 from .joint import joint
 from .lines import source_of
@@ -350,6 +350,7 @@ class _Reader(FxReader):
                 "from a parameter when the module was built; compute it in forward, or from values "
                 "of its own"
             )
+        short_dtype(tensor.dtype, f"buffer {name.removeprefix('module.')}")
         digest = digest_of(tensor)
         self.constants[digest] = tensor.detach().clone()
         value = self.value(tensor, self.fresh(name.removeprefix("module.")))

@@ -38,8 +38,13 @@ _OF_THE_LOSS = """
 """.split()
 
 
-def short_dtype(dtype: torch.dtype) -> str:
-    return SHORT_NAMES[str(dtype).removeprefix("torch.")]
+def short_dtype(dtype: torch.dtype, of: str = "a buffer, a parameter or a constant") -> str:
+    """Return the short name of a dtype. Raises CaptureError for one that no plan has."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in SHORT_NAMES:
+        known = ", ".join(SHORT_NAMES)
+        raise CaptureError(f"{of} is {name}, and a plan knows {known}; keep it as one of these")
+    return SHORT_NAMES[name]
 
 
 def torch_dtype(short: str) -> torch.dtype:

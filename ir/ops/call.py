@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from ..graph import Attr, Op
 
 OPERANDS, DTYPES, DEVICE, MODULE = "@operands", "@dtypes", "@device", "@module"
+PICKS_ROWS = ("index.Tensor", "index_select")  # of their first operand
 Item = TypeVar("Item")
 
 

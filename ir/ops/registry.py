@@ -20,6 +20,7 @@ from . import (
     source,
     view,
 )
+from .call import PICKS_ROWS
 from .definition import OpDef
 
 _FILES = (
@@ -66,4 +67,4 @@ def named(target: str) -> OpDef:
 @lru_cache(maxsize=1024)
 def _replicated_call(target: str) -> OpDef:
     # Dear: nobody knows what it costs.
-    return OpDef(target, "call", dear=True)
+    return OpDef(target, "call", dear=True, reads_table=target in PICKS_ROWS)

@@ -11,6 +11,8 @@ from math import nextafter
 
 from meshwright.ir.errors import PlanError
 
+from ..units import counted
+
 # By stage: a function that takes the indices of its units in order, and returns how much longer the
 # units so far must take to fit a rank's memory; inf where they cannot.
 MemoryCost = Callable[[int], Callable[[int], float]]
@@ -23,8 +25,8 @@ def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> l
     """
     if num_stages > len(costs):
         raise PlanError(
-            f"{num_stages} stages (pp times chunks), but the model has {len(costs)} segments; "
-            "lower one of them"
+            f"{num_stages} stages (pp times chunks), but the model has "
+            f"{counted(len(costs), 'segment')}; lower one of them"
         )
     if pinned:
         starts = _pinned(pinned, num_stages, len(costs))

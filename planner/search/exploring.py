@@ -190,7 +190,7 @@ def _jobs(whole: Explored, meshes: Sequence[Mesh]) -> Iterator[Job]:
     whole.incumbent.doing("other placements")
     for mesh in meshes:
         candidates = [c for c in whole.known if c.compute == mesh]
-        for _, costs in placed_by(whole.incumbent.costs, mesh):
+        for _, costs in placed_by(whole.incumbent.costs, mesh, whole.incumbent.rows):
             yield Job(costs, mesh, candidates)
 
 

@@ -90,7 +90,7 @@ class Incumbent:
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
     cuts: dict[Listing, Fitted] = field(default_factory=dict)
-    others: dict[Mesh, list[tuple[str, CandidateCosts]]] = field(default_factory=dict)
+    others: dict[tuple[Mesh, int], list[tuple[str, CandidateCosts]]] = field(default_factory=dict)
     simulated: int = 0
     at: str = ""
 
@@ -100,6 +100,11 @@ class Incumbent:
     @property
     def best_us(self) -> float:
         return INF if self.best is None else self.best.timeline.step_us
+
+    @property
+    def rows(self) -> int:
+        """Rows of the micro-batches of the best."""
+        return 1 if self.best is None else self.best.candidate.micro_batch
 
     @property
     def enough_us(self) -> float:
@@ -262,9 +267,10 @@ class Incumbent:
 
     def placed_otherwise(self, mesh: Mesh) -> list[tuple[str, CandidateCosts]]:
         """Return what is other about placements of a mesh, and costs with them."""
-        if mesh not in self.others:
-            self.others[mesh] = list(other_placements(self.costs, mesh))
-        return self.others[mesh]
+        key = mesh, self.rows
+        if key not in self.others:
+            self.others[key] = list(other_placements(self.costs, *key))
+        return self.others[key]
 
     def leave(self, best: Fitted | None) -> None:
         """Take the best of a search under other placements."""

@@ -1,6 +1,6 @@
 """Placements of a compute mesh other than the default ones, which minimise a micro-batch's time
-alone: of another price of a byte, another order of the sequence, or a sequence that tensor axes
-leave whole. Steps tell which are faster.
+alone: of another price of a byte, of more rows, another order of the sequence, or a sequence that
+tensor axes leave whole. Steps tell which are faster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,23 @@ from .pins import Pins
 from .problem import Placing
 
 
-def other_placements(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[str, CandidateCosts]]:
-    """Yield what is other about placements of a mesh, and costs with them; each once."""
+def other_placements(
+    costs: CandidateCosts, mesh: Mesh, rows: int
+) -> Iterator[tuple[str, CandidateCosts]]:
+    """Yield what is other about placements of a mesh, and costs with them; each once. rows: of the
+    micro-batches that are the fastest so far."""
     seen = [costs.sharding(mesh)]
-    for what, other in placed_by(costs, mesh):
+    for what, other in placed_by(costs, mesh, rows):
         found = other.sharding(mesh)
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)
             yield what, other
 
 
-def placed_by(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[str, CandidateCosts]]:
+def placed_by(costs: CandidateCosts, mesh: Mesh, rows: int) -> Iterator[tuple[str, CandidateCosts]]:
     """Yield what may be other about placements of a mesh, and costs that place it so."""
     if mesh.num_devices > 1:
-        for what, pins, placing in _ways(costs, mesh):
+        for what, pins, placing in _ways(costs, mesh, rows):
             yield what, costs.under(pins=pins, placing=placing)
 
 
@@ -65,10 +68,12 @@ def _priced(costs: CandidateCosts, mesh: Mesh, share: float) -> Placing:
     return replace(costs.problem.placed_for, price=share * alone)
 
 
-def _ways(costs: CandidateCosts, mesh: Mesh) -> Iterator[tuple[str, Pins, Placing]]:
+def _ways(costs: CandidateCosts, mesh: Mesh, rows: int) -> Iterator[tuple[str, Pins, Placing]]:
     """Yield what pins leave free: how placements differ, and the pins and inputs of these."""
     pins, placing = costs.problem.pins, costs.problem.placed_for
     shares = costs.problem.budget.price_shares
+    if rows > placing.micro_batch:
+        yield f"placements for {rows} rows", pins, replace(placing, micro_batch=rows)
     if not shares:
         return
     for share in shares if pins.price is None else ():

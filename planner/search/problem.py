@@ -106,10 +106,14 @@ class Problem:
     @cached_property
     def split(self) -> int:
         """Return how many ranks of a node may cut a row where no rank would be idle: several where
-        what backward reads of one row takes a good part of a device's memory."""
+        what backward reads of one row takes a good part of a device's memory, and where rows are
+        so few that pipelines wait for them."""
+        budget, devices = self.budget, self.cluster.num_devices
         memory = self.cluster.device.memory_bytes
-        tight = row_bytes(self.traced, self.seq, "cheap") > self.budget.long_row * memory
-        return self.budget.max_split if tight else 1
+        if row_bytes(self.traced, self.seq, "cheap") > budget.long_row * memory:
+            return budget.max_split
+        few = self.global_batch <= devices and self.cluster.nodes > 1
+        return 4 if few and devices <= budget.scarce_devices else 1
 
     def replays(self, c: Candidate) -> bool:
         """Return whether the host issues a candidate's functions as CUDA graphs."""

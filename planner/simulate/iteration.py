@@ -10,8 +10,9 @@ stacked, measured, divided, scaled and put back.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.ir.plan import Plan, tables_among
+from meshwright.ir.plan import Plan
 from meshwright.ir.sizes import Shape, evaluate
+from meshwright.ir.tables import tables_among
 from meshwright.ir.traced import Traced
 
 ITERATES = "muon"

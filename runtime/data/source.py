@@ -58,7 +58,9 @@ def open_corpus(name: str, split: str) -> Corpus:
     if kind in ("random", "fixed") and rest:
         return synthetic(name, held_out)
     if kind in ("hf-stream", "py") and held_out:
-        raise DataError(f"{name} names no held-out part; give --eval-data, shards:DIR for instance")
+        raise DataError(
+            f"{name} names no held-out part; give --eval-data shards:DIR, file:PATH or demo"
+        )
     if kind in _BESIDE:
         raise DataError(f"{name} holds {_BESIDE[kind]}, or other data")
     raise DataError(f"unknown corpus {name!r}; give {DATA_KINDS}")

@@ -2,7 +2,8 @@
 
 The second moment of a matrix is kept as its rows' and its columns' means. They are sums over the
 logical matrix: every rank adds what its boxes hold, the sums are reduced over dp and tp, and each
-rank keeps the two short vectors whole. So do the root mean squares of a parameter, which scales its
+rank keeps the two short vectors whole. A parameter of more dims is a stack of matrices of its last
+two. So do the root mean squares of a parameter, which scales its
 rate, and of its update, which is clipped at 1. With t updates and rho = min(lr, 1 / sqrt(t)):
 
     row, column <- their means of g^2, decayed by 1 - t^-0.8
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..engine import mesh
+from ..engine.boxes import Box
 from ..engine.buckets import FlatBucket
 from ..engine.layout import Layout, Param
 from .options import OptimizerOptions
@@ -37,13 +39,13 @@ class Adafactor(Rule):
         self.wide = torch.float64 if layout.dtype == "float64" else torch.float32
         self.eps = torch.finfo(self.wide).eps
         self.vectors = {
-            param.name: tuple(self._zeros(size) for size in param.shape)
+            param.name: self._empty_sums(param.shape)
             for param in layout.params
-            if len(param.shape) == 2
+            if self.kind(param) == "matrix"
         }
 
     def kind(self, param: Param) -> str:
-        return "matrix" if len(param.shape) == 2 else "vector"
+        return "matrix" if len(param.shape) > 1 else "vector"
 
     def states(self, kind: str) -> tuple[str, ...]:
         return () if kind == "matrix" else ("exp_avg_sq",)
@@ -76,19 +78,18 @@ class Adafactor(Rule):
         names = [entry.param for entry in bucket.bucket.entries]
         matrices = self._matrices(bucket)
         squares = {name: self._zeros(()) for name in names}
-        sums = {name: tuple(map(self._zeros, self._param(name).shape)) for name in matrices}
+        sums = {name: self._empty_sums(self._param(name).shape) for name in matrices}
         for run in runs:
             for part in run.parts:
                 name, box = part.param.name, part.piece.box
                 squares[name] += part.view(run.weights).to(self.wide).square().sum()
                 if name in sums:
                     square = part.view(run.grad).to(self.wide).square()
-                    for dim, total in enumerate(sums[name]):
-                        start = box.offsets[dim]
-                        total[start : start + box.sizes[dim]] += square.sum(1 - dim)
+                    for total, at, dim in zip(sums[name], _places(box), (-1, -2), strict=True):
+                        total[at] += square.sum(dim)
         self._reduce(bucket, {n: [squares[n], *sums.get(n, ())] for n in names})
         for name in matrices:
-            rows, columns = self._param(name).shape
+            *_, rows, columns = self._param(name).shape
             for kept, total, count in zip(
                 self.vectors[name], sums[name], (columns, rows), strict=True
             ):
@@ -109,10 +110,10 @@ class Adafactor(Rule):
         return update
 
     def _second_moment(self, part: Part) -> tuple[Tensor, Tensor]:
-        """The factors for a box of a matrix: [rows, 1] and [1, columns]."""
-        box, (row, column) = part.piece.box, self.vectors[part.param.name]
-        first, second = (slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
-        return (row / row.mean().clamp(min=self.eps))[first, None], column[None, second]
+        """The factors for a box of a stack of matrices: [..., rows, 1] and [..., 1, columns]."""
+        (row, column), (first, second) = self.vectors[part.param.name], _places(part.piece.box)
+        share = row / row.mean(-1, keepdim=True).clamp(min=self.eps)
+        return share[first].unsqueeze(-1), column[second].unsqueeze(-2)
 
     def _mean_squares(
         self, bucket: FlatBucket, updates: list[tuple[Run, Tensor]]
@@ -150,5 +151,15 @@ class Adafactor(Rule):
     def _param(self, name: str) -> Param:
         return self.layout.param(name)
 
-    def _zeros(self, shape: int | tuple[int, ...]) -> Tensor:
+    def _empty_sums(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return zeros for the sums of a stack of matrices over columns, and over rows."""
+        return self._zeros(shape[:-1]), self._zeros((*shape[:-2], shape[-1]))
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, dtype=self.wide, device=mesh.device())
+
+
+def _places(box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return where a box lies in the sums over columns, and in those over rows."""
+    *stack, rows, columns = (slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
+    return (*stack, rows), (*stack, columns)

@@ -16,7 +16,7 @@ from meshwright.planner.remat.rules import row_bytes
 from meshwright.planner.search.candidate_costs import CandidateCosts
 from meshwright.planner.search.candidates import candidates
 from meshwright.planner.search.fitting import fit
-from meshwright.planner.search.other_placements import other_placements
+from meshwright.planner.search.other_placements import other_placements, placed_by
 from meshwright.planner.search.pins import Pins, parse_pins
 from meshwright.planner.search.problem import Problem
 from meshwright.planner.search.search import search
@@ -112,8 +112,23 @@ def test_other_placements_have_another_order_or_whole_sequences(model: Traced) -
         assert again.same_placements(other.sharding(mesh))
     assert {o.problem.pins.cp_order for o in known.values()} & set(ORDERS)
     fast = Problem(model, costs.problem.cluster, SEQ, ROWS, Pins(), EFFORTS["fast"])
-    assert not list(other_placements(CandidateCosts(fast), mesh))
+    assert not list(other_placements(CandidateCosts(fast), mesh, 1))
+
+
+def test_placements_of_more_rows_are_those_of_larger_micro_batches(model: Traced) -> None:
+    """Whatever the effort; none for micro-batches of one row, for which the default ones are."""
+    mesh = compute_mesh(2, 2)
+    for effort in ("fast", "normal"):
+        problem = Problem(model, tight(model, 0.7), SEQ, ROWS, Pins(), EFFORTS[effort])
+        (own,) = (
+            other
+            for what, other in placed_by(CandidateCosts(problem), mesh, 4)
+            if what == "placements for 4 rows"
+        )
+        pinned = CandidateCosts(replace(problem, pins=Pins(micro_batch=4)))
+        assert own.sharding(mesh).same_placements(pinned.sharding(mesh))
+        assert own.problem.pins == problem.pins
 
 
 def named(costs: CandidateCosts, mesh: object) -> list[tuple[Pins, CandidateCosts]]:
-    return [(other.problem.pins, other) for _, other in other_placements(costs, mesh)]
+    return [(other.problem.pins, other) for _, other in other_placements(costs, mesh, 1)]

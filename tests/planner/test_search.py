@@ -336,7 +336,7 @@ def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> Non
     costs = CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2)))
     base = costs.sharding(compute_mesh(2))
     others = [
-        other.sharding(compute_mesh(2)) for _, other in other_placements(costs, compute_mesh(2))
+        other.sharding(compute_mesh(2)) for _, other in other_placements(costs, compute_mesh(2), 1)
     ]
     assert others and not any(base.same_placements(other) for other in others)
     assert base.same_placements(
