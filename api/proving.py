@@ -72,8 +72,7 @@ def _prove(
     subject = Subject(source.name, _plain(source), *sizes, own_loss, freezes)
     if full or size <= WITH_TWIN_BYTES:
         say(f"proving the capture of {source.name} against the module")
-        prove(subject, traced)
-        return "capture: proven on the whole module"
+        return "capture: proven on the whole module" + _evaluating(prove(subject, traced))
     say(f"looking for a small twin of {source.name}, to prove the capture on")
     twin = _twin(source, traced, own_loss, ahead)
     if twin is not None:
@@ -89,8 +88,17 @@ def _prove(
             "float64), or --trust-capture"
         )
     say(f"no twin; proving the capture of {source.name} whole")
-    prove(subject, traced)
-    return "capture: proven on the whole module"
+    return "capture: proven on the whole module" + _evaluating(prove(subject, traced))
+
+
+def _evaluating(place: str) -> str:
+    """Return what to say of a module that takes another way when it evaluates; "" of none."""
+    if not place:
+        return ""
+    return (
+        f"; {place}, runs in training alone or in eval() alone, and held-out losses are those of a "
+        "training step without dropout"
+    )
 
 
 def _twin(

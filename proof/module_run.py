@@ -182,14 +182,22 @@ def _failing(name: str, batch: Batch) -> Iterator[None]:
         ) from e
 
 
-def ways_of(build: Callable[[], nn.Module], batch: Batch, name: str, dtype: torch.dtype) -> Ways:
-    """Return the ways that the first call of a module in `dtype` takes.
+def ways_of(
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    name: str,
+    dtype: torch.dtype,
+    trains: bool = True,
+) -> Ways:
+    """Return the ways that the first call of a module in `dtype` takes. trains: else evaluates.
 
     Raises ProofError where the module does not run.
     """
     module, recorder = built(build, dtype), Recorder()
     wide = dtype if dtype == torch.float64 else None
     module = module if wide is None else module.double()
+    if not trains:
+        module.eval()
     with _failing(name, batch), default_dtype(dtype), batch.drawing(), recorder.recording():
         _loss(module, batch, wide)
     return recorder.ways

@@ -9,7 +9,7 @@ plan's dtype they are as near to float64 as three times the module's own roundin
 import math
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,8 +126,9 @@ def _is_whole(number: object) -> bool:
     return isinstance(number, int) or (isinstance(number, float) and number.is_integer())
 
 
-def prove(subject: Subject, traced: Traced) -> None:
-    """Raise ProofError where the captured model computes anything else than its module.
+def prove(subject: Subject, traced: Traced) -> str:
+    """Raise ProofError where the captured model computes anything else than its module; return
+    where the module takes another way when it evaluates, "" where it takes the same.
 
     traced: the capture in the plan's dtype.
     """
@@ -138,9 +139,9 @@ def prove(subject: Subject, traced: Traced) -> None:
     origin = {name: weight.clone() for name, weight in weights_of(module).items()}
     with _threads_for(sum(weight.nbytes for weight in origin.values())):
         try:
-            _prove_on(subject, traced, module, origin, _MOVED)
+            return _prove_on(subject, traced, module, origin, _MOVED)
         except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
-            _prove_on(subject, traced, module, origin, 0.0)
+            return _prove_on(subject, traced, module, origin, 0.0)
 
 
 def _check_shared(module: nn.Module, name: str) -> None:
@@ -169,7 +170,7 @@ def _threads_for(size_bytes: int) -> Iterator[None]:
 
 def _prove_on(
     subject: Subject, traced: Traced, module: nn.Module, origin: dict[str, Tensor], moved: float
-) -> None:
+) -> str:
     """Each way of running has weights of its own: what a module keeps of the first ones shows."""
     wide, plan_dtype = widened(traced), torch_dtype(traced.dtype)
     ways = variants(_lengths(subject, traced), parameter_bytes(wide))
@@ -188,9 +189,10 @@ def _prove_on(
             trial = replace(trial, alike=False)
             outcomes = trial.outcomes()
         _compare(trial, *outcomes)
-    _check_ways(subject, traced, trial.batch)
+    evaluates = _check_ways(subject, traced, trial.batch)
     if traced.dtype != "f64":
         _prove_narrow(subject, traced, module, origin, moved)
+    return evaluates
 
 
 def _check_numbers(subject: Subject, expected: Outcome) -> None:
@@ -199,17 +201,22 @@ def _check_numbers(subject: Subject, expected: Outcome) -> None:
             raise NoNumberError(f"model {subject.name}: the gradient of {name} is no number")
 
 
-def _check_ways(subject: Subject, traced: Traced, batch: Batch) -> None:
-    """Refuse a module whose export took another way through its code than a call takes."""
+def _check_ways(subject: Subject, traced: Traced, batch: Batch) -> str:
+    """Refuse a module whose export took another way through its code than a call takes; return
+    where a call takes another way when the module evaluates."""
     if not traced.ways:
-        return
-    dtype = torch_dtype(traced.dtype)
-    if place := parted(traced.ways, ways_of(subject.build, batch, subject.name, dtype)):
+        return ""
+    given = subject.build, batch, subject.name, torch_dtype(traced.dtype)
+    called = ways_of(*given)
+    if place := parted(traced.ways, called):
         raise ProofError(
             f"model {subject.name}: {place}, runs in a training step and not while the module is "
             "traced, or the other way round: its code asks whether it is traced, or catches an "
             "error that tracing raises. Leave that out"
         )
+    with suppress(ProofError):  # it need not run when it evaluates
+        return parted(called, ways_of(*given, trains=False))
+    return ""
 
 
 def _lengths(subject: Subject, traced: Traced) -> Lengths:
