@@ -26,7 +26,7 @@ from .incumbent import INF, Incumbent, Progress
 from .lp_bound import num_actions, tighter, weighted_us
 from .made import Asked, Known
 from .meshes import Job, make_jobs, make_meshes
-from .other_placements import denser, placed_by
+from .other_placements import denser, placed_by, placed_for_rows
 from .stopping import Stop
 from .tightening import tighten, tightened_beside
 from .waiting import Waiting
@@ -159,7 +159,8 @@ def polish_and_bound(explored: Sequence[Explored], last: Incumbent, setting: Set
 
 def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
     """Yield what is explored under other placements after all candidates under the default ones:
-    those of the best on its mesh, then all others on each mesh whose bound is near the best."""
+    those of the best on its mesh, then all others on each mesh whose bound is near the best, then
+    those for the rows of the best on its mesh, as long as its micro-batches grow."""
     last = whole.incumbent
     seen = [one.incumbent.costs for one in (whole, *whole.before)]
     for costs, mesh in _placed_otherwise(whole, setting):
@@ -169,6 +170,13 @@ def explored_again(whole: Explored, setting: Setting) -> Iterator[Explored]:
             yield (again := improved(_explore_again(last, setting, costs, mesh), setting))
             seen.append(costs)
             last = again.incumbent
+    rows = whole.incumbent.rows
+    while last.rows > rows and last.mesh.num_devices > 1 and not setting.stop.at:
+        rows = last.rows
+        costs = whole.incumbent.costs
+        costs = costs.under(placing=placed_for_rows(costs, rows))
+        yield (again := improved(_explore_again(last, setting, costs, last.mesh), setting))
+        last = again.incumbent
 
 
 def _placed_otherwise(whole: Explored, setting: Setting) -> Iterator[tuple[CandidateCosts, Mesh]]:

@@ -107,6 +107,12 @@ class Incumbent:
         return 1 if self.best is None else self.best.candidate.micro_batch
 
     @property
+    def mesh(self) -> Mesh:
+        """The compute mesh of the best, of which there is one."""
+        assert self.best is not None
+        return self.best.candidate.compute
+
+    @property
     def enough_us(self) -> float:
         """The bound from which a candidate is not worth simulating."""
         return self.best_us / (1 + self.worth)

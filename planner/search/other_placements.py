@@ -56,6 +56,11 @@ def densest(costs: CandidateCosts, meshes: Sequence[Mesh]) -> CandidateCosts:
     return costs.under(placing=_priced(costs, meshes[0], costs.problem.budget.dense_shares[-1]))
 
 
+def placed_for_rows(costs: CandidateCosts, rows: int) -> Placing:
+    """Return inputs of placements for micro-batches of so many rows."""
+    return replace(costs.problem.placed_for, micro_batch=rows)
+
+
 def _is_priced(costs: CandidateCosts) -> bool:
     """Return whether a byte has the default price."""
     return costs.problem.pins.price is None and not costs.problem.placed_for.whole_sequence
@@ -73,7 +78,7 @@ def _ways(costs: CandidateCosts, mesh: Mesh, rows: int) -> Iterator[tuple[str, P
     pins, placing = costs.problem.pins, costs.problem.placed_for
     shares = costs.problem.budget.price_shares
     if rows > placing.micro_batch:
-        yield f"placements for {rows} rows", pins, replace(placing, micro_batch=rows)
+        yield f"placements for {rows} rows", pins, placed_for_rows(costs, rows)
     if not shares:
         return
     for share in shares if pins.price is None else ():
