@@ -149,6 +149,23 @@ def test_an_embedding_that_scales_its_gradient_is_refused() -> None:
         trace(lambda: Padded(scale_grad_by_freq=True), "padded", "f32", 16)
 
 
+class Bytes(nn.Module):
+    """A buffer of bytes with a sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 8), nn.Linear(8, 32)
+        self.register_buffer("scales", torch.ones(8, dtype=torch.int8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens) * self.scales)
+
+
+def test_a_dtype_that_no_plan_knows_is_named_with_its_buffer() -> None:
+    with pytest.raises(CaptureError, match="^buffer scales is int8, and a plan knows float64, "):
+        trace(Bytes, "bytes", "f32", 32)
+
+
 def _trained(freeze: tuple[str, ...] = (), head: bool = True) -> dict[str, bool]:
     def build() -> nn.Module:
         module = Padded()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from launching import RUN, losses
 
+from meshwright import MeshwrightError, Program, resume
 from meshwright.cli import main
 from meshwright.runtime.training.interrupted import record_interrupted
 from meshwright.runtime.training.opening import length
@@ -101,6 +102,13 @@ def test_a_resumed_run_says_where_it_goes_on_before_torch_is_imported(tmp_path: 
     assert said.startswith(
         f"tiny in {run}, stopped after 3 of 10 steps: going on from step_00000002"
     )
+
+
+def test_a_run_is_resumed_with_what_compile_returned(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", "stopped")
+    (run / "checkpoints" / "step_00000002").mkdir(parents=True)
+    with pytest.raises(MeshwrightError, match=f"no program in {tmp_path}/none; compile"):
+        resume(run, program=Program(tmp_path / "none"))
 
 
 def test_the_prediction_says_that_the_time_to_compile_comes_on_top() -> None:
