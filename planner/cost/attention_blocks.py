@@ -111,7 +111,7 @@ def key_parts(blocks: int, group: int, at_once: int) -> int:
 
 
 def _kernel(shape: Shape, share: float, blocks: int, pairs: float) -> Kernel:
-    """Return a kernel of so many blocks, of which the longest lets so many pairs through."""
+    """Return a kernel. blocks: their number. pairs: that the mask lets through in the longest."""
     alone = ALONE * pairs * MULTIPROCESSORS / shape.pairs
     if blocks > MULTIPROCESSORS:
         alone *= BESIDE

@@ -77,7 +77,7 @@ class Incumbent:
 
     bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
     those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. others: by
-    compute mesh, costs with other placements, and what these are. at: what is being done.
+    compute mesh and rows, costs with other placements, and what these are. at: what is being done.
     """
 
     costs: CandidateCosts
@@ -108,7 +108,7 @@ class Incumbent:
 
     @property
     def mesh(self) -> Mesh:
-        """The compute mesh of the best, of which there is one."""
+        """The compute mesh of the best plan; there must be a best plan."""
         assert self.best is not None
         return self.best.candidate.compute
 

@@ -57,7 +57,7 @@ def densest(costs: CandidateCosts, meshes: Sequence[Mesh]) -> CandidateCosts:
 
 
 def placed_for_rows(costs: CandidateCosts, rows: int) -> Placing:
-    """Return inputs of placements for micro-batches of so many rows."""
+    """Return inputs of placements. rows: of the micro-batches that they are for."""
     return replace(costs.problem.placed_for, micro_batch=rows)
 
 
