@@ -16,7 +16,7 @@ from .rope import Table, rotate
 
 
 class AttentionCore(nn.Module):
-    """softmax(scale * q @ k^T) @ v under a causal mask, with grouped keys and values.
+    """softmax(scale * q @ k^T) @ v under a causal mask, with grouped keys and values, and sinks.
 
     scale: factor on q @ k^T. causal: else every query sees all keys.
     window: query i sees keys j with i - window < j <= i; None: every j <= i.
@@ -37,10 +37,11 @@ class AttentionCore(nn.Module):
         self.window = window
         self.softcap = softcap
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """q [B, H, S, D], k and v [B, K, S, D] with K dividing H -> [B, H, S, D] in q's dtype.
 
-        This body is the reference: plain, quadratic in S, in float32 or wider.
+        sinks [H] or [B, H, S, 1]: a score of each head, or query, that takes a share and gives no
+        value. This body is the reference: plain, quadratic in S, in float32 or wider.
         """
         wide, groups = wide_dtype(q.dtype), q.shape[1] // k.shape[1]
         keys = k.to(wide).repeat_interleave(groups, dim=1)
@@ -51,7 +52,7 @@ class AttentionCore(nn.Module):
         if self.causal:
             hidden = ~self._visible(q.shape[2], q.device)
             scores = scores.masked_fill(hidden, float("-inf"))
-        return (scores.softmax(-1) @ values).to(q.dtype)
+        return (shares_beside(scores, sinks) @ values).to(q.dtype)
 
     def _visible(self, seq: int, device: torch.device) -> Tensor:
         position = torch.arange(seq, device=device)
@@ -62,6 +63,15 @@ class AttentionCore(nn.Module):
     def extra_repr(self) -> str:
         kind = "" if self.causal else ", all keys"
         return f"scale={self.scale:g}, window={self.window}, softcap={self.softcap}{kind}"
+
+
+def shares_beside(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of scores [B, H, S, T] over the keys, beside sinks [H] or [B, H, S, 1]."""
+    if sinks is None:
+        return scores.softmax(-1)
+    of_queries = sinks if sinks.dim() == scores.dim() else sinks.reshape(1, -1, 1, 1)
+    column = of_queries.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
 
 
 class Attention(nn.Module):

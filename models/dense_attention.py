@@ -1,15 +1,16 @@
-"""Attention that holds every score: under a mask that is a tensor, with sinks, or with dropout."""
+"""Attention that holds every score: under a mask that is a tensor, or with dropout."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from .attention import shares_beside
 from .norms import wide_dtype
 
 
 class DenseCore(nn.Module):
-    """Attention under a mask that is a tensor, with sinks or dropout; every score is held."""
+    """Attention under a mask that is a tensor or with dropout; every score is held."""
 
     def __init__(self, scale: float, softcap: float | None = None) -> None:
         super().__init__()
@@ -44,12 +45,7 @@ class DenseCore(nn.Module):
             scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min)
         elif mask is not None:
             scores = scores + mask.to(wide)
-        if sinks is None:
-            shares = scores.softmax(-1)
-        else:
-            of_queries = sinks if sinks.dim() == scores.dim() else sinks.reshape(1, -1, 1, 1)
-            column = of_queries.to(wide).expand(*scores.shape[:-1], 1)
-            shares = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+        shares = shares_beside(scores, sinks)
         return nn.functional.dropout(shares.to(q.dtype), dropout) @ values
 
 

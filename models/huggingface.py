@@ -399,12 +399,13 @@ def _attend(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = s_aux if sinks is None else sinks
-    plain = sinks is None and indices is None and position_bias is None and not dropout
+    plain = indices is None and position_bias is None and not dropout
+    given = (query, key, value) if sinks is None else (query, key, value, sinks)
     if isinstance(attention_mask, Visible) and plain:
         core = _core(module, AttentionCore, scale, attention_mask.window, softcap)
-        out = core(query, key, value)
+        out = core(*given)
     elif attention_mask is None and plain:
-        out = _core(module, AttentionCore, scale, None, softcap, False)(query, key, value)
+        out = _core(module, AttentionCore, scale, None, softcap, False)(*given)
     else:
         core, mask = _core(module, DenseCore, scale, softcap), attention_mask
         if isinstance(mask, Visible):

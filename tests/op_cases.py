@@ -264,5 +264,5 @@ COMPOSITES: dict[str, OpCase] = {
 }
 SEMANTIC_COMPOSITES = {
     "linear", "addmm", "baddbmm", "embedding", "scaled_dot_product_attention", "drawn_attention",
-    "drawn_channels",
+    "drawn_channels", "mw.sink_attention",
 }  # fmt: skip

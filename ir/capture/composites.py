@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import CaptureError
 from . import semantic
 from .dropout import dropout
+from .sinks import attend_beside
 from .symbolic import parts_of
 
 aten = torch.ops.aten
@@ -259,4 +260,5 @@ EXPANSIONS: dict[str, Callable] = {
     "scaled_dot_product_attention": _sdpa,
     "drawn_attention": _drawn_attention,
     "drawn_channels": _drawn_channels,
+    "mw.sink_attention": attend_beside,
 }

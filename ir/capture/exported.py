@@ -35,6 +35,7 @@ from .lines import lines_of_model, short_line
 from .nodes import own_draws
 from .recurrence import recurrence
 from .router_load import router_load
+from .sinks import sink_attention
 from .size_builtins import sizes_in_builtins
 from .size_functions import sizes_as_numbers
 from .size_questions import no_question_of_one_row, no_sizes_as_keys
@@ -82,11 +83,13 @@ def _swap_semantic(module: nn.Module) -> None:
             part.forward = made(part)
 
 
-def _attention_of(core: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _attention_of(core: nn.Module) -> Callable[..., Tensor]:
     scale, window = float(core.scale), int(core.window or 0)  # type: ignore[arg-type]
     softcap, causal = float(core.softcap or 0.0), bool(core.causal)  # type: ignore[arg-type]
 
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        if sinks is not None:
+            return sink_attention(q, k, v, sinks, scale, causal, window, softcap)
         return semantic.attention(q, k, v, scale, causal, window, softcap)[0]
 
     return forward

@@ -17,6 +17,7 @@ DEFINITIONS = (
     # With dropout of the weights, and of whole channels.
     OpDef("drawn_attention", "composite", numbered=True, scores=True),
     OpDef("drawn_channels", "composite", numbered=True),
+    OpDef("mw.sink_attention", "composite"),
     # One op here, but its parts read their input several times.
     *(OpDef(name, "composite", norm=True) for name in ("layer_norm", "rms_norm", "group_norm")),
     # What capture leaves out or refuses; where one stays it is a call that torch expands.
