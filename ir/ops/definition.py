@@ -55,7 +55,7 @@ Flops: TypeAlias = Callable[[Op, list[Shape]], Size]  # of the present operands'
 # Bytes, of an op, its present operands, and the elements that a rank holds of each.
 Passes: TypeAlias = Callable[[Op, list[Value], list[float]], float]
 # Bytes, of the same without the op, on a type of device, such as "cuda".
-Workspace: TypeAlias = Callable[[list[Value], list[float], str], float]
+Workspace: TypeAlias = Callable[[Op, list[Value], list[float], str], float]
 
 Kind: TypeAlias = Literal[
     "view",  # another shape over the same storage: free

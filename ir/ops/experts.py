@@ -67,7 +67,7 @@ def _sorted_rows(wide: int, other: int, *, in_place: bool = False) -> Workspace:
     the one with a row a choice and of the one whose last dim the others have. in_place: on CUDA in
     half precision they stay where they lie."""
 
-    def taken(inputs: list[Value], elements: list[float], device: str) -> float:
+    def taken(op: Op, inputs: list[Value], elements: list[float], device: str) -> float:
         ids = elements[-1]
         if in_place and device == "cuda" and inputs[wide].dtype in ("bf16", "f16"):
             return 0.0

@@ -7,6 +7,8 @@ from .definition import OpDef, Rule
 from .factors import rule_by_names
 from .view import sliced
 
+FEW_IDS = 256  # that of the kernel (runtime/engine/kernels/embedding.py)
+
 
 def _slice_backward(op: Op, inputs: list[Value]) -> Rule:
     large, small, sizes, fixed = sliced(op, op.output, inputs[0])
@@ -44,17 +46,32 @@ def _embedding_weight_grad(op: Op, inputs: list[Value]) -> Rule:
     return rule_by_names([[*lead, "d"], lead], [["v", "d"]], inputs, op.outputs, reduce)
 
 
-def _summed_bytes(inputs: list[Value], elements: list[float], device: str) -> float:
+def _summed_bytes(op: Op, inputs: list[Value], elements: list[float], device: str) -> float:
     """The rows in at least float32; in half precision their sums as well, which are rounded once.
-    Beside a gradient in float32 no sums are made."""
+    Beside a gradient in float32 no sums are made. Of few ids their columns."""
     item = ITEM_BYTES[inputs[0].dtype]
+    if device == "cuda" and _in_columns(op, inputs):
+        return _column_bytes(op, elements)
     return elements[0] * (item if item > 2 else 2 * 4 + item)
 
 
 def _scattered_bytes(op: Op, inputs: list[Value], elements: list[float]) -> float:
     """The bytes that take as long as adding rows to others, each element by itself: 0.64 ms for
-    16,384 of 4,096 in bfloat16 on an H200 (2026-11-28)."""
+    16,384 of 4,096 in bfloat16 on an H200 (2026-11-28). Of few ids the columns, written and read.
+    """
+    if _in_columns(op, inputs):
+        return 2 * _column_bytes(op, elements)
     return elements[0] * 20 * ITEM_BYTES[inputs[0].dtype]
+
+
+def _in_columns(op: Op, inputs: list[Value]) -> bool:
+    """Return whether a matmul on a GPU sums the rows of each id."""
+    return int(op.attr("num_embeddings")) <= FEW_IDS and ITEM_BYTES[inputs[0].dtype] == 2
+
+
+def _column_bytes(op: Op, elements: list[float]) -> float:
+    """The bytes of a column for each id, of ones where a row is of that id."""
+    return elements[1] * int(op.attr("num_embeddings")) * 2
 
 
 DEFINITIONS = (

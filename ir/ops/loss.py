@@ -43,7 +43,7 @@ def _chunk_bytes(features: int, weight: int, operands: int = 0) -> Workspace:
     lives as the matmul's output and once in at least float32.
     """
 
-    def taken(inputs: list[Value], elements: list[float], device: str) -> float:
+    def taken(op: Op, inputs: list[Value], elements: list[float], device: str) -> float:
         x = inputs[features]
         width, item = x.shape[-1], ITEM_BYTES[x.dtype]
         assert isinstance(width, int)

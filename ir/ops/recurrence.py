@@ -41,7 +41,7 @@ def _flops(times: int, first: int) -> Size:
     return count
 
 
-def _held(values: list[Value], elements: list[float], device: str) -> float:
+def _held(op: Op, values: list[Value], elements: list[float], device: str) -> float:
     """Bytes of the states that backward keeps: at the beginning of chunks, and of one chunk, half
     of those at 2,048 tokens; and on a GPU of the gradients of q, k, g and beta by blocks of
     columns, where there are several."""

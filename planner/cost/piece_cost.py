@@ -167,7 +167,7 @@ class Priced:
         if asked.workspace is not None:
             values = [self.graph.values[name] for name in names]
             sizes = [self.bytes(v.name) / ITEM_BYTES[v.dtype] for v in values]
-            return asked.workspace(values, sizes, self.costs.cluster.device.type)
+            return asked.workspace(op, values, sizes, self.costs.cluster.device.type)
         ins = tuple(self.placements[name] for name in names)
         scores = self.costs.scores(op, work.of[op.output.name], ins)
         return 0.0 if scores is None else scores.held_bytes

@@ -9,6 +9,7 @@ from meshwright.codegen.emitters import EMITTERS
 from meshwright.codegen.emitters.call import torch_call
 from meshwright.ir.capture.composites import EXPANSIONS
 from meshwright.ir.graph import Graph
+from meshwright.ir.ops import indexing
 from meshwright.ir.ops.definition import OpDef, no_flops
 from meshwright.ir.ops.loss import LEAST_TOKENS, LOGITS_ELEMENTS
 from meshwright.ir.ops.questions import rule_of
@@ -17,6 +18,7 @@ from meshwright.ir.schedule import KINDS
 from meshwright.runtime.engine import executor, kernels
 from meshwright.runtime.engine.kernels import cross_entropy
 from meshwright.runtime.engine.kernels.cross_entropy import CHUNK_ELEMENTS
+from meshwright.runtime.engine.kernels.embedding import FEW_IDS
 
 
 def _graphs(name: str) -> list[Graph]:
@@ -89,6 +91,10 @@ def test_the_ops_of_the_matrix_units_and_recurrences_alone_have_flops() -> None:
     units = ("matmul", "attention", "loss")
     expected = {name for name, made in DEFINITIONS.items() if made.kind in units}
     assert counted == expected | {"mw.recurrence", "mw.recurrence_backward"}
+
+
+def test_a_matmul_sums_the_rows_of_as_few_ids_as_the_kernel_says() -> None:
+    assert indexing.FEW_IDS == FEW_IDS
 
 
 def test_the_workspace_of_the_loss_is_a_chunk_of_its_kernel() -> None:

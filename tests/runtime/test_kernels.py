@@ -22,6 +22,7 @@ from meshwright.runtime.engine.kernels.attention import (
     reference,
     reference_backward,
 )
+from meshwright.runtime.engine.kernels.embedding import add_in_columns
 from meshwright.runtime.engine.kernels.linear import _add_linear_weight_grad
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -323,6 +324,18 @@ def test_an_embedding_of_few_ids_learns_as_under_torch(
     for found, sum_of in ((grad, 1 + wanted), (made, wanted)):
         share = max(torch.finfo(found.dtype).eps, 1e-5)
         torch.testing.assert_close(found.double(), sum_of, rtol=share, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_columns_of_few_ids_add_the_rows_of_each(dtype: torch.dtype) -> None:
+    """As on a GPU. Ids outside of the rows that a rank holds add nothing."""
+    rows, index = _randn(4096, 3).to(dtype), torch.randint(-4, 12, (4096,))
+    grad = torch.ones(8, 3, dtype=dtype)
+    add_in_columns(grad, rows, index)
+    here = (index >= 0) & (index < 8)
+    sums = torch.ones(8, 3, dtype=torch.float64).index_add_(0, index[here], rows[here].double())
+    share, near = {2: (1e-2, 0.1), 4: (1e-5, 1e-4), 8: (1e-12, 1e-11)}[dtype.itemsize]
+    torch.testing.assert_close(grad.double(), sums, rtol=share, atol=near)
 
 
 # Linear + cross-entropy

@@ -1,4 +1,4 @@
-"""What every rank of golden-gemma2 shares; plan b7e1ccda091db3c9."""
+"""What every rank of golden-gemma2 shares; plan 5b11dab166a314ff."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

@@ -45,7 +45,7 @@ def norm_with_parts(x, w):
 
 
 def rope(x, cos, sin):
-    # models/attention.py:91
+    # models/attention.py:101
     chunk = x.narrow(3, 0, 2)
     chunk_2 = x.narrow(3, 2, 2)
     mul = x * cos
@@ -101,17 +101,17 @@ def attention_forward(params, x, rope_cos, rope_sin):
     (
         attention_norm_mul_2, attention_norm_add, attention_norm_rsqrt, attention_norm_mul,
     ) = norm_with_parts(x, attention_norm_w)
-    # models/attention.py:87
+    # models/attention.py:97
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
     attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
     attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
     attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
-    # models/attention.py:91
+    # models/attention.py:101
     attention_add = rope(attention_transpose, rope_cos, rope_sin)
     attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
-    # models/attention.py:92
+    # models/attention.py:102
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.3535533905932738,
         causal=True, window=4, softcap=50.0,
@@ -174,7 +174,7 @@ def attention_backward(params, saved, dy, grads):
     d_attention_o_linear = (
         d_attention_o_linear_from_post_norm_mul + d_attention_o_linear_from_post_norm_pow
     )
-    # models/attention.py:92
+    # models/attention.py:102
     d_attention_flatten = kernels.linear_input_grad(d_attention_o_linear, attention_o_w)
     kernels.add_linear_weight_grad(grad_attention_o_w, d_attention_o_linear, attention_flatten)
     d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
@@ -183,7 +183,7 @@ def attention_backward(params, saved, dy, grads):
         attention_core_attention_o, attention_core_attention_lse, scale=0.3535533905932738,
         causal=True, window=4, softcap=50.0,
     )
-    # models/attention.py:91
+    # models/attention.py:101
     d_attention_cat_2 = d_attention_add_2 * rope_sin
     d_attention_neg_2 = d_attention_cat_2.narrow(3, 0, 2)
     d_attention_chunk_2_2 = d_attention_cat_2.narrow(3, 2, 2)
@@ -212,7 +212,7 @@ def attention_backward(params, saved, dy, grads):
         d_attention_chunk, (B, 4, S, 4), 3, 0, 2, 1,
     )
     d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
-    # models/attention.py:87
+    # models/attention.py:97
     d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
         d_attention_v_linear, attention_v_w,

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan af7103f334539723."""
+"""What every rank of golden-llama shares; plan 07155a19894c419e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

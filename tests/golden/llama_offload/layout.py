@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 69c6ba97b0fb6c54."""
+"""What every rank of golden-llama shares; plan 729b6b8abe55a52b."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

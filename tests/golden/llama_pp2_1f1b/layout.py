@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 0c9d41e6d6649f5c."""
+"""What every rank of golden-llama shares; plan 6c1822375f92c22e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

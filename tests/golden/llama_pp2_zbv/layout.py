@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan b68e74cae487702c."""
+"""What every rank of golden-llama shares; plan fbd5391f1b0fb04e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

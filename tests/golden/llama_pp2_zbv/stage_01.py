@@ -43,7 +43,7 @@ def norm(x, w):
 
 
 def rope(x, cos, sin):
-    # models/attention.py:91
+    # models/attention.py:101
     chunk = x.narrow(3, 0, 2)
     chunk_2 = x.narrow(3, 2, 2)
     mul = x * cos
@@ -71,17 +71,17 @@ def attention_forward(params, x, rope_cos, rope_sin):
     (attention_norm_w, attention_q_w, attention_k_w, attention_v_w, attention_o_w,) = params
     # models/norms.py:35
     attention_norm_mul_2 = norm(x, attention_norm_w)
-    # models/attention.py:87
+    # models/attention.py:97
     attention_q_linear = kernels.linear(attention_norm_mul_2, attention_q_w)
     attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
     attention_k_linear = kernels.linear(attention_norm_mul_2, attention_k_w)
     attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
     attention_v_linear = kernels.linear(attention_norm_mul_2, attention_v_w)
     attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
-    # models/attention.py:91
+    # models/attention.py:101
     attention_add = rope(attention_transpose, rope_cos, rope_sin)
     attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
-    # models/attention.py:92
+    # models/attention.py:102
     attention_core_attention_o, attention_core_attention_lse = kernels.attention(
         attention_add, attention_add_2, attention_transpose_3, scale=0.5, causal=True, window=0,
         softcap=0.0,
@@ -105,29 +105,29 @@ def attention_input_grad(params, saved, dy):
         x, rope_cos, rope_sin, attention_q_linear, attention_k_linear, attention_v_linear,
         attention_core_attention_o, attention_core_attention_lse,
     ) = saved
-    # models/attention.py:92
+    # models/attention.py:102
     d_attention_flatten = kernels.linear_input_grad(dy, attention_o_w)
-    # recompute: models/attention.py:92
+    # recompute: models/attention.py:102
     attention_flatten = attention_core_attention_o.transpose(1, 2).reshape(B, S, 16)
-    # models/attention.py:92
+    # models/attention.py:102
     d_attention_core_attention_o = d_attention_flatten.reshape(B, S, 4, 4).transpose(1, 2)
-    # recompute: models/attention.py:87
+    # recompute: models/attention.py:97
     attention_transpose = attention_q_linear.reshape(B, S, 4, 4).transpose(1, 2)
-    # recompute: models/attention.py:91
+    # recompute: models/attention.py:101
     attention_add = rope(attention_transpose, rope_cos, rope_sin)
-    # recompute: models/attention.py:87
+    # recompute: models/attention.py:97
     attention_transpose_2 = attention_k_linear.reshape(B, S, 2, 4).transpose(1, 2)
-    # recompute: models/attention.py:91
+    # recompute: models/attention.py:101
     attention_add_2 = rope(attention_transpose_2, rope_cos, rope_sin)
-    # recompute: models/attention.py:87
+    # recompute: models/attention.py:97
     attention_transpose_3 = attention_v_linear.reshape(B, S, 2, 4).transpose(1, 2)
-    # models/attention.py:92
+    # models/attention.py:102
     d_attention_add, d_attention_add_2, d_attention_transpose_3 = kernels.attention_backward(
         d_attention_core_attention_o, attention_add, attention_add_2, attention_transpose_3,
         attention_core_attention_o, attention_core_attention_lse, scale=0.5, causal=True, window=0,
         softcap=0.0,
     )
-    # models/attention.py:91
+    # models/attention.py:101
     d_attention_cat_2 = d_attention_add_2 * rope_sin
     d_attention_neg_2 = d_attention_cat_2.narrow(3, 0, 2)
     d_attention_chunk_2_2 = d_attention_cat_2.narrow(3, 2, 2)
@@ -156,7 +156,7 @@ def attention_input_grad(params, saved, dy):
         d_attention_chunk, (B, 4, S, 4), 3, 0, 2, 1,
     )
     d_attention_transpose = d_attention_transpose_sum + d_attention_transpose_from_chunk
-    # models/attention.py:87
+    # models/attention.py:97
     d_attention_v_linear = d_attention_transpose_3.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_v_linear = kernels.linear_input_grad(
         d_attention_v_linear, attention_v_w,
@@ -165,7 +165,7 @@ def attention_input_grad(params, saved, dy):
     attention_norm_mul_2, attention_norm_rsqrt, attention_norm_mul = norm_with_rsqrt_mul(
         x, attention_norm_w,
     )
-    # models/attention.py:87
+    # models/attention.py:97
     d_attention_k_linear = d_attention_transpose_2.transpose(1, 2).reshape(B, S, 8)
     d_attention_norm_mul_2_from_k_linear = kernels.linear_input_grad(
         d_attention_k_linear, attention_k_w,
@@ -214,9 +214,9 @@ def attention_weight_grad(handed, grads):
         grad_attention_o_w,
     ) = grads
     grad_attention_norm_w.add_(d_attention_norm_w)
-    # models/attention.py:92
+    # models/attention.py:102
     kernels.add_linear_weight_grad(grad_attention_o_w, dy, attention_flatten)
-    # models/attention.py:87
+    # models/attention.py:97
     kernels.add_linear_weight_grad(grad_attention_v_w, d_attention_v_linear, attention_norm_mul_2)
     kernels.add_linear_weight_grad(grad_attention_k_w, d_attention_k_linear, attention_norm_mul_2)
     kernels.add_linear_weight_grad(grad_attention_q_w, d_attention_q_linear, attention_norm_mul_2)

@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 31af94bce33805e1."""
+"""What every rank of golden-llama shares; plan 28cd8134e6b10cb3."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 

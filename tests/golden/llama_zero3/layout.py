@@ -1,4 +1,4 @@
-"""What every rank of golden-llama shares; plan 3c224188d0c8fb24."""
+"""What every rank of golden-llama shares; plan b00983502b2c1f8e."""
 
 from runtime.layout import Bucket, Entry, Input, Layout, Param
 
