@@ -46,7 +46,8 @@ from .joint import joint
 from .lines import source_of
 from .nodes import Drawn
 from .own_loss import LossTotal, OwnLoss
-from .promotion import cast_integers
+from .plain_attention import attended
+from .promotion import cast_integers, state_numbers
 from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, kept_apart, left_out
 from .row_ops import check_row_ops
 from .rows import check_rows
@@ -216,9 +217,11 @@ class _Reader(FxReader):
         params = set(self.program.graph_signature.inputs_to_parameters)
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
+        state_numbers(self.program.graph)
         self._inputs()
         outputs = self._outputs()
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), outputs)
+        graph = attended(graph, self.constants)
         graph = verify(draws_from(_without_unused_inputs(early(prune(graph))), 0))
         self._check_draws(graph)
         check_rows(graph)

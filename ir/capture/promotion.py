@@ -1,8 +1,11 @@
-"""Ops of integers that give floats, such as `torch.arange(n) / n`.
+"""Ops of integers or numbers that give floats, such as `torch.arange(n) / n`.
 
 Their dtype is torch's default where they run. A program computes in the dtypes of its graph, so
-their integers become that float first, as torch itself makes them before it computes.
+their integers become that float first, as torch itself makes them before it computes, and the two
+numbers that `torch.where` chooses from become tensors of that float.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +22,23 @@ def cast_integers(graph: Graph) -> None:
         if _promotes(node):
             for operand in filter(_dtype, node.all_input_nodes):
                 node.replace_input_with(operand, _cast(graph, operand, node))
+
+
+def state_numbers(graph: Graph) -> None:
+    """Give each `torch.where` of two numbers a tensor of its result's dtype for each."""
+    for node in list(graph.nodes):
+        if node.target is _aten.where.Scalar:
+            condition, *numbers = node.args
+            node.args = (condition, *(_tensor(graph, number, node) for number in numbers))
+            node.target = _aten.where.self
+
+
+def _tensor(graph: Graph, number: Any, node: Node) -> Node:
+    made = _dtype(node)
+    with graph.inserting_before(node):
+        tensor = graph.call_function(_aten.scalar_tensor.default, (number,), {"dtype": made})
+    tensor.meta = {**node.meta, "val": node.meta["val"].new_empty((), dtype=made)}
+    return tensor
 
 
 def _promotes(node: Node) -> bool:

@@ -11,7 +11,7 @@ import meshwright.codegen.emitters.call as call
 import meshwright.codegen.emitters.pointwise as pointwise
 import meshwright.codegen.piece as piece
 import meshwright.ir.phases as phases
-from meshwright.ir.capture import composites, export, functional, joint
+from meshwright.ir.capture import composites, export, functional, joint, plain_attention
 from meshwright.ir.capture.export import trace
 from meshwright.ir.errors import ProofError
 from meshwright.models import load_model
@@ -86,6 +86,16 @@ def _wrong_mask(patch: Patch) -> None:
     patch.setattr(composites, "_dense_attention", attend)
 
 
+def _wrong_rule(patch: Patch) -> None:
+    """A causal mask that is a tensor is read as one that hides nothing."""
+    made = plain_attention._attention
+
+    def attention(op, operands, q, scale, causal, window):
+        return made(op, operands, q, scale, False, window)
+
+    patch.setattr(plain_attention, "_attention", attention)
+
+
 def _own_epsilon(patch: Patch) -> None:
     """RMSNorm takes another epsilon than torch's where it is given none."""
     kept = composites._rms_norm
@@ -115,7 +125,8 @@ PLANTED: dict[str, tuple[Callable[[Patch], None], str]] = {
     "stale-view": (_stale_view, "view_read_after_a_write"),
     "no-brackets": (_no_brackets, "sizes_divide"),
     "one-name": (_one_name, "hostile_names"),
-    "wrong-mask": (_wrong_mask, "masked_attention"),
+    "wrong-mask": (_wrong_mask, "attention_in_blocks"),
+    "wrong-rule": (_wrong_rule, "masked_attention"),
     "own-epsilon": (_own_epsilon, "rms_default_eps"),
     "shared-rows": (_shared_rows, "scalar_parameter"),
 }

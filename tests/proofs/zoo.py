@@ -252,6 +252,15 @@ def masked_attention(self, h):
 
 
 @plain
+def attention_in_blocks(self, h):
+    heads = self.proj(h).unflatten(-1, (3, 4)).transpose(1, 2)
+    blocks = torch.arange(h.shape[1]) // 3
+    mask = blocks[:, None] >= blocks[None, :]
+    out = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+    return out.transpose(1, 2).flatten(2) + h
+
+
+@plain
 def biased_attention(self, h):
     s = h.shape[1]
     places = torch.arange(s, dtype=h.dtype)
