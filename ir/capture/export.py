@@ -47,7 +47,7 @@ from .lines import source_of
 from .nodes import Drawn
 from .own_loss import LossTotal, OwnLoss
 from .plain_attention import attended
-from .promotion import cast_integers, state_numbers
+from .promotion import cast_integers, name_dtypes, state_numbers
 from .remarks import ALL_FORWARDS, HOLDS_LOGITS, holds_scores, kept_apart, left_out
 from .row_ops import check_row_ops
 from .rows import check_rows
@@ -218,6 +218,7 @@ class _Reader(FxReader):
         drop_idle_detaches(self.program.graph, params)
         cast_integers(self.program.graph)
         state_numbers(self.program.graph)
+        name_dtypes(self.program.graph)
         self._inputs()
         outputs = self._outputs()
         graph = Graph(self.name, tuple(self.inputs), tuple(self.ops), outputs)

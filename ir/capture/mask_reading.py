@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -25,7 +24,6 @@ from .shown import (
     either,
     everywhere,
     negated,
-    picked,
 )
 
 _LARGEST = 2**28  # elements of a constant that is looked at
@@ -143,6 +141,14 @@ def _long_dims(shape: Shape) -> list[int]:
     return [d - len(shape) for d, size in enumerate(shape) if size != 1]
 
 
+def _selected(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
+    """Of a dim of size 1, whose place no value is made of."""
+    x, rank = given[0], len(shapes[0])
+    taken = int(op.attr("dim")) % rank - rank
+    single = x is not None and shapes[0][taken] == 1
+    return x.moved(lambda dim: dim + (dim < taken)) if x is not None and single else None
+
+
 def _transposed(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
     rank = len(shapes[0])
     a, b = (int(op.attr(name)) % rank - rank for name in ("dim0", "dim1"))
@@ -171,18 +177,14 @@ def _compared(compare: Callable[[Number, Number], bool], strict: bool, above: bo
     return read
 
 
-def _of_numbers(to: Callable[[Number, Number], Number], a: Shown, b: Shown) -> Shown:
-    """Return what a function of numbers gives, of which one is the same everywhere."""
-    if isinstance(a, Chosen) and isinstance(b, Chosen):
-        left, right = a.constant, b.constant
-        if right is not None:
-            return a.each(partial(_swapped, to, right))
-        return None if left is None else b.each(partial(to, left))
-    return None
-
-
-def _swapped(to: Callable[[Number, Number], Number], b: Number, a: Number) -> Number:
-    return to(a, b)
+def _of_numbers(to: Callable[..., Number], *shown: Shown) -> Chosen | None:
+    """Return what a function gives of numbers that are the same everywhere, or chosen alike."""
+    chosen = [x for x in shown if isinstance(x, Chosen)]
+    bounds = {x.bounds for x in chosen if x.constant is None}
+    if len(chosen) < len(shown) or len(bounds) > 1:
+        return None
+    outside = (x.outside if x.constant is None else x.constant for x in chosen)
+    return Chosen(next(iter(bounds), frozenset()), to(*(x.inside for x in chosen)), to(*outside))
 
 
 def _equal(compare: Callable[[Number, Number], bool]) -> Reader:
@@ -256,19 +258,26 @@ def _not(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
 
 def _where(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
     condition, *others = given
-    numbers = [x.constant if isinstance(x, Chosen) else None for x in others]
-    numbers += [op.attr(name) for name in ("other",) if op.attr(name) is not None]
-    if not isinstance(condition, Chosen) or len(numbers) != 2 or None in numbers:
-        return None
-    return picked(condition, numbers[0], numbers[1])  # type: ignore[arg-type]
+    others += [everywhere(op.attr(name)) for name in ("other",) if op.attr(name) is not None]
+    return _picked(condition, *others) if len(others) == 2 else None
 
 
 def _masked_fill(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
     x, hidden, *value = given
-    number = op.attr("value") if not value else getattr(value[0], "constant", None)
-    kept = x.constant if isinstance(x, Chosen) else None
-    known = isinstance(hidden, Chosen) and kept is not None and number is not None
-    return picked(hidden, number, kept) if known else None  # type: ignore[arg-type]
+    number = op.attr("value")
+    filled = value[0] if value else None if number is None else everywhere(number)
+    return _picked(hidden, filled, x)
+
+
+def _picked(condition: Shown, true: Shown, false: Shown) -> Shown:
+    """Return one of two where a bool is true, and the other elsewhere."""
+    return _of_numbers(lambda where, a, b: a if where else b, condition, true, false)
+
+
+def _joined(op: Op, given: list[Shown], shapes: list[Shape]) -> Shown:
+    """Where all other parts are empty."""
+    parts = [x for x, shape in zip(given, shapes, strict=True) if 0 not in shape]
+    return parts[0] if len(parts) == 1 else None
 
 
 _READERS: dict[str, Reader] = {
@@ -284,6 +293,8 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(("transpose", "swapaxes"), _transposed),
     **dict.fromkeys(("t", "mT", "numpy_T"), _matrix_transposed),
     "slice": _sliced,
+    "select": _selected,
+    **dict.fromkeys(("cat", "concat", "hstack", "vstack"), _joined),
     "ge": _compared(operator.ge, strict=False, above=True),
     "gt": _compared(operator.gt, strict=True, above=True),
     "le": _compared(operator.le, strict=False, above=False),

@@ -7,6 +7,7 @@ mask_reading.py finds, nothing else reads the scores, and nothing draws. What ba
 the output and a log-sum-exp a query.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,12 +16,18 @@ from torch import Tensor
 from ..graph import Graph, Op, Value
 from ..ops.registry import definition
 from ..sizes import Shape
+from .attention_ops import Operands, Rule, attention_instead_of
 from .mask_reading import Masks, values_of
 from .shown import Chosen, both, negated, window_of
 
 # Added to a score, it leaves nothing of its share: exp of it is 0 beside any other score.
 _HIDES = -6e4
 _CASTS = ("to", "_to_copy")
+_VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+_PRODUCTS = ("matmul", "bmm")
+# Equations of torch.einsum that make scores of queries and keys, and the output of their shares.
+_SCORES = re.compile(r"(\w)(\w)(\w)(\w),\1\2(\w)\4->\1\2\3\5")
+_VALUES = re.compile(r"(\w)(\w)(\w)(\w),\1\2\4(\w)->\1\2\3\5")
 
 
 @dataclass
@@ -51,7 +58,7 @@ class _Finder:
         found = None
         if name == "scaled_dot_product_attention":
             found = self._masked(op)
-        elif name in ("matmul", "bmm"):
+        elif name in _PRODUCTS or _sums(op, _VALUES):
             found = self._written_out(op)
         yield from found or (op,)
 
@@ -62,36 +69,27 @@ class _Finder:
         q, k, v, mask = (self.graph.values[name] for name in op.inputs)
         seen = self._seen(mask.name, added=mask.dtype != "bool")
         window = None if seen is None else window_of(seen)
-        grouped = bool(op.attr("enable_gqa", False))
-        if window is None or not _fits(q, k, v, grouped) or not _covers(mask.shape, q, k):
+        if window is None or not _covers(mask.shape, q, k):
             return None
         scale = op.attr("scale")
         scale = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
-        return (_attention(op, op.inputs[:3], q, scale, True, window),)
+        given = Operands(q, k, v, grouped=bool(op.attr("enable_gqa", False)))
+        return attention_instead_of(op, given, Rule(scale, True, window))
 
     def _written_out(self, op: Op) -> tuple[Op, ...] | None:
         """Return attention in place of the product of a softmax and values."""
         softmax = self._behind_casts(op.inputs[0])
-        if softmax is None or _name(softmax) != "softmax" or softmax.attr("dim") not in (-1, 3):
+        if softmax is None or not _over_keys(softmax):
             return None
         found = _Scores()
         product = self._product(softmax.inputs[0], found)
         seen = _all_of(found.seen)
-        if product is None or (found.seen and seen is None):
+        window = window_of(seen) if seen is not None else None if found.seen else 0
+        if product is None or window is None:
             return None
-        q, columns, v = (self.graph.values[n] for n in (*product.inputs, op.inputs[1]))
-        if len(columns.shape) != 4:
-            return None
-        shape = (*columns.shape[:2], columns.shape[3], columns.shape[2])
-        keys = Value(f"{op.output.name}.keys", columns.dtype, shape)
-        window = 0 if seen is None else window_of(seen)
-        if window is None or not _fits(q, keys, v, False) or op.output.dtype != q.dtype:
-            return None
-        turn = Op(
-            "transpose.int", (columns.name,), (keys,), (("dim0", -2), ("dim1", -1)), op.source
-        )
-        operands = (q.name, keys.name, v.name)
-        return turn, _attention(op, operands, q, found.scale, seen is not None, window)
+        q, keys, v = (self.graph.values[n] for n in (*product.inputs, op.inputs[1]))
+        given = Operands(q, keys, v, by_columns=_name(product) in _PRODUCTS)
+        return attention_instead_of(op, given, Rule(found.scale, seen is not None, window))
 
     def _behind_casts(self, name: str) -> Op | None:
         """Return the op that makes a value which is read once, whatever dtypes it goes through."""
@@ -108,7 +106,7 @@ class _Finder:
     def _product(self, name: str, found: _Scores) -> Op | None:
         """Return the product that scores begin with; None where they are made otherwise."""
         op = self._behind_casts(name)
-        while op is not None and _name(op) not in ("matmul", "bmm"):
+        while op is not None and not (_name(op) in _PRODUCTS or _sums(op, _SCORES)):
             scores = self._before(op, found)
             op = None if scores is None else self._behind_casts(scores)
         return op
@@ -120,6 +118,8 @@ class _Finder:
         scales = kind in ("mul", "div") and len(op.inputs) == 1
         if scales and isinstance(number, int | float) and number:
             found.scale *= number if kind == "mul" else 1 / number
+            return scores
+        if kind in _VIEWS and self.graph.values[op.inputs[0]].shape[-2:] == op.output.shape[-2:]:
             return scores
         hides = self._hidden(op) if found.scale == 1.0 else None  # a mask stands behind the scale
         if hides is None:
@@ -190,15 +190,6 @@ def _is_float(dtype: str) -> bool:
     return dtype[0] in "fb" and dtype != "bool"
 
 
-def _fits(q: Value, k: Value, v: Value, grouped: bool) -> bool:
-    """Return whether the semantic op takes operands: [B, H, S, D] of one length and dtype."""
-    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        return False
-    alike = (0, 2) if grouped else (0, 1, 2)
-    of_queries = all(q.shape[dim] == k.shape[dim] for dim in (*alike, 3))
-    return of_queries and k.shape[:3] == v.shape[:3] and q.dtype == k.dtype == v.dtype
-
-
 def _covers(mask: Shape, q: Value, k: Value) -> bool:
     return mask[-2:] == (q.shape[2], k.shape[2])
 
@@ -211,10 +202,14 @@ def _all_of(seen: list[Chosen]) -> Chosen | None:
     return whole
 
 
-def _attention(
-    op: Op, operands: tuple[str, ...], q: Value, scale: float, causal: bool, window: int
-) -> Op:
-    wide = q.dtype if q.dtype == "f64" else "f32"
-    lse = Value(f"{op.output.name}.lse", wide, q.shape[:-1])
-    attrs = (("scale", scale), ("causal", causal), ("window", window), ("softcap", 0.0))
-    return Op("mw.attention", operands, (op.output, lse), attrs, op.source)
+def _over_keys(softmax: Op) -> bool:
+    """Return whether an op is a softmax over the last dim."""
+    last = (-1, len(softmax.output.shape) - 1)
+    return _name(softmax) == "softmax" and softmax.attr("dim") in last
+
+
+def _sums(op: Op, equation: re.Pattern[str]) -> bool:
+    """Return whether an op is an einsum by an equation."""
+    if _name(op) != "einsum" or len(op.inputs) != 2:
+        return False
+    return equation.fullmatch(str(op.attr("equation")).replace(" ", "")) is not None

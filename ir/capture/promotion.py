@@ -2,7 +2,7 @@
 
 Their dtype is torch's default where they run. A program computes in the dtypes of its graph, so
 their integers become that float first, as torch itself makes them before it computes, and the two
-numbers that `torch.where` chooses from become tensors of that float.
+numbers that `torch.where` chooses from become tensors of that float. `type_as` names its dtype.
 """
 
 from typing import Any
@@ -31,6 +31,15 @@ def state_numbers(graph: Graph) -> None:
             condition, *numbers = node.args
             node.args = (condition, *(_tensor(graph, number, node) for number in numbers))
             node.target = _aten.where.self
+
+
+def name_dtypes(graph: Graph) -> None:
+    """Give each `type_as` the dtype in place of the tensor that has it, whose elements it does not
+    read."""
+    for node in graph.nodes:
+        if node.target is _aten.type_as.default:
+            node.args = (node.args[0], _dtype(node))
+            node.target = _aten.to.dtype
 
 
 def _tensor(graph: Graph, number: Any, node: Node) -> Node:

@@ -124,11 +124,6 @@ def either(a: Chosen, b: Chosen) -> Chosen | None:
     return found and negated(found)
 
 
-def picked(where: Chosen, inside: Number, outside: Number) -> Chosen:
-    """Return one number where a bool is true, and another elsewhere."""
-    return where.each(lambda value: inside if value else outside)
-
-
 def window_of(seen: Chosen) -> int | None:
     """Return how many keys up to its own a query sees, 0 for all of them, of bools; None where it
     sees others."""

@@ -93,6 +93,43 @@ def _two_masks(q, k, v, table):
     return _shares(scores.masked_fill(i - j > 4, HIDDEN), v)
 
 
+def _equations(q, k, v, table):
+    scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.3
+    hidden = _square(q, torch.ones).bool().triu(1)
+    shares = scores.masked_fill(hidden, -torch.finfo(q.dtype).max).softmax(-1)
+    return torch.einsum("b h i j, b h j d -> b h i d", shares, v)
+
+
+def _reference_of_llama(q, k, v, table):
+    length = q.shape[2]
+    mask = torch.full((length, length), HIDDEN).triu(1)
+    mask = torch.hstack([torch.zeros((length, 0)), mask]).type_as(q)
+    shares = F.softmax((_scores(q, k) + mask).float(), dim=-1).type_as(q)
+    return torch.matmul(shares, v)
+
+
+def _two_fills(q, k, v, table):
+    """`generate_square_subsequent_mask` of older torch."""
+    mask = (_square(q, torch.ones).triu() == 1).transpose(0, 1).float()
+    mask = mask.masked_fill(mask == 0, HIDDEN).masked_fill(mask == 1, 0.0)
+    return _shares(_scores(q, k) + mask[None, None], v)
+
+
+def _products_of_batches(q, k, v, table):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    scores = torch.bmm(q, k.transpose(1, 2)).unflatten(0, (-1, HEADS))
+    shares = F.softmax((scores + _square(scores, torch.full, HIDDEN).triu(1)).flatten(0, 1), -1)
+    return torch.bmm(shares, v).unflatten(0, (-1, HEADS))
+
+
+def _one_head(q, k, v, table):
+    q, k, v = (x[:, 0] for x in (q, k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    shown = table[0, 0, : q.shape[1], : q.shape[1]]
+    out = F.softmax(scores.masked_fill(shown == 0, HIDDEN), dim=-1) @ v
+    return torch.stack([out] * HEADS, dim=1)
+
+
 def _all_keys(q, k, v, table):
     return _shares(_scores(q, k), v)
 
@@ -108,6 +145,11 @@ TAKEN: dict[str, tuple[Attend, bool, int]] = {
     "a hidden window": (_hidden_window, True, 5),
     "bands": (_bands, True, 5),
     "two masks": (_two_masks, True, 5),
+    "equations": (_equations, True, 0),
+    "Llama's reference": (_reference_of_llama, True, 0),
+    "two fills": (_two_fills, True, 0),
+    "products of batches": (_products_of_batches, True, 0),
+    "one head": (_one_head, True, 0),
     "all keys": (_all_keys, False, 0),
 }
 

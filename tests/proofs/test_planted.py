@@ -88,12 +88,12 @@ def _wrong_mask(patch: Patch) -> None:
 
 def _wrong_rule(patch: Patch) -> None:
     """A causal mask that is a tensor is read as one that hides nothing."""
-    made = plain_attention._attention
+    made = plain_attention.attention_instead_of
 
-    def attention(op, operands, q, scale, causal, window):
-        return made(op, operands, q, scale, False, window)
+    def attention(op, given, rule):
+        return made(op, given, rule._replace(causal=False))
 
-    patch.setattr(plain_attention, "_attention", attention)
+    patch.setattr(plain_attention, "attention_instead_of", attention)
 
 
 def _own_epsilon(patch: Patch) -> None:
