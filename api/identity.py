@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from meshwright.runtime.checkpoint import Manifest
     from meshwright.runtime.identity import Identity
 
+_RESTORE = "restore one of them, or give the path of another checkpoint"
+
 
 def identity_of(
     source: "ModelSource", traced: "Traced | None" = None, loss: object = ""
@@ -34,20 +36,23 @@ def loss_name(plan: "Decisions") -> str:
     return Identity.from_text(plan.identity).loss if plan.identity else ""
 
 
-def checkpoint_in(path: Path) -> Path:
-    """Return the newest good checkpoint of a run's folder; a path of another kind as it is.
+def checkpoint_in(path: Path) -> tuple[Path, list[str]]:
+    """Return the newest good checkpoint of a run's folder and why newer ones were passed over; a
+    path of another kind as it is.
 
-    Raises ValueError for a run that saved none.
+    Raises ValueError for a run that saved none, CheckpointError where all are damaged.
     """
-    from meshwright.runtime.checkpoint import newest_good
+    from meshwright.runtime.checkpoint import CheckpointError, newest_good, none_reads
 
     folder = path / "checkpoints"
     if not folder.is_dir():
-        return path
-    newest, _ = newest_good(folder)
+        return path, []
+    newest, complaints = newest_good(folder)
+    if newest is None and complaints:
+        raise CheckpointError(none_reads(folder, complaints, _RESTORE))
     if newest is None:
         raise ValueError(f"{path} is a run that saved no checkpoint; run it with --save-every")
-    return newest.path
+    return newest.path, complaints
 
 
 def model_of(manifest: "Manifest", model: str | None, accept_graph: bool = False) -> "ModelSource":

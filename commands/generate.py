@@ -1,6 +1,7 @@
 """`meshwright generate`: samples of a checkpoint."""
 
 import argparse
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.api.identity import checkpoint_in, model_of
 from meshwright.runtime.given import check_checkpoint
 
-from .output import print_result
+from .output import print_result, tell_passed_over
 from .parsers import add_command
 from .weights import export_checkpoint
 
@@ -86,7 +87,8 @@ def _weights(arguments: argparse.Namespace, exported: Path) -> tuple[Path, "Iden
     from meshwright.runtime.checkpoint import read_manifest
     from meshwright.runtime.identity import read_identity
 
-    folder = checkpoint_in(Path(arguments.weights))
+    folder, complaints = checkpoint_in(Path(arguments.weights))
+    tell_passed_over(complaints)
     if not (folder / "manifest.json").exists():
         return folder, read_identity(folder)
     manifest = read_manifest(folder)
@@ -94,6 +96,8 @@ def _weights(arguments: argparse.Namespace, exported: Path) -> tuple[Path, "Iden
     if source.kind == "py":
         raise _not_sampled(folder, source.name)
     export_checkpoint(manifest, source, exported)
+    if complaints:
+        print(f"samples are of {folder}, after {manifest.state.step} steps", file=sys.stderr)
     return exported, manifest.identity
 
 

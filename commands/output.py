@@ -32,6 +32,12 @@ def print_result(arguments: argparse.Namespace, result: dict, text: str, part: s
     print(json.dumps({"format": f"{name}/1", **result}) if arguments.json else text)
 
 
+def tell_passed_over(complaints: list[str]) -> None:
+    """Print why newer checkpoints of a run are not taken, a line each, on standard error."""
+    for complaint in complaints:
+        print(f"passed over a checkpoint: {complaint}", file=sys.stderr)
+
+
 def print_run(arguments: argparse.Namespace, result: "RunResult") -> int:
     """Print what a run came to, its last row and where its files are; return its exit code."""
     if result.exit_code == 0:

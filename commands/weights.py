@@ -16,7 +16,7 @@ from meshwright.runtime.given import (
 )
 
 from .doing import Doing
-from .output import print_result
+from .output import print_result, tell_passed_over
 from .parsers import add_command
 
 if TYPE_CHECKING:
@@ -103,13 +103,17 @@ def _run_export(arguments: argparse.Namespace) -> None:
 
     with Doing() as say:
         say(f"reading {given}")
-        manifest = read_manifest(checkpoint_in(given), shows=True)
+        checkpoint, complaints = checkpoint_in(given)
+        manifest = read_manifest(checkpoint, shows=True)
         source = model_of(manifest, arguments.model, arguments.accept_graph)
         say(f"writing the weights of {source.name} to {out}")
         files = export_checkpoint(manifest, source, out)
+    tell_passed_over(complaints)
     if left_out := unread(manifest, source):
         _say_left_out(out, left_out)
-    _print_written(out, files, arguments)
+    step = manifest.state.step
+    text = f"weights after {step} steps written to {out}/: {', '.join(files)}"
+    print_result(arguments, {"folder": str(out), "files": files, "step": step}, text)
 
 
 def _say_left_out(out: Path, left_out: list[str]) -> None:
@@ -136,7 +140,8 @@ def _run_import(arguments: argparse.Namespace) -> None:
     check_config(source, folder)
     files = import_weights(folder, targets, param_shapes(source), out)
     files += _write_identity(replace(read_identity(folder), model=identity_of(source).model), out)
-    _print_written(out, files, arguments)
+    text = f"weights written to {out}/: {', '.join(files)}"
+    print_result(arguments, {"folder": str(out), "files": files}, text)
 
 
 def _check_output(out: Path) -> None:
@@ -148,8 +153,3 @@ def _targets(source: "ModelSource") -> list[tuple[str, tuple[str, ...], bool]]:
     from meshwright.models.stock import targets
 
     return [(t.name, t.parts, t.transposed) for t in targets(source)]
-
-
-def _print_written(out: Path, files: list[str], arguments: argparse.Namespace) -> None:
-    text = f"weights written to {out}/: {', '.join(files)}"
-    print_result(arguments, {"folder": str(out), "files": files}, text)

@@ -232,15 +232,13 @@ def newest_good(folder: Path, before: float = math.inf) -> tuple[Manifest | None
     return None, complaints
 
 
-def none_reads(folder: Path, complaints: list[str]) -> str:
+def none_reads(folder: Path, complaints: list[str], way_out: str) -> str:
     """The message where a run's checkpoints are all damaged, a line each; newest first."""
-    lines = (f"  {complaint}" for complaint in complaints)
-    return (
-        f"none of the {len(complaints)} checkpoints in {folder} can be read; nothing was changed\n"
-        + "\n".join(lines)
-        + "\n  restore one of them, give --resume the path of another, or start from step 0: in "
-        "another --out, or here by --fresh, which moves them aside first"
-    )
+    lines = "\n".join(f"  {complaint}" for complaint in complaints)
+    count = len(complaints)
+    found = f"none of the {count} checkpoints" if count > 1 else "the only checkpoint"
+    verb = "can" if count > 1 else "cannot"
+    return f"{found} in {folder} {verb} be read; nothing was changed\n{lines}\n  {way_out}"
 
 
 def seen_by_rank_0(folder: Path) -> list[Path]:

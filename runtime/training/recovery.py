@@ -23,6 +23,11 @@ from . import run_folder
 from .options import RunOptions
 from .run_state import RunState
 
+_NONE_READS = (
+    "restore one of them, give --resume the path of another, or start from step 0: in another "
+    "--out, or here by --fresh, which moves them aside first"
+)
+
 
 class Recovery:
     """The checkpoints of one run, read. logs: whether this rank keeps the run's folder."""
@@ -164,7 +169,7 @@ class Recovery:
         """
         manifest, complaints = newest_good(self.folder, before)
         if manifest is None and complaints:
-            raise CheckpointError(none_reads(self.folder, complaints))
+            raise CheckpointError(none_reads(self.folder, complaints, _NONE_READS))
         for complaint in complaints:
             self.say(f"passed over a checkpoint: {complaint}")
         return manifest

@@ -254,6 +254,35 @@ def test_the_last_step_is_saved_too(folder: Path, tmp_path: Path) -> None:
     assert names == ["step_00000002", "step_00000003"]
 
 
+def _damage(run: Path, *steps: int) -> None:
+    for step in steps:
+        (run / "checkpoints" / f"step_{step:08d}" / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("command", mostly_long(["export", "generate"], "export"))
+def test_a_command_says_which_damaged_checkpoints_it_passed_over(
+    command: str, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", str(tmp_path / "out")
+    shutil.copytree(folder / "first", run)
+    words = {"export": ["-o", out], "generate": ["--prompt", "def", "--max-tokens", "1"]}[command]
+    _damage(run, 4)
+    capfd.readouterr()
+    assert main([command, str(run), *words, "--json"]) == 0
+    said = capfd.readouterr()
+    assert f"passed over a checkpoint: {run}/checkpoints/step_00000004: no readable" in said.err
+    if command == "export":
+        assert json.loads(said.out)["step"] == 2
+        shutil.rmtree(out)
+    else:
+        assert "step_00000002, after 2 steps" in said.err
+    _damage(run, 2)
+    assert main([command, str(run), *words]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: none of the 2 checkpoints in {run}/checkpoints can be read")
+    assert error.count("no readable manifest.json") == 2 and "--resume" not in error
+
+
 class _Bomb:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
