@@ -34,7 +34,8 @@ class State:
     """The state of a run besides its tensors.
 
     step: optimizer steps done; updates: those of them that changed the weights (a skipped step does
-    not). skipped: global batches passed over besides (see Feed). samples: rows of `seq` tokens.
+    not). skipped: global batches passed over besides, rest: rows before the first of them (see
+    Feed). samples: rows of `seq` tokens, up to where the data go on. tokens: of all steps done.
     data_identity, data_position: the data's hash, and where a stream goes on (data.Reader).
     optimizer: its name; numbers: what it keeps besides tensors. losses: the last ones, by which a
     spike is told.
@@ -53,6 +54,8 @@ class State:
     optimizer: str
     numbers: dict
     losses: list
+    rest: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,13 +173,16 @@ def _read(path: Path, shows: bool, place: tuple[int, int] | None = None) -> Mani
 
 
 def _state(values: dict) -> State:
-    """Every field with its type, nothing else."""
+    """Every field with its type, nothing else. Older checkpoints lack the last two."""
+    older = "tokens" not in values
+    values = {"rest": 0, "tokens": 0} | values
     for item in fields(State):
         if type(values[item.name]) is not item.type:
             raise TypeError(f"state.{item.name} is {values[item.name]!r}")
     if any(type(loss) is not float for loss in values["losses"]):
         raise TypeError(f"state.losses is {values['losses']!r}")
-    return State(**{item.name: values[item.name] for item in fields(State)})
+    state = State(**{item.name: values[item.name] for item in fields(State)})
+    return replace(state, tokens=state.samples * state.seq) if older else state
 
 
 def _boxes(entries: list[dict]) -> dict[tuple[str, str], list[Stored]]:

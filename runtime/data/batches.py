@@ -33,7 +33,10 @@ class Reader(Protocol):
     identity: of the data, kept in checkpoints and compared on resume. tokenizer: what made the
     tokens, None where nothing did. state: JSON that lets
     `restore` go on before `step` without reading what came before; {} where the step says it all.
+    rest: rows before the first batch.
     """
+
+    rest: int
 
     @property
     def name(self) -> str: ...
@@ -62,7 +65,7 @@ class BatchReader:
         self, samples: Samples, *, global_batch: int, seq: int, vocab: int | None = None
     ) -> None:
         check_vocab(samples.name, samples.vocab, vocab)
-        self.samples, self.global_batch, self.seq = samples, global_batch, seq
+        self.samples, self.global_batch, self.seq, self.rest = samples, global_batch, seq, 0
         self.name, self.vocab, self.identity = samples.name, samples.vocab, samples.identity
         self.tokenizer = samples.tokenizer
 
@@ -73,7 +76,7 @@ class BatchReader:
     def rows(self, step: int, start: int, stop: int) -> Batch:
         """Rows start..stop of the global batch of `step`; only they are read."""
         check_rows(start, stop, self.global_batch)
-        first = step * self.global_batch
+        first = step * self.global_batch + self.rest
         both = self.samples.read(np.arange(first + start, first + stop, dtype=np.int64))
         return split_labels(both, self.label_count(step))
 

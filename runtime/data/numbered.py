@@ -47,6 +47,7 @@ class NumberedReader:
     ) -> None:
         check_vocab(data.name, data.vocab, vocab)
         self.data, self.global_batch, self.seq, self.seed = data, global_batch, seq, seed
+        self.rest = 0
         self.name, self.vocab, self.identity = data.name, data.vocab, data.identity
         self.tokenizer = data.tokenizer
 
@@ -62,7 +63,8 @@ class NumberedReader:
         rows = np.arange(self.global_batch, dtype=np.int64)
         if self.data.fixed:
             return rows % self.data.count
-        return places(step * self.global_batch + rows, self.data.count, self.seed)
+        first = step * self.global_batch + self.rest
+        return places(first + rows, self.data.count, self.seed)
 
     def state(self, step: int) -> dict:
         return {}

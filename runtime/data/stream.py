@@ -164,6 +164,7 @@ class StreamReader:
         self.name, self.identity = stream.name, stream.identity
         self.vocab = stream.tokenizer.vocab_size
         self.tokenizer = stream.tokenizer.identity
+        self.rest = 0  # its position tells that, too
         self._step, self._before = 0, {0: Position()}
 
     def rows(self, step: int, start: int, stop: int) -> Batch:

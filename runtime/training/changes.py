@@ -22,7 +22,8 @@ class Course(NamedTuple):
     """The facts that decide how a run goes on. options: None where a checkpoint holds none.
 
     samples: rows of `seq` tokens seen in `batches` global batches. data: its name; identity: its
-    tokens' hash. loss: of the user's own, "" for the cross-entropy.
+    tokens' hash. loss: of the user's own, "" for the cross-entropy. mixed: whether its steps had
+    batches of several sizes, of which the numbers are then those of the last.
     """
 
     options: RunOptions | None
@@ -33,6 +34,7 @@ class Course(NamedTuple):
     data: str
     identity: str
     loss: str = ""
+    mixed: bool = False
 
     @property
     def batch(self) -> str:
@@ -91,10 +93,7 @@ def jumps(step: int, then: Course, now: Course) -> list[str]:
             _group_jump(then.options, now.options),
         ]
     if (then.samples, then.seq) != (now.samples, now.seq):
-        found.append(
-            f"it has seen {then.samples} rows of {then.seq} tokens in {then.batches} batches, "
-            f"those of this plan's --global-batch and --seq make {now.samples} of {now.seq}"
-        )
+        found.append(_batch_jump(then, now))
     if then.seed != now.seed:
         found.append(f"its samples come in the order of seed {then.seed}, this run has {now.seed}")
     if then.identity != now.identity:
@@ -106,6 +105,19 @@ def jumps(step: int, then: Course, now: Course) -> list[str]:
         names = map(_loss_name, (then.loss, now.loss))
         found.append(f"it was trained with the loss {next(names)}, this program has {next(names)}")
     return [jump for jump in found if jump]
+
+
+def _batch_jump(then: Course, now: Course) -> str:
+    ours = "those of this plan's --global-batch and --seq"
+    if then.mixed:
+        return (
+            f"its last batches are of {then.batch} rows of {then.seq} tokens, {ours} of "
+            f"{now.batch} rows of {now.seq}"
+        )
+    return (
+        f"it has seen {then.samples} rows of {then.seq} tokens in {then.batches} batches, "
+        f"{ours} make {now.samples} of {now.seq}"
+    )
 
 
 def _loss_name(loss: str) -> str:

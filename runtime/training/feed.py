@@ -17,11 +17,17 @@ from .options import RunOptions
 
 
 class Feed:
-    """The batches of training. skipped: those that rollbacks passed over, less those by which a
-    resume with larger batches or other data is behind its steps; step s takes batch s + skipped."""
+    """The batches of training; step s takes batch s + skipped of those behind `rest` rows.
+
+    skipped: those that rollbacks passed over, less those by which a resume with larger batches or
+    other data is behind its steps. rest: rows before the first batch, less than one holds, as a
+    resume with other batches goes on at any row.
+    """
 
     def __init__(self, options: RunOptions, layout: Layout, beacon: Marks) -> None:
-        self.layout, self.skipped, self.seed = layout, 0, options.seed
+        self.layout, self.seed = layout, options.seed
+        self.skipped = self.rest = 0
+        self._began, self._seen_before = 0, 0  # the step of the last restore, and tokens before it
         self.num_rows = layout.micro_batch * layout.num_microbatches
         self.global_batch = self.num_rows * mesh.count(*mesh.BATCH)
         self.first_row = mesh.index(*mesh.BATCH) * self.num_rows
@@ -67,20 +73,28 @@ class Feed:
 
     def samples(self, step: int) -> int:
         """Return the rows that are seen, or passed over, in all global batches before a step."""
-        return (step + self.skipped) * self.global_batch
+        return (step + self.skipped) * self.global_batch + self.rest
+
+    def tokens_seen(self, step: int) -> int:
+        """Return the tokens of all steps before a step, of other batches and data too; what a
+        rollback passed over is none of them."""
+        return self._seen_before + (step - self._began) * self.tokens
 
     def position(self, step: int) -> dict:
         """Return where a stream goes on before a step."""
         return self.reader.state(step + self.skipped)
 
     def restore(self, state: State) -> None:
-        """Go on from a checkpoint: behind the tokens that were seen, also where batches had another
-        size; with the first batch of other data."""
+        """Go on from a checkpoint: at the row behind the tokens that were seen, also where batches
+        had another size; with the first row of other data."""
         same = state.data_identity == self.reader.identity
-        done = math.ceil(state.samples * state.seq / self.tokens) if same else 0
+        rows = math.ceil(state.samples * state.seq / self.layout.seq) if same else 0
+        done, self.rest = divmod(rows, self.global_batch)
         self.skipped = done - state.step
+        self._began, self._seen_before = state.step, state.tokens
         if same:
             self._batches.restore(done, state.data_position)
+            self.reader.rest = self.rest
         else:
             self._batches.close()
 

@@ -109,9 +109,9 @@ class Recovery:
         if manifest is None:
             raise BadStepError(_nowhere_to_go(error, self.folder, step, again)) from None
         feed = self.state.feed
-        bad = step + feed.skipped
+        bad = feed.samples(step + 1)  # rows up to the end of the bad batch
         back = self._restore(manifest)
-        passed = bad + 1 - (back + feed.skipped)
+        passed = math.ceil((bad - feed.samples(back)) / feed.global_batch)
         feed.skipped += passed
         self._rolled_back_to = back
         if again and self.logs:

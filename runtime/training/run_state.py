@@ -53,6 +53,8 @@ class RunState:
             optimizer=optimizer.options.name,
             numbers=dict(optimizer.rule.numbers),
             losses=list(self.guard.losses),
+            rest=self.feed.rest,
+            tokens=self.feed.tokens_seen(step),
         )
 
     def check(self, manifest: Manifest) -> None:
@@ -108,7 +110,9 @@ class RunState:
         batches = state.step + state.skipped
         data, loss = (state.data, state.data_identity), manifest.identity.loss
         given = _options_of(manifest)
-        then = Course(given, state.samples, batches, state.seq, state.seed, *data, loss)
+        rows = state.samples - state.rest
+        mixed = state.rest > 0 or state.skipped < 0
+        then = Course(given, rows, batches, state.seq, state.seed, *data, loss, mixed)
         samples, seed = batches * self.feed.global_batch, self.options.seed
         data, loss = (self.feed.reader.name, self.feed.reader.identity), self.identity.loss
         now = Course(self.options, samples, batches, seq, seed, *data, loss)

@@ -240,7 +240,7 @@ class Trainer:
             lr=lr,
             grad_norm=norm,
             tokens=self.feed.tokens,
-            tokens_seen=self.feed.samples(step + 1) * self.layout.seq,
+            tokens_seen=self.feed.tokens_seen(step + 1),
             step_ms=self.step_ms[-1],
             peak_memory_bytes=peak_memory_bytes(self.device),
         )

@@ -66,6 +66,12 @@ CASES = {
         {"global batch": ("4", "8")},
         ["has seen 80 rows of 32 tokens in 20 batches"],
     ),
+    "batch once more": (
+        course(COSINE, mixed=True),
+        course(COSINE, samples=160),
+        {"global batch": ("4", "8")},
+        ["its last batches are of 4 rows of 32 tokens, those of this plan's --global-batch and"],
+    ),
     "seed": (
         course(COSINE),
         course(COSINE, seed=5),

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids
+from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids, rows
 
 from meshwright.cli import main
 from meshwright.runtime.launch import launcher
@@ -205,3 +205,28 @@ def test_a_resume_goes_on_behind_the_same_tokens_where_the_batch_grows(
     state = json.loads(manifest.read_text())["state"]
     # 8 rows, then two batches of 8: as three batches of this size, one fewer than there were steps.
     assert (state["samples"], state["skipped"]) == (24, -1)
+
+
+def test_no_row_is_left_out_or_counted_where_batches_change_twice(
+    program: Path, tmp_path: Path
+) -> None:
+    """At rate 0 a loss says which rows were read: 12 in batches of 4, then 8, then 4 again."""
+    words = [*RUN, "--warmup", "0", "--lr", "0", "--allow-change"]
+    ends = {"small": ["--save-every", "3", "--steps", "6"], "large": ["--steps", "4"]}
+    ends["again"] = ["--steps", "5"]
+    first, larger, again = (tmp_path / name for name in ends)
+    plan, program_8 = str(tmp_path / "plan.txt"), str(tmp_path / "larger_program")
+    sizes = ["--seq", "32", "--global-batch", "8", "--cluster", "cpu:1", "--no-search"]
+    assert main(["plan", "tiny", *sizes, "-o", plan]) == 0
+    assert main(["compile", plan, "-o", program_8]) == 0
+    assert main(["run", str(program), *words, *ends["small"], "--out", str(first)]) == 0
+    start = ["--resume", str(first / "checkpoints" / "step_00000003"), *ends["large"]]
+    assert main(["run", program_8, *words, *start, "--out", str(larger)]) == 0
+    start = ["--resume", str(larger / "checkpoints" / "step_00000004"), *ends["again"]]
+    assert main(["run", str(program), *words, *start, "--out", str(again)]) == 0
+    plain = losses(first)
+    assert len({round(loss, 5) for loss in plain.values()}) == 6
+    assert losses(larger)[3] == pytest.approx((plain[3] + plain[4]) / 2, rel=1e-6)
+    assert losses(again)[4] == pytest.approx(plain[5], rel=1e-6)
+    seen = [rows(run)[0]["tokens_seen"] for run in (larger, again)]
+    assert seen == [(3 * 4 + 8) * 32, (3 * 4 + 8 + 4) * 32]

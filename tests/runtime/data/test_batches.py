@@ -70,6 +70,14 @@ def test_an_epoch_takes_each_window_once_and_the_next_another_order() -> None:
     assert first != second
 
 
+def test_batches_may_begin_behind_any_row() -> None:
+    sizes = {"seq": 4, "seed": 1}
+    whole, moved = (shuffled_reader(counting(60), global_batch=n, **sizes) for n in (1, 4))
+    moved.rest = 3
+    expected = [whole.batch(row).tokens[0].tolist() for row in range(11, 15)]
+    assert moved.batch(2).tokens.tolist() == expected
+
+
 def test_a_batch_that_spans_two_epochs_repeats_nothing_within_either() -> None:
     reader = shuffled_reader(counting(5 * 7), global_batch=4, seq=4, seed=1)
     starts = sum((reader.batch(step).tokens[:, 0].tolist() for step in range(7)), [])

@@ -69,6 +69,13 @@ def test_each_pair_comes_once_an_epoch_in_an_order_of_the_seed(pairs: str) -> No
     assert numbers(other) != seen[:4]
 
 
+def test_batches_may_begin_behind_any_row(pairs: str) -> None:
+    whole = [n for row in range(12) for n in numbers(reader_of(pairs, 1).rows(row, 0, 1))]
+    moved = reader_of(pairs)
+    moved.rest = 3
+    assert numbers(moved.rows(2, 0, 4)) == whole[11:] + numbers(reader_of(pairs, 3).rows(4, 0, 3))
+
+
 def test_ranks_read_the_rows_of_one_batch_and_its_count(pairs: str) -> None:
     whole = reader_of(pairs).rows(3, 0, 4)
     parts = [reader_of(pairs).rows(3, start, start + 2) for start in (0, 2)]
