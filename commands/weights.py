@@ -72,14 +72,16 @@ def export_checkpoint(manifest: "Manifest", source: "ModelSource", out: Path) ->
 
     Parameters that the checkpoint lacks, as the model's forward does not read them, are left out.
     """
-    from meshwright.models.stock import config_to_write, write_stock_config
-    from meshwright.runtime.checkpoint.weights import export_weights
+    from meshwright.models.stock import config_to_write, say_dtype, write_stock_config
+    from meshwright.runtime.checkpoint.weights import export_weights, main_dtype
 
     config = config_to_write(source)  # first: it may be refused, and weights are large
     left_out = set(unread(manifest, source))
     targets = [target for target in _targets(source) if not left_out.intersection(target[1])]
     files = export_weights(manifest, targets, out)
     files += write_stock_config(source, config, out)
+    if "config.json" in files:
+        say_dtype(out / "config.json", main_dtype(out))
     # A stock class says in its config.json what it is.
     own = manifest.identity if source.kind == "py" else replace(manifest.identity, model=None)
     return [*files, *_write_identity(own, out)]

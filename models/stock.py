@@ -7,6 +7,7 @@ the library's layer stores [in, out] (GPT-2's Conv1D). Both ways are then the sa
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -246,6 +247,16 @@ def write_stock_config(source: ModelSource, config: Any, out: Path) -> list[str]
     for path in kept:
         shutil.copy2(path, out / path.name)
     return sorted(p.name for p in kept)
+
+
+def say_dtype(path: Path, dtype: str) -> None:
+    """Name the dtype of the weights in a config.json, in its parts too where they name one."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    parts = [part for part in said.values() if isinstance(part, dict)]
+    for part in (said, *parts):
+        known = [key for key in ("dtype", "torch_dtype") if key in part]
+        part |= dict.fromkeys(known or (["dtype"] if part is said else []), dtype)
+    path.write_text(f"{json.dumps(said, indent=2)}\n", encoding="utf-8")
 
 
 def _class_of(config: Any) -> str:

@@ -7,6 +7,7 @@ tensor in memory at a time; a file ends where the next tensor would make it larg
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial, reduce
@@ -56,6 +57,17 @@ def _tensors_of(path: Path) -> Iterator[Stored]:
         for key in handle.keys():
             shape = tuple(handle.get_slice(key).get_shape())
             yield Stored(Box((0,) * len(shape), shape), path.name, key)
+
+
+def main_dtype(folder: Path) -> str:
+    """Return the dtype that most elements of a folder's weights have, as torch names it."""
+    count: Counter[torch.dtype] = Counter()
+    with Files(folder) as files:
+        for items in stored_weights(folder).values():
+            for item in items:
+                count[files.dtype(item)] += item.box.numel
+    ((dtype, _),) = count.most_common(1)
+    return str(dtype).removeprefix("torch.")
 
 
 def weights_identity(folder: Path, ours: Identity) -> Identity:

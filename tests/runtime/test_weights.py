@@ -61,6 +61,26 @@ def test_import_then_export_gives_back_every_tensor(family: str, tmp_path: Path)
     assert torch.equal(model(tokens).logits, again(tokens).logits)
 
 
+def test_the_config_of_an_export_names_the_dtype_of_its_weights(tmp_path: Path) -> None:
+    """A folder of bfloat16, trained with weights of float32."""
+    stock, out = tmp_path / "stock", tmp_path / "export"
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]).bfloat16().save_pretrained(
+        stock
+    )
+    assert json.loads((stock / "config.json").read_text())["dtype"] == "bfloat16"
+    plan, program, run = (str(tmp_path / n) for n in ("plan.txt", "program", "run"))
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:1", "--no-search"]
+    assert main(["plan", f"hf:{stock}", *sizes, "-o", plan]) == 0
+    assert main(["compile", plan, "-o", program]) == 0
+    assert main(["run", program, *RUN, "--weights", str(stock), "--out", run]) == 0
+    assert main(["export", run, "-o", str(out)]) == 0
+    weights = load_file(out / "model.safetensors").values()
+    assert {value.dtype for value in weights} == {torch.float32}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+    again = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert {value.dtype for value in again.parameters()} == {torch.float32}
+
+
 @pytest.mark.long
 def test_weights_of_another_shape_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
