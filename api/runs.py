@@ -59,11 +59,14 @@ class Trainer:
 
         Raises RunFailedError where the run is refused, a rank dies, or none makes progress.
         """
+        options = asdict(self.options)
+        return self._train({**options, **_set_live(options)})
+
+    def _train(self, options: dict[str, Any]) -> RunResult:
         from meshwright.runtime.given import check_given
         from meshwright.runtime.training.options import STOPPED
         from meshwright.runtime.training.past_run import read_run
 
-        options = asdict(self.options)
         check_given(self.program, options)
         from meshwright.runtime.launch.launcher import start_with_restarts
 
@@ -73,6 +76,15 @@ class Trainer:
         if ended.code not in (0, STOPPED):
             raise RunFailedError(ended.code, ended.said)
         return result_of(read_run(Path(self.options.out)), ended.code)
+
+
+def _set_live(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a user set while the run of a folder was live, for the command that goes on with
+    it; nothing where it starts anew, or changes are asked for."""
+    from meshwright.runtime.training.past_run import kept_values
+
+    anew = options["fresh"] or options["resume"] not in ("", "auto")
+    return {} if anew or options["allow_change"] else kept_values(Path(options["out"]), options)
 
 
 def _options(program: Path, given: dict[str, Any]) -> "RunOptions":
@@ -133,7 +145,7 @@ def resume(
     trainer = Trainer(found, **{**kept, **_NOT_KEPT, "out": str(past.folder), **options}, say=say)
     if past.state == "finished" and trainer.options.steps == done:
         raise _finished(past)
-    return trainer.train()
+    return trainer._train(asdict(trainer.options))
 
 
 def _finished(run: "PastRun") -> ValueError:

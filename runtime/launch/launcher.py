@@ -17,7 +17,7 @@ from ..given import check_given
 from ..metrics.trackers import check_tracker
 from ..training.interrupted import RunInterrupted, record_interrupted
 from ..training.options import RunOptions, run_options
-from ..training.past_run import launch_of, live_options
+from ..training.past_run import launch_of, live_values
 from ..training.program import ProgramError
 from ..training.run_folder import check_free
 from . import ranks
@@ -68,7 +68,7 @@ def start_with_restarts(
         if ended.code not in (1, HUNG) or ended.asked or attempt == restarts:
             break
         _say(ended.said)
-        options = {**options, **live_options(out, launch_of(os.getpid()))}
+        options = {**options, **live_values(out, launch_of(os.getpid()))}
         found = "from the newest good checkpoint"
         if saved_in(out) - before:
             options = {**options, "resume": "auto", "fresh": False}

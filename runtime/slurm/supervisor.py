@@ -19,7 +19,7 @@ from ..given import check_given
 from ..launch.words import option_words
 from ..roles import AGENT
 from ..training.options import STOPPED, UNFIT, add_arguments
-from ..training.past_run import launch_of, live_options
+from ..training.past_run import launch_of, live_values
 from .attempts import Attempt, Attempts, newest_step, now_s
 from .needs import nodes_of
 from .policy import ON_FAILURE, TWICE, Ending, Policy, Verdict, verdict
@@ -340,7 +340,7 @@ class Supervisor:
         """Return the command of an agent, with what a user set while the run was live. fresh: there
         is no checkpoint to go on from."""
         again = [word for word in self.run_words if fresh or word != "--fresh"]
-        live = live_options(self.out, launch_of(os.getpid()))
+        live = live_values(self.out, launch_of(os.getpid()))
         options = [*again, *option_words(live), "--out", str(self.out)]
         place = [str(folder), address, str(port)]
         main = str((program / "main.py").absolute())

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,6 +18,7 @@ FILE, VERSION = "run.json", "meshwright run v1"
 COMMAND, FOLDER = "MESHWRIGHT_COMMAND", "MESHWRIGHT_FOLDER"
 LOG = "metrics.jsonl"
 _KEYS = "state starts ended options program plan identity versions git".split()
+_NOTHING_SET: dict[str, Any] = {"launch": "", "values": {}, "before": {}}
 _DEPTH = 4  # of folders below the one that is searched for runs
 
 
@@ -142,21 +143,28 @@ def kept_option(folder: Path, name: str) -> Any:
         return None
 
 
+def set_live(folder: Path) -> dict[str, Any]:
+    """Return what run.json says that a user set while the run of a folder was live: values by name
+    of the option, those before, and the launch (see launch_of)."""
+    try:
+        return {**_NOTHING_SET, **read_run(folder).said.get("set", {})}
+    except RunError:
+        return _NOTHING_SET
+
+
 def live_values(folder: Path, launch: str) -> dict[str, Any]:
     """Return the options that a user set while the run of a folder was live, by name; nothing where
-    another launch (see launch_of) started it."""
-    try:
-        said = read_run(folder).said.get("set", {})
-    except RunError:
-        return {}
-    return dict(said["values"]) if said.get("launch") == launch else {}
+    another launch started it."""
+    said = set_live(folder)
+    return dict(said["values"]) if said["launch"] == launch else {}
 
 
-def live_options(folder: Path, launch: str) -> dict[str, Any]:
-    """Return live_values as options of a restart: a rate that a user set is a jump that they want,
-    where the checkpoint is older than that."""
-    values = live_values(folder, launch)
-    return {**values, "allow_change": True} if values else {}
+def kept_values(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a user set live and that `options`, of the command that began the
+    run, give as they were before."""
+    said = set_live(folder)
+    was = said["before"]
+    return {n: v for n, v in said["values"].items() if n in was and options.get(n) == was[n]}
 
 
 def launch_of(process: int) -> str:

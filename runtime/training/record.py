@@ -27,9 +27,9 @@ from .past_run import (
     VERSION,
     RunError,
     launch_of,
-    live_values,
     program_hash,
     read_run,
+    set_live,
 )
 
 _GIT_LIMIT_S = 10.0
@@ -60,7 +60,6 @@ class RunRecord:
             "command": _command(),
             "hosts": list(hosts),
         }
-        launch = launch_of(os.getppid())
         self.said = {
             "version": VERSION,
             "state": "running",
@@ -68,7 +67,7 @@ class RunRecord:
             "ended": None,
             "why": "",
             "options": _placed(options),
-            "set": {"launch": launch, "values": live_values(self.out, launch)},
+            "set": _set_so_far(self.out, options),
             "program": {"folder": str(program.resolve()), "sha256": program_hash(program)},
             "plan": _plan(program),
             "identity": identity.to_json(),
@@ -82,8 +81,13 @@ class RunRecord:
         """Write options that were changed while the run goes on, and on its restarts."""
         before, now = self.said["options"], _placed(options)
         changed = {name: value for name, value in now.items() if value != before[name]}
+        was = {name: before[name] for name in changed}
+        said = self.said["set"]
         self.said["options"] = now
-        self.said["set"]["values"] |= changed
+        self.said["set"] = said | {
+            "values": said["values"] | changed,
+            "before": was | said["before"],
+        }
         self._write()
 
     def end(self, state: str, why: str = "") -> None:
@@ -94,6 +98,14 @@ class RunRecord:
 
     def _write(self) -> None:
         write_atomic(self.out / FILE, json.dumps(self.said, indent=1) + "\n")
+
+
+def _set_so_far(out: Path, options: RunOptions) -> dict[str, Any]:
+    """Return what a user set live and what this start goes on with, which its launch now holds."""
+    said = set_live(out)
+    held = {name for name, value in said["values"].items() if getattr(options, name) == value}
+    kept = {key: {n: v for n, v in said[key].items() if n in held} for key in ("values", "before")}
+    return {"launch": launch_of(os.getppid()), **kept}
 
 
 def _placed(options: RunOptions) -> dict[str, Any]:

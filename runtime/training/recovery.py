@@ -1,9 +1,12 @@
 """Which checkpoint a run goes on from: at its start, and after a bad step."""
 
+import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint import (
     CheckpointError,
@@ -15,12 +18,13 @@ from ..checkpoint import (
     weights_identity,
 )
 from ..checkpoint.fast import FastTier
-from ..checkpoint.manifest import seen_by_rank_0, step_of
+from ..checkpoint.manifest import seen_by_rank_0, step_of, text_of_rank_0
 from ..data import folder_tokenizer
 from ..identity import check_code, check_model, check_tokenizer
 from ..optimizers.bad_step import BadStepError, NotFiniteError
 from . import run_folder
 from .options import RunOptions
+from .past_run import launch_of, live_values, set_live
 from .run_state import RunState
 
 _NONE_READS = (
@@ -57,7 +61,7 @@ class Recovery:
             first = 0
             self._load_weights()
         else:
-            self.state.check(manifest)
+            self.state.check(manifest, self._set_live(manifest))
             first = self._restore(manifest)
         if self.logs:
             self._make_way(manifest, first)
@@ -83,6 +87,17 @@ class Recovery:
                 where, theirs, ours, "give data of that tokenizer, or go on by --accept-tokenizer"
             )
 
+    def _set_live(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the options that a user set while the run was live, the same on all ranks: of the
+        run that the checkpoint is of, or of the launch that starts again."""
+        own = self._is_own(manifest)
+        found = set_live(self.out)["values"] if own else live_values(self.out, _this_launch())
+        return dict(json.loads(text_of_rank_0(json.dumps(found))))
+
+    def _is_own(self, manifest: Manifest) -> bool:
+        tiers = [self.folder, *([self.fast.folder] if self.fast else [])]
+        return any(manifest.path.parent.resolve() == tier.resolve() for tier in tiers)
+
     def _make_way(self, manifest: Manifest | None, first: int) -> None:
         why = "" if self.options.fresh or manifest else run_folder.unsaved(self.out)
         aside = self._set_aside(manifest, first)
@@ -91,10 +106,7 @@ class Recovery:
             self.say(f"{why}what {left}")
 
     def _set_aside(self, manifest: Manifest | None, first: int) -> Path | None:
-        tiers = [self.folder, *([self.fast.folder] if self.fast else [])]
-        own = manifest is not None and any(
-            manifest.path.parent.resolve() == tier.resolve() for tier in tiers
-        )
+        own = manifest is not None and self._is_own(manifest)
         return run_folder.go_on(self.out, first) if own else run_folder.begin(self.out)
 
     def roll_back(self, step: int, error: BadStepError) -> int:
@@ -179,6 +191,10 @@ class Recovery:
         done = f": all of --steps {step} are done" if step == self.options.steps else ""
         self.say(f"resumed {manifest.path} after {step} steps{done}")
         return step
+
+
+def _this_launch() -> str:
+    return launch_of(os.getppid())
 
 
 def _named(path: Path) -> Manifest:

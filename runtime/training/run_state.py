@@ -1,8 +1,10 @@
 """What of a run goes into a checkpoint besides tensors, and comes back from one."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ..checkpoint import CheckpointError, Manifest, State, check_params, lacking, load
 from ..engine.executor import Executor
@@ -11,8 +13,9 @@ from ..optimizers.optimizer import Optimizer
 from .changes import Course, changes, jumps, table
 from .feed import Feed
 from .loss_guard import LossGuard
-from .options import OptionError, RunOptions, run_options
+from .options import OptionError, RunOptions, flag, run_options
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OTHER_TOKENS = (
     "give data of that tokenizer; to go on with other tokens, export the checkpoint and start with "
     "--weights and --accept-tokenizer"
@@ -57,21 +60,35 @@ class RunState:
             tokens=self.feed.tokens_seen(step),
         )
 
-    def check(self, manifest: Manifest) -> None:
+    def check(self, manifest: Manifest, live: Mapping[str, Any] = _NOTHING) -> None:
         """Raise an error for a checkpoint that this run cannot go on from, or only with a jump that
-        the options do not allow; say what a resume changes."""
+        the options do not allow; say what a resume changes. live: options that a user set while the
+        run went on, whose jump they saw."""
         self._check_model(manifest)
         self._check_optimizer(manifest.state, manifest.path)
         check_tokenizer(str(manifest.path), manifest.identity, self.identity, _OTHER_TOKENS)
         self._check_steps(manifest)
         then, now = self._courses(manifest)
-        jump = "; ".join(jumps(manifest.state.step, then, now))
+        after = self._as_set(then, live)
+        jump = "; ".join(jumps(manifest.state.step, after, now))
         if jump and not self.options.allow_change:
             raise CheckpointError(
                 f"{manifest.path}: {jump}; give these as they were, or --allow-change to go on so"
             )
         if found := changes(then, now):
             self.say(table(found))
+
+    def _as_set(self, then: Course, live: Mapping[str, Any]) -> Course:
+        """Return a course with what a user set since and this run has too; say that."""
+        if then.options is None:
+            return then
+        values = asdict(then.options)
+        ours = asdict(self.options)
+        since = {n: v for n, v in live.items() if ours[n] == v and values[n] != v}
+        if since:
+            words = ", ".join(f"{flag(name)} {value}" for name, value in since.items())
+            self.say(f"going on with what meshwright control set after this checkpoint: {words}")
+        return then._replace(options=replace(then.options, **since))
 
     def restore(self, manifest: Manifest) -> int:
         """Load a checkpoint of the same run; return the step that comes next."""

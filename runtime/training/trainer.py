@@ -286,7 +286,7 @@ class Trainer:
         self.evaluation.options = self.recovery.options = options
         log.print_every = max(1, options.log_every)
         if self.logs:
-            self.record.change(options)
+            self.record.change(self.state.options)
 
     def _say_compiled(self) -> None:
         """Say how long the functions took that this step compiled."""

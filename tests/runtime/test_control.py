@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rows
+from launching import CLI, RUN, TIMEOUT_S, after_step, losses, rank_pids, rows
 
 from meshwright.cli import main
 from meshwright.runtime.control.address import Address, read_address, write_address
@@ -24,6 +26,7 @@ from meshwright.runtime.control.endpoint import AT_ONCE, MOST_BYTES, Endpoint
 from meshwright.runtime.control.windows import RankTimes, straggler_lines
 from meshwright.runtime.training.controls import with_values
 from meshwright.runtime.training.options import ABORTED, RunOptions
+from meshwright.runtime.training.past_run import live_values
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +38,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "program"
 
 
-def started(program: Path, out: Path, steps: int) -> subprocess.Popen:
-    steps_of = ["--steps", str(steps), "--warmup", "1"]
+def started(program: Path, out: Path, steps: int, *more: str) -> subprocess.Popen:
+    steps_of = ["--steps", str(steps), "--warmup", "1", *more]
     words = [*CLI, "run", str(program), *RUN, *steps_of, "--out", str(out)]
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
@@ -101,6 +104,63 @@ def test_a_stop_evaluates_after_the_step_that_was_the_last(
         process.kill()
     evaluated = [row["step"] for row in rows(out) if "eval_loss" in row]
     assert evaluated == [len(losses(out)) - 1]
+
+
+@pytest.fixture(scope="module")
+def died(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose rate was set after its first checkpoint and that died before its second."""
+    out = tmp_path_factory.mktemp("died") / "run"
+    process = started(program, out, 200, "--save-every", "100")
+    try:
+        after_step(out, 100)
+        assert main(["control", "set", str(out), "lr=4e-4", "warmup=2"]) == 0
+        until = time.monotonic() + TIMEOUT_S
+        while rows(out)[-1].get("lr") != 4e-4:
+            assert time.monotonic() < until
+        for pid in rank_pids(process).copy():
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) == 1
+    finally:
+        process.kill()
+    assert [path.name for path in (out / "checkpoints").glob("step_*0")] == ["step_00000100"]
+    return out
+
+
+def _same_command(program: Path, out: Path, *more: str) -> list[str]:
+    steps = ["--steps", "200", "--warmup", "1", "--save-every", "100"]
+    return ["run", str(program), *RUN, *steps, *more, "--out", str(out)]
+
+
+@pytest.mark.parametrize("how", ["resume", "again"])
+def test_a_run_that_died_goes_on_with_what_was_set(
+    how: str, died: Path, program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(died, out)
+    resume = ["resume", str(out)]
+    assert main([*resume, "--lr", "3e-3"]) == 2
+    assert "would be 1.000e-03 by --lr 0.001" in capfd.readouterr().err
+    assert main(resume if how == "resume" else _same_command(program, out)) == 0
+    said = capfd.readouterr().err
+    line = "going on with what meshwright control set after this checkpoint: --lr 0.0004"
+    assert said.count(line) == 1
+    assert {row["lr"] for row in rows(out)[100:] if "lr" in row} == {4e-4}
+    assert main(_same_command(program, out, "--lr", "1e-4", "--steps", "201")) == 2
+    assert "--allow-change to go on so" in capfd.readouterr().err
+
+
+def test_a_run_whose_rate_was_set_takes_no_other_jump(
+    died: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(died, out)
+    said = json.loads((out / "run.json").read_text())
+    launch = said["set"]["launch"]
+    assert live_values(out, launch) == {"lr": 4e-4, "warmup": 2}
+    assert live_values(out, "another") == {}
+    assert main(["resume", str(out), "--floor", "0.5", "--schedule", "cosine"]) == 2
+    error = capfd.readouterr().err
+    assert "--schedule cosine" in error and "by --lr" not in error.partition("would be")[2]
 
 
 def test_an_abort_ends_a_run_at_once(program: Path, tmp_path: Path) -> None:
