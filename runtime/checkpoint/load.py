@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ..engine.layout import Layout
 from ..optimizers.optimizer import Optimizer
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .planning import plan_reads
+from .tied import check_tied
 from .weights import find_own_weight, has_weight, stored_weights
 
 WEIGHTS = ("param", "training")  # the kinds that are not state
@@ -137,15 +139,16 @@ def load_weights(executor: Executor[Optimizer], folder: Path) -> Loaded:
     """Read parameters from a folder of Hugging Face safetensors."""
     stored, layout = stored_weights(folder), executor.layout
     found, kept = found_weights(stored, layout)
+    read = {item.key for items in found.values() for item in items}
     names = set()
     with Files(folder) as files:
+        check_tied(chain.from_iterable(stored.values()), read, files)
         for run in executor.optimizer.all_runs():
             for part in (p for p in run.parts if p.param.name not in kept):
                 own = part.param.name
                 _fill([(part.piece.box, part.view(run.weights))], found[own], files, own)
                 names.add(own)
     executor.optimizer.started_over()
-    read = {item.key for items in found.values() for item in items}
     there = {item.key for items in stored.values() for item in items}
     return Loaded(len(names), sorted(kept), sorted(there - read))
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..metrics.progress import Progress
 from .manifest import CheckpointError, Files, Manifest, Stored
 from .stored_experts import as_named
 from .tensor_file import Entry, write_tensors
+from .tied import check_tied
 
 PREFIX = "hf."
 # A stock tensor: its name, our parameters concatenated along dim 0, and whether it is then turned.
@@ -210,6 +212,8 @@ def import_weights(
     """
     stored = stored_weights(folder)
     with Files(folder) as files:
+        items = chain.from_iterable(stored.values())
+        check_tied(items, {name for name, _, _ in targets}, files)
         entries = [
             entry for target in targets for entry in _imported(target, stored, shapes, files)
         ]

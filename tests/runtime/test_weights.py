@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from refusals import one_line
+from safetensors.torch import load_file, save_file
 from sampling import mostly_long
 
 from meshwright.cli import main
@@ -79,6 +80,29 @@ def test_the_config_of_an_export_names_the_dtype_of_its_weights(tmp_path: Path) 
     assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
     again = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert {value.dtype for value in again.parameters()} == {torch.float32}
+
+
+def test_a_tied_head_that_is_stored_with_other_values_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stock, plan, program = tmp_path / "stock", str(tmp_path / "plan.txt"), str(tmp_path / "program")
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]).save_pretrained(stock)
+    sizes = ["--seq", "32", "--global-batch", "4", "--cluster", "cpu:2", "--no-search"]
+    assert main(["plan", f"hf:{stock}", *sizes, "--pin", "dp=2", "-o", plan]) == 0
+    assert main(["compile", plan, "-o", program]) == 0
+    weights = load_file(stock / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = table.clone()
+    save_file(weights, stock / "model.safetensors")
+    words = ["run", program, *RUN, "--weights", str(stock), "--out"]
+    assert main([*words, str(tmp_path / "equal")]) == 0
+    weights["lm_head.weight"][-1, -1] += 1
+    save_file(weights, stock / "model.safetensors")
+    capfd.readouterr()
+    assert main([*words, str(tmp_path / "run")]) == 2
+    error = one_line(capfd.readouterr().err)
+    assert f"{stock} holds lm_head.weight and model.embed_tokens.weight with other values" in error
+    assert "set tie_word_embeddings to false in config.json" in error
 
 
 @pytest.mark.long
