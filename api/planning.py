@@ -166,6 +166,8 @@ def check_demands(job: Job) -> None:
     for name in ("seq", "global_batch"):
         if getattr(job, name) < 1:
             raise PlanError(f"--{name.replace('_', '-')} {getattr(job, name)}: at least 1")
+    if job.seq == 1:
+        raise PlanError("--seq 1: rows of one token are refused; give 2 or more")
     if job.global_batch > _MOST_ROWS:
         raise PlanError(
             f"--global-batch {job.global_batch}: at most {_MOST_ROWS} rows of --seq tokens; "
