@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as exported:
         folder, identity = _weights(arguments, Path(exported))
         tokenizer = _tokenizer(arguments, folder, identity)
-        texts = generate(folder, arguments.prompt, sampling, tokenizer)
+        texts = generate(folder, arguments.prompt, sampling, tokenizer, arguments.weights)
     print_result(arguments, {"samples": texts}, "\n---\n".join(texts))
 
 

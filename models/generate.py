@@ -50,21 +50,24 @@ class Bytes:
         return bytes(min(token, 255) for token in tokens).decode(errors="replace")
 
 
-def generate(folder: Path, prompt: str, sampling: Sampling, tokenizer: str | None) -> list[str]:
+def generate(
+    folder: Path, prompt: str, sampling: Sampling, tokenizer: str | None, named: str = ""
+) -> list[str]:
     """Texts that go on from `prompt`, prompt included; of an encoder-decoder, what it makes of it.
 
     folder: of a config.json and safetensors. tokenizer: "bytes", a tokenizers JSON file or a
-    folder; None takes bytes where the vocabulary is theirs.
+    folder; None takes bytes where the vocabulary is theirs. named: what messages call the weights,
+    the folder if not given.
     Raises ModelError where the vocabularies do not fit, or the folder does not load.
     """
-    model = _model(folder)
+    model, where = _model(folder), named or str(folder)
     coder = Bytes() if tokenizer in (None, "bytes") else _tokenizer(tokenizer)
     vocab = model.config.get_text_config().vocab_size
     tokens = coder.encode(prompt) or [10]
     if tokenizer is None and vocab != 256:
-        raise ModelError(f"{folder} has {vocab} tokens, bytes are 256; give its --tokenizer")
+        raise ModelError(f"{where} has {vocab} tokens, bytes are 256; give its --tokenizer")
     if max(tokens) >= vocab:
-        raise ModelError(f"the tokenizer gave token {max(tokens)}, {folder} has {vocab}")
+        raise ModelError(f"the tokenizer gave token {max(tokens)}, {where} has {vocab}")
     pairs = bool(model.config.is_encoder_decoder)
     before = 0 if pairs else len(tokens)
     _check_length(model.config.get_text_config(), before, sampling.max_tokens)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from refusals import one_line
+from refusals import one_line, refused
 from safetensors.torch import load_file, save_file
 from sampling import mostly_long
+from tokenizers import Tokenizer, models
 
 from meshwright.cli import main
 from meshwright.models import load_model
@@ -329,3 +330,13 @@ def test_generate_refuses(name: str, checkpoint: str, capsys: pytest.CaptureFixt
     assert main(["generate", checkpoint, *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and "Traceback" not in error
+
+
+def test_generate_names_the_checkpoint_that_has_fewer_tokens(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "large.json")
+    Tokenizer(models.WordLevel({"def": 999, "?": 0}, unk_token="?")).save(path)
+    words = [checkpoint, "--prompt", "def", "--tokenizer", path, "--accept-tokenizer"]
+    said = f"the tokenizer gave token 999, {checkpoint} has 256"
+    assert refused(capsys, "generate", *words).endswith(said)
