@@ -209,7 +209,9 @@ def digest_of(manifest: dict) -> str:
 
 def _check_files(entries: list[tuple[Path, int, str]], shows: bool, place: tuple[int, int]) -> None:
     for file, size, _ in entries:
-        found = file.stat().st_size if file.exists() else 0
+        if not file.exists():
+            raise CheckpointError(f"{file}: is missing, the manifest says {size} bytes")
+        found = file.stat().st_size
         if found != size:
             raise CheckpointError(f"{file}: {found} bytes, the manifest says {size}")
     bar = Progress("check", sum(size for _, size, _ in entries)) if shows else None

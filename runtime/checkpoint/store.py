@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -221,7 +222,6 @@ class Checkpointer:
         part.mkdir(parents=True, exist_ok=True)
         name = f"rank_{rank():05d}"
         _save(tensors, part / f"{name}.safetensors")
-        _sync(part / f"{name}.safetensors")
         write_atomic(part / f"{name}.json", json.dumps(_entry(part, name, boxes)))
         if self._leads:
             write_atomic(part / "manifest.json", _sealed(self.manifest(state, part)))
@@ -295,8 +295,8 @@ class Checkpointer:
             return ""
         return (
             f"the checkpoint in {self.folder} could not be written by rank {rank()} on "
-            f"{host_name()}: {self._failure}; free space or choose another --out, and "
-            "resume from the checkpoint before"
+            f"{host_name()}: {self._failure}; free space, keep fewer checkpoints by --keep, "
+            "or choose another --out, and resume from the checkpoint before"
         )
 
 
@@ -317,10 +317,15 @@ def _sealed(manifest: dict) -> str:
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a file that those may read whom the umask lets; safetensors makes it its owner's."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path)
-    path.chmod(mode)
+    try:
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(tensors, path)
+        path.chmod(mode)
+        _sync(path)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path.name}: {why}") from error
 
 
 def _sync(path: Path) -> None:

@@ -193,7 +193,7 @@ def test_auto_refuses_where_none_of_the_checkpoints_reads(
     error = capfd.readouterr().err
     assert error.startswith(f"error: none of the 2 checkpoints in {out / 'checkpoints'} can be")
     assert f"{new}: no readable manifest.json" in error and "rank 1" not in error
-    assert f"{old / 'rank_00001.safetensors'}: 0 bytes, the manifest says " in error
+    assert f"{old / 'rank_00001.safetensors'}: is missing, the manifest says " in error
     assert "another --out" in error and "by --fresh" in error
     after = sorted(p.relative_to(out) for p in out.rglob("*") if "beats" not in p.parts)
     assert after == before, "nothing was moved"

@@ -108,6 +108,7 @@ def test_all_ranks_learn_that_the_last_write_failed_on_one(
     assert [rank.returncode for rank in ranks] == [2, 2]
     for message in messages:
         assert "could not be written by rank 1 on " in message and "File too large" in message
+        assert "rank_00001.safetensors: " in message and "free space, keep fewer" in message
 
 
 @pytest.mark.long
