@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -36,6 +37,7 @@ from meshwright.commands import (
 )
 from meshwright.commands.parser import Parser
 from meshwright.commands.process_end import end_process
+from meshwright.runtime.given import check_named
 from meshwright.runtime.metrics.colour import painted
 
 # In the order of the help.
@@ -56,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(200_000, 20, 20)
     try:
         with _ended_by_sigterm():
+            _check_named(arguments)
             return arguments.run(arguments) or 0
     except RunFailedError as error:
         print(error.said, file=sys.stderr)
@@ -72,6 +75,13 @@ def main(argv: list[str] | None = None) -> int:
         lost = str(interrupt) or "nothing was left half-written"
         print(f"interrupted; {lost}", file=sys.stderr)
         return 143 if isinstance(interrupt, _Terminated) else 130
+
+
+def _check_named(arguments: Namespace) -> None:
+    """Raise GivenError for an output that is given without a name."""
+    for option, name in (("--out", "out"), ("-o", "output")):
+        if getattr(arguments, name, None) == "":
+            check_named(option, "")
 
 
 def entry() -> NoReturn:

@@ -38,6 +38,7 @@ def check_given(program: Path, options: Mapping[str, object]) -> None:
 def check_options(options: Mapping[str, object]) -> None:
     """Raise GivenError for options of a run, by name, that name nothing."""
     if "out" in options:
+        check_named("--out", str(options["out"]))
         check_folder_place("--out", Path(str(options["out"])))
     if Path(fast := str(options.get("fast_dir") or "")).is_file():
         raise GivenError(f"--fast-dir {fast} is a file; give a folder")
@@ -47,6 +48,24 @@ def check_options(options: Mapping[str, object]) -> None:
         given = options.get(name)
         if given is not None and (given or name == "data"):
             check_data(f"--{name.replace('_', '-')}", str(given))
+    _check_evaluated(str(options.get("eval_data") or ""))
+
+
+def check_named(option: str, path: str) -> None:
+    """Raise GivenError for a path that is no name, which would be the current folder's."""
+    if not path:
+        raise GivenError(f"{option} '': names nothing; give a path, or . for the current folder")
+
+
+def _check_evaluated(name: str) -> None:
+    """Raise GivenError for data of --eval-data that has no end or no order of its own."""
+    if name.partition(":")[0] in ("py", "hf-stream"):
+        what = "rows of your own code" if name.startswith("py:") else "a stream"
+        raise GivenError(
+            f"--eval-data {name}: an evaluation reads the windows of a corpus, not {what}; write "
+            "its text as shards with meshwright data tokenize and give shards:DIR, or give "
+            "file:PATH or demo"
+        )
 
 
 def _lack(path: Path, else_: str) -> str:

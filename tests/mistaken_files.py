@@ -188,6 +188,7 @@ FILES: dict[str, str | bytes] = {
     "latin.jsonl": '{"text": "f\xfcr"}\n'.encode("latin-1"),
     "short.bin": b"abc",
     "emptymix.toml": "",
+    "ownmix.toml": '[[source]]\ndata = "py:own:Rows"\n',
     "negmix.toml": '[[source]]\npath = "data"\nweight = -1\n',
     "job.toml": 'model = "tiny"\n[plan]\ncluster = "cpu:1"\nseq = 8\nglobal_batch = 4\n',
     "keys.toml": 'model = "tiny"\n[plan]\nseq = 8\nglobal_batch = 4\nsteps = 3\n',

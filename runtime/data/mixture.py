@@ -24,6 +24,12 @@ from .errors import DataError
 from .samples import Shuffled
 
 PERIOD = 2**16
+_KINDS = ("demo", "shards", "file", "random", "fixed")
+_NO_PARTS = {
+    "py": "rows of your own code are whole, and a mixture draws windows of corpora",
+    "mix": "it is a mixture, whose sources may be named here themselves",
+    "hf-stream": "a stream has no windows by number; meshwright data tokenize writes it as shards",
+}
 
 
 @dataclass(frozen=True)
@@ -148,5 +154,17 @@ def _source(path: Path, number: int, row: object) -> Source:
     if not number_like or not (0 < weight < math.inf):
         raise DataError(f"{where}: weight is {weight!r}, expected a number above 0")
     data = row.get("data", f"shards:{row.get('path')}")
+    _check_windows(where, str(data))
     # As written: 0.1 is a tenth, not the binary number next to it.
     return Source(str(data), Fraction(str(weight)))
+
+
+def _check_windows(where: str, data: str) -> None:
+    """Raise DataError for data that no mixture draws windows of."""
+    kind = data.partition(":")[0]
+    if kind not in _KINDS:
+        why = f"cannot be part of a mixture: {_NO_PARTS[kind]}" if kind in _NO_PARTS else "unknown"
+        raise DataError(
+            f"{where}: data {data}: {why}; a mixture takes demo, shards:DIR, file:PATH, "
+            "random:VOCAB and fixed:VOCAB"
+        )
