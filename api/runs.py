@@ -136,6 +136,8 @@ def resume(
     from meshwright.runtime.training.past_run import read_run
 
     past = read_run(Path(folder))
+    if "weights" in options:
+        raise _other_weights(past, str(options["weights"]))
     if past.state == "finished" and past.options["steps"] == past.kept and "steps" not in options:
         raise _finished(past)
     say(_going_on(past))
@@ -146,6 +148,13 @@ def resume(
     if past.state == "finished" and trainer.options.steps == done:
         raise _finished(past)
     return trainer._train(asdict(trainer.options))
+
+
+def _other_weights(run: "PastRun", weights: str) -> ValueError:
+    return ValueError(
+        f"--weights {weights}: {run.folder} goes on from the weights of its checkpoint; leave it "
+        "out, or start a run of these weights: meshwright run PROGRAM --weights DIR --out ANOTHER"
+    )
 
 
 def _finished(run: "PastRun") -> ValueError:
