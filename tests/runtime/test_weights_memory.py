@@ -126,3 +126,18 @@ def test_files_end_below_their_limit(
     assert index["metadata"] == {"total_size": 4 * TENSOR_BYTES}
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(out / file)[name], tensors[name])
+
+
+def test_an_import_reads_no_head_that_differs_from_the_table_it_is_tied_to(tmp_path: Path) -> None:
+    table = torch.arange(12.0).reshape(6, 2)
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    targets = [(names[0], ("embed.weight",), False)]
+    for name, head in (("equal", table.double()), ("other", table + 1)):
+        (tmp_path / name).mkdir()
+        save_file(dict(zip(names, (table, head), strict=True)), tmp_path / name / "a.safetensors")
+    work = partial(weights.import_weights, targets=targets, shapes={"embed.weight": (6, 2)})
+    work(tmp_path / "equal", out=tmp_path / "first")
+    assert torch.equal(load_file(tmp_path / "first" / "model.safetensors")["embed.weight"], table)
+    with pytest.raises(CheckpointError, match=f"holds {names[1]} and {names[0]} with other values"):
+        work(tmp_path / "other", out=tmp_path / "second")
+    assert not (tmp_path / "second").exists()
