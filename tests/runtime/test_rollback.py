@@ -103,7 +103,7 @@ def test_a_checkpoint_whose_weights_are_no_numbers_is_passed_over(
     program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    words = ["--on-nan", "rollback", "--steps", "15"]
+    words = ["--on-nan", "rollback", "--steps", "15", "--keep", "0"]
     assert run(program, out, *words) == 0
     folder = out / "checkpoints"
     for step in (10, 15):
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_leaves_the_median_whole() -> None:
 def test_a_resumed_run_judges_by_the_losses_before_it(program: Path, tmp_path: Path) -> None:
     """Interrupted just before the spike, it skips it as a run does that was not interrupted."""
     whole, part = tmp_path / "whole", tmp_path / "part"
-    assert run(program, whole, "--on-nan", "skip") == 0
+    assert run(program, whole, "--on-nan", "skip", "--keep", "0") == 0
     found = [row["loss"] for row in rows(whole)]
     spike = max(range(20, STEPS), key=lambda step: found[step] / found[step - 1])
     saved = spike // 5 * 5
