@@ -29,6 +29,7 @@ from meshwright.ir.traced import Traced
 
 from .draws import sites_of
 from .locate import first_difference, first_mixed_rows
+from .memory import keep_freed
 from .module_run import (
     NoNumberError,
     built,
@@ -137,7 +138,10 @@ def prove(subject: Subject, traced: Traced) -> str:
     _check_shared(module, subject.name)
     module = module.double()
     origin = {name: weight.clone() for name, weight in weights_of(module).items()}
-    with _threads_for(sum(weight.nbytes for weight in origin.values())):
+    size_bytes = sum(weight.nbytes for weight in origin.values())
+    if size_bytes > _SMALL_BYTES:
+        keep_freed()
+    with _threads_for(size_bytes):
         try:
             return _prove_on(subject, traced, module, origin, _MOVED)
         except NoNumberError:  # a logarithm of a weight, for instance; its own weights may do
