@@ -73,7 +73,7 @@ def _prove(
     if full or size <= WITH_TWIN_BYTES:
         say(f"proving the capture of {source.name} against the module")
         return "capture: proven on the whole module" + _evaluating(prove(subject, traced))
-    say(f"looking for a small twin of {source.name}, to prove the capture on")
+    say(f"looking for a small twin of {source.name}, and proving the capture on it")
     twin = _twin(source, traced, own_loss, ahead)
     if twin is not None:
         return (

@@ -40,6 +40,7 @@ class Masks:
     known: dict[str, Shown] = field(default_factory=dict)
 
     def of(self, name: str) -> Shown:
+        """Return what a value shows; None of one that is no mask."""
         if name not in self.known:
             self.known[name] = self._read(name)
         return self.known[name]

@@ -50,10 +50,13 @@ def attended(graph: Graph, tensors: Mapping[str, Tensor]) -> Graph:
 
 @dataclass
 class _Finder:
+    """Attention of a graph. masks: what its values show."""
+
     graph: Graph
     masks: Masks
 
     def instead_of(self, op: Op) -> Iterator[Op]:
+        """Yield an op, or attention in its place."""
         name = _name(op)
         found = None
         if name == "scaled_dot_product_attention":
@@ -115,7 +118,7 @@ class _Finder:
         """Return the scores before a step, which is taken down."""
         kind, scores = _name(op), op.inputs[0] if op.inputs else None
         number = op.attr("other")
-        scales = kind in ("mul", "div") and len(op.inputs) == 1
+        scales = kind in ("mul", "div") and len(op.inputs) == 1 and not op.attr("rounding_mode")
         if scales and isinstance(number, int | float) and number:
             found.scale *= number if kind == "mul" else 1 / number
             return scores

@@ -22,9 +22,11 @@ class Places:
     constant: int = 0
 
     def plus(self, number: int) -> "Places":
+        """Return the number and another."""
         return replace(self, constant=self.constant + number)
 
     def times(self, number: int) -> "Places":
+        """Return the product with a number."""
         factors = frozenset((d, f * number) for d, f in self.factors if f * number)
         return Places(factors, self.constant * number)
 
@@ -54,6 +56,7 @@ class Chosen:
     outside: Number
 
     def each(self, to: Callable[[Number], Number]) -> "Chosen":
+        """Return what a function makes of both values."""
         return replace(self, inside=to(self.inside), outside=to(self.outside))
 
     def at_first(self, dims: frozenset[int]) -> "Chosen":
@@ -88,6 +91,7 @@ Shown: TypeAlias = Places | Chosen | None
 
 
 def everywhere(value: Number) -> Chosen:
+    """Return one value at all places."""
     return Chosen(frozenset(), value, value)
 
 
@@ -115,6 +119,7 @@ def both(a: Chosen, b: Chosen) -> Chosen | None:
 
 
 def negated(a: Chosen) -> Chosen:
+    """Return the opposite of a, of bools."""
     return a.each(lambda value: not value)
 
 

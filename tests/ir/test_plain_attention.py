@@ -186,6 +186,10 @@ def _masked_before_the_scale(q, k, v, table):
     return _shares((q @ k.mT).masked_fill(j > i, -1e5) * 1e-5, v)
 
 
+def _rounded_scores(q, k, v, table):
+    return _shares(torch.div(q @ k.mT, 0.25, rounding_mode="floor"), v)
+
+
 def _scores_read_twice(q, k, v, table):
     scores = _scores(q, k).masked_fill(_places(q)[1] > _places(q)[0], HIDDEN)
     shares = F.softmax(scores, dim=-1)
@@ -224,6 +228,7 @@ LEFT: dict[str, Attend] = {
     "slopes": _slopes,
     "a soft mask": _soft,
     "masked before the scale": _masked_before_the_scale,
+    "rounded scores": _rounded_scores,
     "scores read twice": _scores_read_twice,
     "windows of heads": _of_rows,
     "a softmax over queries": _over_queries,
