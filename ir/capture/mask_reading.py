@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -33,22 +34,28 @@ Reader: TypeAlias = Callable[[Op, list[Shown], list[Shape]], Shown]
 
 @dataclass
 class Masks:
-    """Values of a graph, read when they are asked for. constants: by the names of inputs."""
+    """Values of a graph, read when they are asked for; layers that hold equal constants share one
+    reading. tensors: constants, by what the graph's inputs refer to."""
 
     graph: Graph
-    constants: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
     known: dict[str, Shown] = field(default_factory=dict)
+
+    @cached_property
+    def _refs(self) -> dict[str, str]:
+        return {i.value.name: i.ref for i in self.graph.inputs_of("constant")}
 
     def of(self, name: str) -> Shown:
         """Return what a value shows; None of one that is no mask."""
-        if name not in self.known:
-            self.known[name] = self._read(name)
-        return self.known[name]
+        key = self._refs.get(name, name)
+        if key not in self.known:
+            self.known[key] = self._read(key)
+        return self.known[key]
 
-    def _read(self, name: str) -> Shown:
-        if name in self.constants:
-            return of_matrix(self.constants[name])
-        op = self.graph.producer.get(name)
+    def _read(self, key: str) -> Shown:
+        if key in self.tensors:
+            return of_matrix(self.tensors[key])
+        op = self.graph.producer.get(key)
         reader = None if op is None else _READERS.get(definition(op).name.partition(".")[0])
         if op is None or reader is None or len(op.outputs) != 1:
             return None
@@ -80,9 +87,7 @@ def of_matrix(values: Tensor) -> Chosen | None:
     window = int((matrix[-1] == matrix[-1, -1]).flip(0).cumprod(0).sum())
     bounds = {diagonal(0, lower=True)}
     bounds |= {diagonal(-(window - 1), lower=False)} if window < length else set()
-    places = torch.arange(length)
-    apart = places[:, None] - places[None, :]
-    seen = (apart >= 0) & (apart < window)
+    seen = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
     inside, outside = matrix[0, 0], matrix[0, -1]
     if not torch.equal(matrix, torch.where(seen, inside, outside)):
         return None
@@ -314,11 +319,3 @@ _READERS: dict[str, Reader] = {
     "where": _where,
     "masked_fill": _masked_fill,
 }
-
-
-def values_of(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the constants of a graph by the names of its inputs.
-
-    tensors: by what inputs refer to.
-    """
-    return {i.value.name: tensors[i.ref] for i in graph.inputs_of("constant") if i.ref in tensors}

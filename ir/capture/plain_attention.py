@@ -9,7 +9,7 @@ the output and a log-sum-exp a query.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from ..graph import Graph, Op, Value
 from ..ops.registry import definition
 from ..sizes import Shape
 from .attention_ops import Operands, Rule, attention_instead_of
-from .mask_reading import Masks, values_of
-from .shown import Chosen, both, negated, window_of
+from .mask_reading import Masks
+from .shown import Chosen, both, everywhere, negated, window_of
 
 # Added to a score, it leaves nothing of its share: exp of it is 0 beside any other score.
 _HIDES = -6e4
@@ -32,10 +32,22 @@ _VALUES = re.compile(r"(\w)(\w)(\w)(\w),\1\2\4(\w)->\1\2\3\5")
 
 @dataclass
 class _Scores:
-    """What is known of scores on the way from a softmax up to their product."""
+    """What is known of scores on the way from a softmax up to their product.
+
+    seen: the keys that all masks show; None where it cannot be said.
+    """
 
     scale: float = 1.0
-    seen: list[Chosen] = field(default_factory=list)
+    seen: Chosen | None = everywhere(True)
+
+    def rule(self) -> Rule | None:
+        """Return the rule of the semantic op; None where it has none."""
+        if self.seen is None:
+            return None
+        if self.seen.constant is True:
+            return Rule(self.scale, causal=False, window=0)
+        window = window_of(self.seen)
+        return None if window is None else Rule(self.scale, causal=True, window=window)
 
 
 def attended(graph: Graph, tensors: Mapping[str, Tensor]) -> Graph:
@@ -43,7 +55,7 @@ def attended(graph: Graph, tensors: Mapping[str, Tensor]) -> Graph:
 
     tensors: constants, by what the graph's inputs refer to.
     """
-    finder = _Finder(graph, Masks(graph, values_of(graph, tensors)))
+    finder = _Finder(graph, Masks(graph, tensors))
     ops = [made for op in graph.ops for made in finder.instead_of(op)]
     return Graph(graph.name, graph.inputs, tuple(ops), graph.outputs)
 
@@ -67,7 +79,8 @@ class _Finder:
 
     def _masked(self, op: Op) -> tuple[Op, ...] | None:
         """Return attention in place of torch's under a mask that is a tensor."""
-        if len(op.inputs) != 4 or op.attr("is_causal", False) or op.attr("dropout_p", 0.0):
+        masked = len(op.inputs) == 4 and all(op.inputs)
+        if not masked or op.attr("is_causal", False) or op.attr("dropout_p", 0.0):
             return None
         q, k, v, mask = (self.graph.values[name] for name in op.inputs)
         seen = self._seen(mask.name, added=mask.dtype != "bool")
@@ -86,13 +99,12 @@ class _Finder:
             return None
         found = _Scores()
         product = self._product(softmax.inputs[0], found)
-        seen = _all_of(found.seen)
-        window = window_of(seen) if seen is not None else None if found.seen else 0
-        if product is None or window is None:
+        rule = found.rule()
+        if product is None or rule is None:
             return None
         q, keys, v = (self.graph.values[n] for n in (*product.inputs, op.inputs[1]))
         given = Operands(q, keys, v, by_columns=_name(product) in _PRODUCTS)
-        return attention_instead_of(op, given, Rule(found.scale, seen is not None, window))
+        return attention_instead_of(op, given, rule)
 
     def _behind_casts(self, name: str) -> Op | None:
         """Return the op that makes a value which is read once, whatever dtypes it goes through."""
@@ -128,7 +140,7 @@ class _Finder:
         if hides is None:
             return None
         scores, seen = hides
-        found.seen.append(seen)
+        found.seen = found.seen and both(found.seen, seen)
         return scores
 
     def _hidden(self, op: Op) -> tuple[str, Chosen] | None:
@@ -195,14 +207,6 @@ def _is_float(dtype: str) -> bool:
 
 def _covers(mask: Shape, q: Value, k: Value) -> bool:
     return mask[-2:] == (q.shape[2], k.shape[2])
-
-
-def _all_of(seen: list[Chosen]) -> Chosen | None:
-    """Return what several masks all show; None of none, or where it cannot be said."""
-    whole = seen[0] if seen else None
-    for one in seen[1:]:
-        whole = None if whole is None else both(whole, one)
-    return whole
 
 
 def _over_keys(softmax: Op) -> bool:
