@@ -125,7 +125,7 @@ class _Searches:
 
         def rates(number: int) -> tuple:
             point = self.asked[number]
-            return point.cluster.rates, point.seq, point.global_batch
+            return point.cluster.rates.device, point.seq, point.global_batch
 
         for answer in in_order(one, count, processes, self.say, rates):
             found.append(answer)

@@ -44,7 +44,8 @@ class SearchBudget:
             plans with either outer axis are candidates of their own.
         worth: share by which a candidate must be able to beat the best plan, to be simulated; the
             others leave their bounds to the gap. worth_where_wide: the same where that leaves a gap
-            of more than `wide`.
+            of more than `wide`. near_wide: how much slower than the best a plan may be to be fitted
+            with other placements where that does; wide_shares: of the price of a byte for these.
         at_once: share by which the best plan must exceed the LP bound of a candidate for that to be
             simulated before others of lower bounds, which the new best may rule out.
     LP bound
@@ -108,6 +109,8 @@ class SearchBudget:
     worth: float = 0.0
     worth_where_wide: float = 0.0
     wide: float = float("inf")
+    near_wide: float = 0.02
+    wide_shares: tuple[float, ...] = (0.0, 0.25)
     at_once: float = 0.05
     max_actions: int = 70000
     quick: LpEffort = LpEffort(4, 2e-3)
@@ -171,8 +174,9 @@ EFFORTS = {
         worth=0.05,
         worth_where_wide=0.01,
         wide=0.08,
+        quick=LpEffort(2, 4e-3),
         max_thorough=3,
-        enough_gap=0.07,
+        enough_gap=0.08,
         memory_shares=(1.0, 0.95),
         near_reordered=0.0,
         descents=2,

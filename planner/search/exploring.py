@@ -198,7 +198,9 @@ def _jobs(whole: Explored, meshes: Sequence[Mesh]) -> Iterator[Job]:
     whole.incumbent.doing("other placements")
     for mesh in meshes:
         candidates = [c for c in whole.known if c.compute == mesh]
-        for _, costs in placed_by(whole.incumbent.costs, mesh, whole.incumbent.rows):
+        incumbent = whole.incumbent
+        shares = incumbent.costs.problem.budget.price_shares
+        for _, costs in placed_by(incumbent.costs, mesh, incumbent.rows, shares):
             yield Job(costs, mesh, candidates)
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
@@ -28,16 +29,16 @@ def in_order(
     """Yield make(0, say), make(1, say) and so on. processes: that make them at once. sharing:
     equal for numbers whose results share most of their work.
 
-    Each process begins with all that this one has kept, and takes the next numbers when it is free.
-    What a process could not make is made here, where the error is raised.
+    Each process begins with all that this one has kept. When it is free it takes numbers that share
+    work with those it made, else such that share work with none begun, else the next. What a
+    process could not make is made here, where the error is raised.
     """
     others = min(processes, count) if can_fork() else 1
     if others < 2:
         yield from (make(number, say) for number in range(count))
         return
-    taken: Any = multiprocessing.get_context("fork").Value("i", 0)
-    runs = _runs(count, sharing, others)
-    with several(partial(_serve, make, runs, taken), others) as forked:
+    turns = _Turns(_runs(count, sharing, others))
+    with several(partial(_serve, make, turns), others) as forked:
         arriving = _Arriving[Made](forked, say)
         for number in range(count):
             yield arriving.of(number) if arriving.has(number) else make(number, say)
@@ -73,27 +74,57 @@ class _Arriving(Generic[Made]):
             self._made[number] = made
 
 
-def _runs(count: int, sharing: Callable[[int], Hashable], processes: int) -> list[tuple[int, ...]]:
+@dataclass(frozen=True)
+class _Run:
+    """Numbers that one process makes. sharing: equal for runs that share most of their work."""
+
+    numbers: tuple[int, ...]
+    sharing: Hashable
+
+
+class _Turns:
+    """Runs, and which of them are begun: known to all processes."""
+
+    def __init__(self, runs: list[_Run]) -> None:
+        self._runs = runs
+        self._begun: Any = multiprocessing.get_context("fork").Array("b", len(runs))
+
+    def next(self, last: _Run | None) -> _Run | None:
+        """Begin a run and return it; None where none is left. last: that the process has made."""
+        with self._begun.get_lock():
+            left = [k for k, begun in enumerate(self._begun) if not begun]
+            if not left:
+                return None
+            others = {
+                run.sharing for run, begun in zip(self._runs, self._begun, strict=True) if begun
+            }
+            turn = min(left, key=lambda k: (*_distance(self._runs[k].sharing, last, others), k))
+            self._begun[turn] = 1
+        return self._runs[turn]
+
+
+def _distance(sharing: Hashable, last: _Run | None, begun: set[Hashable]) -> tuple[bool, bool]:
+    """Return how far a run is from what a process has made, as an order. begun: by any process."""
+    own = last is not None and sharing == last.sharing
+    return not own, sharing in begun
+
+
+def _runs(count: int, sharing: Callable[[int], Hashable], processes: int) -> list[_Run]:
     """Return numbers below `count` in order, those that share work in one run.
 
     A run is so short that each process gets several, where there are enough numbers.
     """
     most = max(1, count // (_RUNS * processes))
     found = []
-    for _, same in groupby(range(count), sharing):
+    for shared, same in groupby(range(count), sharing):
         run = tuple(same)
-        found += [run[start : start + most] for start in range(0, len(run), most)]
+        found += [_Run(run[start : start + most], shared) for start in range(0, len(run), most)]
     return found
 
 
-def _serve(make: Make[Made], runs: list[tuple[int, ...]], taken: Any, pipe: Connection) -> None:
-    while (turn := _next(taken)) < len(runs):
-        for number in runs[turn]:
+def _serve(make: Make[Made], turns: _Turns, pipe: Connection) -> None:
+    run = None
+    while run := turns.next(run):
+        for number in run.numbers:
             with suppress(MeshwrightError):
                 pipe.send((number, make(number, pipe.send)))
-
-
-def _next(taken: Any) -> int:
-    with taken.get_lock():
-        taken.value += 1
-        return int(taken.value) - 1

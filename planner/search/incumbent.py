@@ -3,8 +3,9 @@
 A candidate is bounded again within memory and by its linear relaxation, and fitted and simulated
 unless that is enough. In the end those near the best are cut anew and tried with the other axis
 outermost; then the candidates that limit the gap are bounded with more effort. When all placements
-are explored, the cuts of the best and those of its linear relaxation are polished. Where that
-leaves a large gap, the best is cut from other begins and runs of its cuts are moved.
+are explored, the cuts of the best and those of its linear relaxation are polished, and those near
+the best are tried with placements that were not explored where the gap is wide. Where that leaves
+a large gap, the best is cut from other begins and runs of its cuts are moved.
 """
 
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from .other_placements import other_placements
 
 INF = float("inf")
 Progress = Callable[[str], None]
+Shares = tuple[float, ...]  # of the price of a byte to a device alone
+Others = list[tuple[str, CandidateCosts]]  # what is other about placements, and costs with them
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Incumbent:
 
     bounds: of candidates that may be faster: simulated ones, as other cuts of them were not, and
     those that were not worth it. cuts: by schedule, the fastest plan that was cut anew. others: by
-    compute mesh and rows, costs with other placements, and what these are. at: what is being done.
+    compute mesh, rows and shares of the price of a byte, costs with other placements, and what
+    these are. at: what is being done.
     """
 
     costs: CandidateCosts
@@ -90,7 +94,7 @@ class Incumbent:
     fitted: list[Fitted] = field(default_factory=list)
     cut_anew: set[Candidate] = field(default_factory=set)
     cuts: dict[Listing, Fitted] = field(default_factory=dict)
-    others: dict[tuple[Mesh, int], list[tuple[str, CandidateCosts]]] = field(default_factory=dict)
+    others: dict[tuple[Mesh, int, Shares], Others] = field(default_factory=dict)
     simulated: int = 0
     at: str = ""
 
@@ -148,13 +152,22 @@ class Incumbent:
         """Ask a smaller gain of candidates where the gap is wide, and return those passed over that
         may have it. left_us: a bound on those not considered."""
         budget = self.costs.problem.budget
-        least = min(left_us, self.least_us)
-        if self.worth == budget.worth_where_wide or self.best_us / (1 + budget.wide) <= least:
+        if self.worth == budget.worth_where_wide or not self._stays_wide(left_us):
             return []
         self.worth = budget.worth_where_wide
         again = [x for x in self.losers if x.fits is None and x.bound_us < self.enough_us]
         self.losers = [x for x in self.losers if x.fits is not None or x.bound_us >= self.enough_us]
         return again
+
+    def _stays_wide(self, left_us: float) -> bool:
+        """Return whether the gap is wide still when what limits it is bounded with more effort."""
+        budget = self.costs.problem.budget
+        for _ in range(budget.max_thorough):
+            if self._is_within(budget.wide, min(left_us, self.least_us)):
+                return False
+            if left_us <= self.least_us or not self.tighten_least(self.best_us):
+                return True
+        return not self._is_within(budget.wide, min(left_us, self.least_us))
 
     def _unfit(self, c: Candidate, bound: float) -> None:
         self.num_unfit += 1
@@ -264,16 +277,30 @@ class Incumbent:
         them gains."""
         assert self.best is not None
         before, c = self.best_us, self.best.candidate
-        for what, other in self.placed_otherwise(c.compute):
+        self._try_placed(c, self.placed_otherwise(c.compute))
+        return 1 - self.best_us / before
+
+    def _try_placed(self, c: Candidate, others: Others) -> None:
+        """Fit a candidate with other placements, and cut it anew where it is near the best."""
+        for what, other in others:
             self.doing(what)
             found = fit(other, c, self.limit)
             if found is not None and not found.exceeds(self.near_us):
                 self._offer_one(descended(other, found, self.limit))
-        return 1 - self.best_us / before
 
-    def placed_otherwise(self, mesh: Mesh) -> list[tuple[str, CandidateCosts]]:
-        """Return what is other about placements of a mesh, and costs with them."""
-        key = mesh, self.rows
+    def _place_near(self) -> None:
+        """Try the plans nearest to the best with placements that are not explored."""
+        budget = self.costs.problem.budget
+        most_us = (1 + budget.near_wide) * self.best_us
+        steps = [(x.step_us, x.candidate) for x in self.losers if x.step_us and x.step_us < most_us]
+        for _, c in sorted(steps):
+            self._try_placed(c, self.placed_otherwise(c.compute, budget.wide_shares))
+
+    def placed_otherwise(self, mesh: Mesh, shares: Shares | None = None) -> Others:
+        """Return what is other about placements of a mesh, and costs with them. shares: of the
+        price of a byte, by default those of meshes that are explored again."""
+        shares = self.costs.problem.budget.price_shares if shares is None else shares
+        key = mesh, self.rows, shares
         if key not in self.others:
             self.others[key] = list(other_placements(self.costs, *key))
         return self.others[key]
@@ -283,10 +310,14 @@ class Incumbent:
         self.best = best
 
     def polish(self, bound_us: float) -> None:
-        """Move the cuts of the best by one unit, one at a time. bound_us: of all explored."""
-        if not self._is_within(self.costs.problem.budget.enough_polished, bound_us):
+        """Move the cuts of the best by one unit, one at a time; where the gap is wide still, try
+        those near the best with other placements. bound_us: of all explored."""
+        budget = self.costs.problem.budget
+        if not self._is_within(budget.enough_polished, bound_us):
             self.doing("moving the cuts of the best one by one")
             self._move_cuts(self.best)
+        if not self._is_within(budget.wide, bound_us):
+            self._place_near()
 
     def cut_further(self, bound_us: float) -> None:
         """Polish the cuts of an LP bound of the best made with more effort; cut the best from other

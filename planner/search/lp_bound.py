@@ -24,6 +24,9 @@ from .candidate_costs import CandidateCosts
 from .candidate_units import CandidateUnits
 from .candidates import Candidate
 
+# Kinds of units, what the ends of a stage may spare an action by its name, the kind of each unit.
+Counted = tuple[tuple[Kind, ...], dict[str, float], list[int]]
+
 
 def tightened(
     costs: CandidateCosts,
@@ -151,7 +154,7 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
     """
     units = costs.units_of(c)
     ranks = stage_ranks(c.schedule, c.pp, c.chunks)
-    kinds, spared, order = _Kinds(costs, c, units).found()
+    kinds, spared, order = _kinds(costs, c, units)
     passing = _passing(units.options[-1:], c), _passing(units.distinct, c)
     schedules = costs.memo.schedules
     return Pipeline(
@@ -169,6 +172,17 @@ def pipeline_of(costs: CandidateCosts, c: Candidate, limit_bytes: float | None) 
         mixes=mixes_of(order, c.num_stages),
         reduces_late=c.zero < 2,
     )
+
+
+def _kinds(costs: CandidateCosts, c: Candidate, units: CandidateUnits) -> Counted:
+    """Return the kinds of units, made once for all schedules whose backward runs in as many."""
+    known = costs.memo.table("kinds of LPs", costs.problem.read_by_bounds)
+    sizes = c.mesh, c.micro_batch, c.num_microbatches, c.zero, c.recompute, c.schedule in SPLIT
+    replays, precision = costs.problem.replays(c), costs.precision(c)
+    key = costs.placed(c.compute), *sizes, replays, precision
+    if key not in known:
+        known[key] = _Kinds(costs, c, units).found()
+    return known[key]
 
 
 def _passing(units: Iterable[UnitOptions], c: Candidate) -> float:
@@ -209,7 +223,7 @@ class _Kinds:
         self.slowed, self.unslowed = _slowed(units, reduce)
         self.overlaps = units.overlapped != units.compute
 
-    def found(self) -> tuple[tuple[Kind, ...], dict[str, float], list[int]]:
+    def found(self) -> Counted:
         """Kinds, the first and last unit's first; what an action is spared; the kind of each
         unit."""
         last = len(self.units.options) - 1

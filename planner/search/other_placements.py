@@ -15,22 +15,24 @@ from .problem import Placing
 
 
 def other_placements(
-    costs: CandidateCosts, mesh: Mesh, rows: int
+    costs: CandidateCosts, mesh: Mesh, rows: int, shares: Sequence[float]
 ) -> Iterator[tuple[str, CandidateCosts]]:
     """Yield what is other about placements of a mesh, and costs with them; each once. rows: of the
-    micro-batches that are the fastest so far."""
+    micro-batches that are the fastest so far. shares: of the price of a byte to a device alone."""
     seen = [costs.sharding(mesh)]
-    for what, other in placed_by(costs, mesh, rows):
+    for what, other in placed_by(costs, mesh, rows, shares):
         found = other.sharding(mesh)
         if not any(found.same_placements(known) for known in seen):
             seen.append(found)
             yield what, other
 
 
-def placed_by(costs: CandidateCosts, mesh: Mesh, rows: int) -> Iterator[tuple[str, CandidateCosts]]:
+def placed_by(
+    costs: CandidateCosts, mesh: Mesh, rows: int, shares: Sequence[float]
+) -> Iterator[tuple[str, CandidateCosts]]:
     """Yield what may be other about placements of a mesh, and costs that place it so."""
     if mesh.num_devices > 1:
-        for what, pins, placing in _ways(costs, mesh, rows):
+        for what, pins, placing in _ways(costs, mesh, rows, shares):
             yield what, costs.under(pins=pins, placing=placing)
 
 
@@ -73,10 +75,11 @@ def _priced(costs: CandidateCosts, mesh: Mesh, share: float) -> Placing:
     return replace(costs.problem.placed_for, price=share * alone)
 
 
-def _ways(costs: CandidateCosts, mesh: Mesh, rows: int) -> Iterator[tuple[str, Pins, Placing]]:
+def _ways(
+    costs: CandidateCosts, mesh: Mesh, rows: int, shares: Sequence[float]
+) -> Iterator[tuple[str, Pins, Placing]]:
     """Yield what pins leave free: how placements differ, and the pins and inputs of these."""
     pins, placing = costs.problem.pins, costs.problem.placed_for
-    shares = costs.problem.budget.price_shares
     if rows > placing.micro_batch:
         yield f"placements for {rows} rows", pins, placed_for_rows(costs, rows)
     if not shares:

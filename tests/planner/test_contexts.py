@@ -112,7 +112,8 @@ def test_other_placements_have_another_order_or_whole_sequences(model: Traced) -
         assert again.same_placements(other.sharding(mesh))
     assert {o.problem.pins.cp_order for o in known.values()} & set(ORDERS)
     fast = Problem(model, costs.problem.cluster, SEQ, ROWS, Pins(), EFFORTS["fast"])
-    assert not list(other_placements(CandidateCosts(fast), mesh, 1))
+    shares = EFFORTS["fast"].price_shares
+    assert not list(other_placements(CandidateCosts(fast), mesh, 1, shares))
 
 
 def test_placements_of_more_rows_are_those_of_larger_micro_batches(model: Traced) -> None:
@@ -122,7 +123,7 @@ def test_placements_of_more_rows_are_those_of_larger_micro_batches(model: Traced
         problem = Problem(model, tight(model, 0.7), SEQ, ROWS, Pins(), EFFORTS[effort])
         (own,) = (
             other
-            for what, other in placed_by(CandidateCosts(problem), mesh, 4)
+            for what, other in placed_by(CandidateCosts(problem), mesh, 4, (0.0,))
             if what == "placements for 4 rows"
         )
         pinned = CandidateCosts(replace(problem, pins=Pins(micro_batch=4)))
@@ -131,4 +132,5 @@ def test_placements_of_more_rows_are_those_of_larger_micro_batches(model: Traced
 
 
 def named(costs: CandidateCosts, mesh: object) -> list[tuple[Pins, CandidateCosts]]:
-    return [(other.problem.pins, other) for _, other in other_placements(costs, mesh, 1)]
+    shares = costs.problem.budget.price_shares
+    return [(other.problem.pins, other) for _, other in other_placements(costs, mesh, 1, shares)]

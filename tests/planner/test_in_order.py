@@ -68,6 +68,19 @@ def test_numbers_that_share_work_are_made_by_one_process() -> None:
     assert len(set(makers)) == 2
 
 
+def test_a_process_goes_on_with_what_shares_work_with_what_it_made() -> None:
+    """Longer runs than one process is given at once: the others begin with other work."""
+
+    def make(number: int, _: Say) -> int:
+        time.sleep(0.02)
+        return os.getpid()
+
+    makers = list(in_order(make, 24, 2, lambda _: None, lambda number: number // 12))
+    first, second = set(makers[:12]), set(makers[12:])
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
 def test_every_process_makes_some_of_what_shares_work() -> None:
     def make(number: int, _: Say) -> int:
         time.sleep(0.05)

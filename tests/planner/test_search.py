@@ -345,10 +345,9 @@ def test_placements_at_another_price_are_told_apart_and_never_lose(model) -> Non
     """On devices whose memory is worth something next to their compute."""
     cluster = machine(4, 2**24, 1e9, 1e9, 0.0)
     costs = CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2)))
-    base = costs.sharding(compute_mesh(2))
-    others = [
-        other.sharding(compute_mesh(2)) for _, other in other_placements(costs, compute_mesh(2), 1)
-    ]
+    mesh, shares = compute_mesh(2), BUDGET.price_shares
+    base = costs.sharding(mesh)
+    others = [other.sharding(mesh) for _, other in other_placements(costs, mesh, 1, shares)]
     assert others and not any(base.same_placements(other) for other in others)
     assert base.same_placements(
         CandidateCosts(Problem(model, cluster, SEQ, 8, Pins(tp=2, dp=2))).sharding(compute_mesh(2))
