@@ -292,7 +292,8 @@ class Incumbent:
         """Try the plans nearest to the best with placements that are not explored."""
         budget = self.costs.problem.budget
         most_us = (1 + budget.near_wide) * self.best_us
-        steps = [(x.step_us, x.candidate) for x in self.losers if x.step_us and x.step_us < most_us]
+        near = [x for x in self.losers if min((w.least_us for w in x.ways), default=INF) < most_us]
+        steps = [(x.step_us, x.candidate) for x in near if x.step_us and x.step_us < most_us]
         for _, c in sorted(steps):
             self._try_placed(c, self.placed_otherwise(c.compute, budget.wide_shares))
 
