@@ -369,7 +369,9 @@ class Incumbent:
     def _move_runs(self, bound_us: float) -> None:
         """Move runs of neighbouring cuts of the best, too, while that leaves a large gap."""
         budget = self.costs.problem.budget
-        while self.best is not None and budget.max_polished and not self._is_enough(bound_us):
+        if not (budget.max_polished and budget.max_runs):
+            return
+        while self.best is not None and not self._is_enough(bound_us):
             self.doing("moving runs of cuts of the best")
             given = self.priced_by, self.best, self.limit, budget.longest_run
             if not self._offer(polished(*given)):
