@@ -120,6 +120,8 @@ class OpDef:
     passes: bytes that it reads and writes beside its matmuls, one after the other.
     tokens: what it takes for each token; None where tokens go side by side.
     rate_share: of the rate of one large matmul, what those of its kernels reach.
+    contracts: position of the operand whose last dim its matmul contracts; None where it contracts
+    rows.
     implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 
@@ -154,6 +156,7 @@ class OpDef:
     passes: Passes | None = None
     tokens: Tokens | None = None
     rate_share: float = 1.0
+    contracts: int | None = None
     implementations: tuple[Implementation, ...] = (TORCH,)
 
     @cached_property

@@ -85,6 +85,7 @@ DEFINITIONS = (
         reads_table=True,
         workspace=_chunk_bytes(features=0, weight=1),
         passes=_logits_bytes(1, features=0, weight=1),
+        contracts=0,
     ),
     OpDef(
         "mw.linear_cross_entropy_backward",

@@ -64,6 +64,7 @@ DEFINITIONS = (
         deferred=True,
         dear=True,
         matmul_weight=True,
+        contracts=0,
     ),
     OpDef(
         "mw.linear_input_grad",
@@ -73,6 +74,7 @@ DEFINITIONS = (
         call="kernels.linear_input_grad",
         backward=True,
         deferred=True,
+        contracts=0,
     ),
     OpDef(
         "mw.linear_weight_grad",
@@ -85,7 +87,16 @@ DEFINITIONS = (
         adds=0,
     ),
     *(
-        OpDef(name, "matmul", _matmul, _by_sums, deferred=True, dear=True, matmul_weight=True)
+        OpDef(
+            name,
+            "matmul",
+            _matmul,
+            _by_sums,
+            deferred=True,
+            dear=True,
+            matmul_weight=True,
+            contracts=0,
+        )
         for name in ("mm", "bmm", "matmul")
     ),
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.placement import Placement
 
-from ..hardware.cluster import Device
+from ..hardware.cluster import READ_DEPTH, Device
 from .attention_blocks import Kernels
 
 
@@ -27,11 +27,13 @@ class Attention(NamedTuple):
 
 class Rate(NamedTuple):
     """The rate of the matrix unit in a dtype, and the share of it that is reached; of a fused
-    attention its own rate, where the device has one."""
+    attention its own rate, where the device has one. contracted: elements that a matmul sums for
+    each of its result."""
 
     dtype: str
     share: float = 1.0
     attention: Attention | None = None
+    contracted: float = READ_DEPTH
 
     def on(self, device: Device) -> float:
         """Return flops per second."""
@@ -45,7 +47,8 @@ class Rate(NamedTuple):
                 if asked.ours is not None and read:
                     rate = self._with_blocks(device, asked, rate)
                 return rate * asked.capped * share
-        return device.matmul_rate(self.dtype) * self.share
+        rate = device.matmul_rate(self.dtype) * self.share * device.clock
+        return rate * device.depth_share(self.contracted)
 
     @staticmethod
     def _with_blocks(device: Device, asked: Attention, full: float) -> float:

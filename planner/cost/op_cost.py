@@ -21,7 +21,7 @@ from meshwright.ir.ops.registry import definition
 from meshwright.ir.placement import Placement, Shard, local_outer
 from meshwright.ir.sizes import Size, num_elements
 
-from ..hardware.cluster import TRITON, Cluster
+from ..hardware.cluster import READ_DEPTH, TRITON, Cluster
 from ..hardware.topology import strided_us
 from .attention_blocks import Shape, our_kernels, vendor_idle
 from .column_sums import JOINED_BYTES, JOINED_US, MEAN_BYTES, SECOND_US, SHORT_ROW, joins_rows
@@ -371,7 +371,19 @@ class Costs:
         asked = definition(op)
         fused = asked.queries is not None and ITEM_BYTES[work.dtype] == 2
         attention = self._attention(op, work, ins, flops) if fused else None
-        return Rate(work.dtype, asked.rate_share, attention)
+        return Rate(work.dtype, asked.rate_share, attention, self._contracted(op, work, ins))
+
+    def _contracted(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
+        """Return how many elements a matmul contracts on a rank; of other ops, as many as where
+        rates are read."""
+        asked = definition(op)
+        if asked.lane != "matmul":
+            return READ_DEPTH
+        if asked.contracts is None:
+            return math.inf
+        value = work.operands[asked.contracts]
+        assert value is not None
+        return self._local_size(value, ins[asked.contracts], -1)
 
     def _rows_of(self, value: Value, placement: Placement) -> float:
         """Return the rows of all heads on a rank."""

@@ -40,6 +40,19 @@ CALL_US = 290.0
 RECORDED = 0.63
 
 
+# Rates of matmuls are read where so many elements are contracted.
+READ_DEPTH = 5000.0
+# On GPUs a matmul takes as long as if it contracted so many elements more, in which its tiles come
+# in and go out. Of 442 products the root mean square error of one rate is 7% with it, 10% without,
+# and no less where waves of tiles count (H200, 2026-12-01, benchmarks/README.md).
+TILE_DEPTH = 131.0
+# Of the time of matmuls and attention, the share of attention in steps that rates are read by.
+USUAL_ATTENTION = 0.2
+# How much faster matmuls are in a step that were all attention, as attention draws less power: of
+# 52 steps of 34 programs (H200, 2026-11-30 and 2026-12-01, benchmarks/README.md).
+CLOCK_GAIN = 0.19
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator (or one CPU rank).
@@ -52,6 +65,9 @@ class Device:
     type: as torch names it, cuda or cpu. call_us: of the host's time, to issue one compiled
     function of a segment; 0 where the host is the device. context_bytes, communicator_bytes: of its
     memory, what the driver's context and each communicator hold; 0 where that is not known.
+    tile_depth: a matmul takes as long as if it contracted so many elements more. clock_gain: by how
+    much matmuls are faster where attention takes all of the time of both, which draws less power; 0
+    where power does not limit the clock. clock: of matmuls in a step, over that of their rates.
     """
 
     name: str
@@ -67,6 +83,20 @@ class Device:
     call_us: float = 0.0
     context_bytes: int = 0
     communicator_bytes: int = 0
+    tile_depth: float = 0.0
+    clock_gain: float = 0.0
+    clock: float = 1.0
+
+    def at_clock(self, attention_share: float) -> "Device":
+        """Return the device with the clock of a step in which attention takes so large a share of
+        the time of matmuls and attention."""
+        clock = 1.0 + self.clock_gain * (attention_share - USUAL_ATTENTION)
+        return replace(self, clock=round(clock, 4))
+
+    def depth_share(self, contracted: float) -> float:
+        """Return the rate of a matmul that contracts so many elements, over that of its dtype."""
+        depth = self.tile_depth
+        return (1.0 + depth / READ_DEPTH) / (1.0 + depth / contracted)
 
     def matmul_rate(self, dtype: str) -> float:
         """Flops per second reached in `dtype`; a type without a rate runs at the slowest one."""

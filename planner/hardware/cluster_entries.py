@@ -9,16 +9,18 @@ ENTRIES = {
     "": "name devices_per_node nodes host_link_bytes_per_s host_memory_bytes overlap_price device"
     " levels sources",
     "device.": "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency context_bytes"
-    " communicator_bytes attention_flops_per_s attention_readings matmul_flops_per_s sources",
+    " communicator_bytes tile_depth clock_gain attention_flops_per_s attention_readings"
+    " matmul_flops_per_s sources",
     "levels.": "name alpha_us bytes_per_s span by_nodes hop_us full_mesh curves sources",
     "levels.curves.": "collective group bytes us",
 }
 UNSEEN = "context_bytes", "communicator_bytes"
+OF_MATMULS = {"tile_depth": 5000, "clock_gain": 1}  # the largest value of each
 COUNTS = "devices_per_node nodes host_memory_bytes memory_bytes span full_mesh group".split()
 COUNTS += UNSEEN
 _RATES = "device.matmul_flops_per_s."  # its entries are named by element type
 _NUMBERS = "host_link_bytes_per_s overlap_price hbm_bytes_per_s launch_us call_us efficiency"
-_NUMBERS += " alpha_us bytes_per_s"
+_NUMBERS += " alpha_us bytes_per_s tile_depth clock_gain"
 _LARGEST = 10**300  # of a whole number, that a float holds
 _SHOWN = 40  # letters of a value
 

@@ -27,7 +27,7 @@ from .cluster import (
     LinkLevel,
     Sources,
 )
-from .cluster_entries import UNSEEN, check_entries
+from .cluster_entries import OF_MATMULS, UNSEEN, check_entries
 from .networks import with_network
 
 HEADER = "# meshwright cluster v1"
@@ -46,7 +46,9 @@ def format_cluster(cluster: Cluster) -> str:
              *_source_lines("sources", cluster.sources), "", "[device]"]  # fmt: skip
     device = cluster.device
     lines += _pairs(device, "name type hbm_bytes_per_s memory_bytes launch_us call_us efficiency")
-    lines += _pairs(device, " ".join(name for name in UNSEEN if getattr(device, name)))
+    lines += _pairs(
+        device, " ".join(name for name in (*UNSEEN, *OF_MATMULS) if getattr(device, name))
+    )
     if device.attention_flops_per_s is not None:
         lines.append(f"attention_flops_per_s = {list(device.attention_flops_per_s)}")
     if device.attention_readings:
@@ -149,6 +151,8 @@ def _device_of(table: dict) -> Device:
         float(table.get("call_us", 0.0)),
         int(table.get("context_bytes", 0)),
         int(table.get("communicator_bytes", 0)),
+        float(table.get("tile_depth", 0.0)),
+        float(table.get("clock_gain", 0.0)),
     )
 
 
@@ -203,6 +207,9 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
             raise ClusterError(
                 f"{where}: device.{name} is {value}, must be from 0 to less than {most}"
             )
+    for name, largest in OF_MATMULS.items():
+        if not 0 <= (value := getattr(device, name)) <= largest:
+            raise ClusterError(f"{where}: device.{name} is {value}, must be from 0 to {largest}")
     if not 0 <= cluster.overlap_price <= MOST_PRICE:
         price = cluster.overlap_price
         raise ClusterError(f"{where}: overlap_price is {price}, must be from 0 to {MOST_PRICE}")

@@ -4,10 +4,11 @@ There is no switch: a group of n has n - 1 links a device, so two devices get a 
 eight get.
 """
 
-from .cluster import CALL_US, Cluster, Device, LinkLevel
+from .cluster import CALL_US, TILE_DEPTH, Cluster, Device, LinkLevel
 
 GIB = 2**30
 _CALL = ("call_us", "assumed: as H200")
+_DEPTH = ("tile_depth", "assumed: as H200")
 _READING = "ml-engineering, network, peer-to-peer bandwidth: all_reduce over 8 and 2 MI300X"
 _ANALYSIS = "Ambati et al. 2025, arXiv 2510.27583"
 _SYSTEM = "MLPerf inference v4.1, system 8xMI300X_2xEPYC-9374F"
@@ -26,6 +27,7 @@ MI300X = Cluster(
         memory_bytes=192 * GIB,
         launch_us=5.0,
         call_us=CALL_US,
+        tile_depth=TILE_DEPTH,
         efficiency=0.45,
         attention_flops_per_s=(0.35 * 1307.4e12, 0.25 * 1307.4e12),
         sources=(
@@ -35,6 +37,7 @@ MI300X = Cluster(
             ("memory_bytes", "data sheet: 192 GiB (AMD GPU specifications, ROCm documentation)"),
             ("launch_us", "assumed"),
             _CALL,
+            _DEPTH,
             ("attention_flops_per_s", "assumed: 0.35 and 0.25 of the data sheet's rate"),
         ),
     ),

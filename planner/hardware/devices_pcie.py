@@ -4,10 +4,11 @@ The GeForce cards run f16, bf16 and fp8 at half rate where sums are kept in floa
 keeps them: those are the rates here. They are sold one by one, so nodes are assumed.
 """
 
-from .cluster import CALL_US, Cluster, Device, LinkLevel, Sources
+from .cluster import CALL_US, TILE_DEPTH, Cluster, Device, LinkLevel, Sources
 
 GIB = 2**30
 _CALL = ("call_us", "assumed: as H200")
+_DEPTH = ("tile_depth", "assumed: as H200")
 _LAUNCH = ("launch_us", "assumed: as H200")
 _ADA = "NVIDIA Ada GPU architecture whitepaper"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture whitepaper"
@@ -36,6 +37,7 @@ L40S = Cluster(
         memory_bytes=46068 * 2**20,
         launch_us=3.0,
         call_us=CALL_US,
+        tile_depth=TILE_DEPTH,
         efficiency=0.6,
         attention_flops_per_s=(0.45 * 362e12, 0.35 * 362e12),
         sources=(
@@ -48,6 +50,7 @@ L40S = Cluster(
                              "hosts; data sheet 48 GB"),
             _LAUNCH,
             _CALL,
+            _DEPTH,
             ("attention_flops_per_s", "assumed: 0.45 and 0.35 of the data sheet's rate"),
         ),
     ),
@@ -75,6 +78,7 @@ RTX4090 = Cluster(
         memory_bytes=24 * GIB,
         launch_us=3.0,
         call_us=CALL_US,
+        tile_depth=TILE_DEPTH,
         efficiency=0.85,
         attention_flops_per_s=(0.7 * 165.2e12, 0.55 * 165.2e12),
         sources=(
@@ -85,6 +89,7 @@ RTX4090 = Cluster(
             ("memory_bytes", f"data sheet: 24 GB ({_ADA})"),
             _LAUNCH,
             _CALL,
+            _DEPTH,
             ("attention_flops_per_s", "assumed: 0.7 and 0.55 of the whitepaper's rate"),
         ),
     ),
@@ -110,6 +115,7 @@ RTX5090 = Cluster(
         memory_bytes=32607 * 2**20,
         launch_us=3.0,
         call_us=CALL_US,
+        tile_depth=TILE_DEPTH,
         efficiency=0.85,
         attention_flops_per_s=(0.7 * 209.5e12, 0.55 * 209.5e12),
         sources=(
@@ -122,6 +128,7 @@ RTX5090 = Cluster(
                              "whitepaper 32 GB"),
             _LAUNCH,
             _CALL,
+            _DEPTH,
             ("attention_flops_per_s", "assumed: 0.7 and 0.55 of the whitepaper's rate"),
         ),
     ),

@@ -15,6 +15,7 @@ from meshwright.ir.mesh import PIPELINE, REDUCED, REPLICA, STORAGE, TENSOR, Mesh
 from meshwright.ir.plan import Bucket, InstancePlan, Plan
 from meshwright.ir.schedule import Schedule
 
+from ..cost.mix import mix_of_plan
 from ..cost.op_cost import Costs
 from ..cost.piece_cost import PieceWork, WorkTable
 from ..hardware.cluster import OVERLAP_PRICE, Cluster
@@ -199,6 +200,7 @@ class StepModel:
 
 
 def work_table(plan: Plan, cluster: Cluster) -> WorkTable:
+    cluster = mix_of_plan(plan, cluster).on(cluster)
     wide, issued = precision_of_plan(plan).wide_grads, cluster.issued(plan.replays)
     return WorkTable(Costs(issued, plan.mesh.compute, plan.sizes, wide_grads=wide))
 

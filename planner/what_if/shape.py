@@ -6,6 +6,7 @@ from functools import cached_property
 
 from meshwright.ir.plan import Plan
 
+from ..cost.mix import Mix, mix_of_plan
 from ..cost.op_cost import Costs
 from ..cost.phase_work import FunctionTable
 from ..cost.piece_cost import WorkTable
@@ -34,6 +35,7 @@ class Shape:
     _steps: dict[Cluster, tuple[StepModel, Timeline]] = field(default_factory=dict)
     _stored: dict[Hashable, StoredTable] = field(default_factory=dict)
     _peaks: dict[str, tuple[Peak, ...]] = field(default_factory=dict)
+    _mixes: dict[tuple[str, bool], Mix] = field(default_factory=dict)
 
     def on(self, cluster: Cluster) -> Prediction:
         """Return the step on a cluster of as many devices."""
@@ -52,10 +54,17 @@ class Shape:
         key = rates if self._cuts_values else (rates.device, rates.host_link_bytes_per_s)
         if key not in self._works:
             plan, wide = self.plan, precision_of_plan(self.plan).wide_grads
-            issued = rates.issued(plan.replays)
+            issued = self._mix(rates).on(rates).issued(plan.replays)
             costs = Costs(issued, plan.mesh.compute, plan.sizes, wide, self._functions)
             self._works[key] = WorkTable(costs)
         return self._works[key]
+
+    def _mix(self, rates: Cluster) -> Mix:
+        """Return the mix of the plan, the same on all devices of a type that have a clock."""
+        kind = rates.device.type, bool(rates.device.clock_gain)
+        if kind not in self._mixes:
+            self._mixes[kind] = mix_of_plan(self.plan, rates)
+        return self._mixes[kind]
 
     def _stored_on(self, rates: Cluster) -> StoredTable:
         """Return what is known of buckets, which read links and the memory's bandwidth alone."""

@@ -1,5 +1,6 @@
 """Counts as numbers: what substitution gives, and what fused ops move."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -112,11 +113,13 @@ def test_the_passes_over_the_logits_come_after_the_matmuls() -> None:
     logits = 4 * 4096 * 4 * graph.values[ops["mw.linear_cross_entropy"].inputs[1]].shape[0]
     assert len(ops) == 2 and isinstance(logits, int)
     costs = Costs(cluster, Mesh({}), sizes)
-    for op, passes in zip(ops.values(), (1, 2), strict=True):
+    features = float(graph.values[ops["mw.linear_cross_entropy"].inputs[0]].shape[-1])
+    for op, passes, contracted in zip(ops.values(), (1, 2), (features, math.inf), strict=True):
         whole = [replicated(len(graph.values[n].shape)) for n in op.inputs]
         made = [replicated(len(v.shape)) for v in op.outputs]
         us = costs.op_us(op, tuple(whole), tuple(made), GraphWork(graph).of[op.output.name])
-        matmuls = number(flops(op, graph), sizes) / rate
+        reached = rate * cluster.device.depth_share(contracted)
+        matmuls = number(flops(op, graph), sizes) / reached
         wanted = (matmuls + passes * logits / hbm) * 1e6 + cluster.device.launch_us
         assert us == pytest.approx(wanted, rel=1e-3)
 
