@@ -127,6 +127,12 @@ def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) 
         found = compute.matmul_rate(kind, device, extent)
         rates[dtype] = _rounded(found.median)
         sources[dtype] = _source(found, 1e12, "Tflop/s", "by the shapes of a Llama's weights")
+    depth = like.tile_depth
+    if device.type == "cuda":
+        say("matmuls that contract few elements")
+        read = compute.tile_depth(device, extent)
+        depth = round(read.median, 1)
+        sources["tile_depth"] = _source(read, 1.0, "elements", "products of 512 and 8,192")
     say("copies and kernels")
     copied, kernel = compute.copy_rate(device, extent), compute.shortest_kernel(device, extent)
     sources["hbm_bytes_per_s"] = _source(copied, 1e9, "GB/s", "a copy, read and write")
@@ -146,6 +152,7 @@ def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) 
         like,
         matmul_flops_per_s=tuple(rates.items()),
         efficiency=1.0,
+        tile_depth=depth,
         hbm_bytes_per_s=_rounded(copied.median),
         launch_us=round(1e6 * share * kernel.median, 2),
         attention_flops_per_s=None,

@@ -14,6 +14,7 @@ from .parsers import add_command
 
 if TYPE_CHECKING:
     from meshwright.api.probing import Probed
+    from meshwright.planner.hardware.cluster import Device
 
 DEFAULT = Path("cluster.toml")
 
@@ -83,6 +84,11 @@ def _of(backend: str) -> str:
     return f" by {backend}" if backend else ""
 
 
+def _deeper(device: "Device") -> str:
+    depth = device.tile_depth
+    return f"; as if each contracted {depth:.0f} elements more" if depth else ""
+
+
 def _alone(found: "Probed") -> str:
     ways = [f"{way} {rate / 1e9:.3g}" for way, rate in found.host_alone_bytes_per_s.items()]
     return f" at once; alone {', '.join(ways)}" if ways else ""
@@ -98,7 +104,7 @@ def _text(found: "Probed", path: Path) -> str:
     )
     lines = [
         f"{cluster.num_devices} x {device.name}",
-        f"matmuls    {rates} Tflop/s",
+        f"matmuls    {rates} Tflop/s{_deeper(device)}",
         *(
             f"attention  heads of {r.head_dim} at {r.positions:,} tokens{_of(r.backend)}: forward "
             f"{r.forward / 1e12:.3g}, backward {r.backward / 1e12:.3g} Tflop/s"

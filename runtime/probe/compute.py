@@ -15,6 +15,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f
 FP8 = torch.float8_e4m3fn
 HALVES = (torch.bfloat16, torch.float16, FP8)
 HEAT_S = 10.0  # after which the rate of matmuls falls no more (H200, 2026-11-29)
+_DEPTHS = 512, 8192  # elements that products contract, by which the depth of tiles is read
 _SMALL = 200  # kernels of a reading of the shortest one
 # What kernels of a layer take beside their bytes, over the shortest one (H200, 2026-11-29).
 LAYER_SHARE = 1.7
@@ -54,7 +55,8 @@ def extent_of(device: torch.device, full: bool) -> Extent:
         lengths = (1024, 2048, 4096, 8192, 16384, 65536)
         windowed += ((64, 4096, 128), (256, 4096, 128), (256, 65536, 16384))
         return Extent(16384, 4096, (64, 128), lengths, 16384, 2**32, 5.0, windowed)
-    return Extent(16384, 4096, (64, 128), (1024, 4096, 16384), 16384, 2**31, 1.0, windowed)
+    lengths = (1024, 2048, 4096, 16384)
+    return Extent(16384, 4096, (64, 128), lengths, 16384, 2**31, 1.0, windowed)
 
 
 @contextmanager
@@ -88,6 +90,24 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, extent: Extent) -> Rea
     ]
     middle = reading_of(found)
     return Reading(middle.median, min(found), max(found), len(found))
+
+
+def tile_depth(device: torch.device, extent: Extent) -> Reading:
+    """Return how many elements more a matmul in bfloat16 takes as long as if it contracted: by the
+    rates r, s of products that contract k and l, (s - r) / (r / k - s / l), at least 0."""
+    few, many = _DEPTHS
+    found = []
+    for columns in (extent.width, 2 * extent.width, 4 * extent.width):
+        products = (_product(extent.rows, k, columns, device) for k in _DEPTHS)
+        times = [seconds_of(work, device, extent.each_s / 3).median for work in products]
+        low, high = (k / time for k, time in zip(_DEPTHS, times, strict=True))
+        found.append(max(0.0, (high - low) / (low / few - high / many)))
+    return reading_of(found)
+
+
+def _product(rows: int, contracted: int, columns: int, device: torch.device) -> partial[Tensor]:
+    x = torch.randn(rows, contracted, device=device).to(torch.bfloat16)
+    return partial(torch.mm, x, torch.randn(contracted, columns, device=device).to(torch.bfloat16))
 
 
 def has_fp8(device: torch.device) -> bool:

@@ -1,8 +1,10 @@
 """Probe measures this machine's CPU ranks and writes a cluster file that plan takes."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshwright import Job, plan
 from meshwright.api import probing
@@ -11,6 +13,8 @@ from meshwright.api.here import AUTO, WITHOUT_GPUS, at_hand
 from meshwright.cli import main
 from meshwright.planner.hardware.cluster import COLLECTIVES
 from meshwright.planner.hardware.cluster_file import parse_cluster
+from meshwright.runtime.probe import compute
+from meshwright.runtime.probe.timing import Reading
 
 
 def test_a_plan_is_made_from_what_it_measures(
@@ -39,3 +43,20 @@ def test_a_plan_is_made_from_what_it_measures(
     assert told == [f"planning for this machine as `meshwright probe` measured it: {path}"]
     path.unlink()
     assert at_hand(Cluster(AUTO), told.append).spec == WITHOUT_GPUS
+
+
+@pytest.mark.parametrize("depth", [0.0, 131.0])
+def test_the_depth_of_tiles_follows_from_two_rates(
+    depth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products whose time is that of so many elements more give these."""
+
+    def seconds(work: partial, device: torch.device, budget_s: float) -> Reading:
+        rows, contracted = work.args[0].shape
+        took = rows * work.args[1].shape[1] * (contracted + depth) * 1e-12
+        return Reading(took, took, took, 1)
+
+    monkeypatch.setattr(compute, "seconds_of", seconds)
+    cpu = torch.device("cpu")
+    read = compute.tile_depth(cpu, compute.extent_of(cpu, full=False))
+    assert read.median == pytest.approx(depth, abs=1e-6) and read.count == 3
