@@ -55,8 +55,8 @@ def extent_of(device: torch.device, full: bool) -> Extent:
         lengths = (1024, 2048, 4096, 8192, 16384, 65536)
         windowed += ((64, 4096, 128), (256, 4096, 128), (256, 65536, 16384))
         return Extent(16384, 4096, (64, 128), lengths, 16384, 2**32, 5.0, windowed)
-    lengths = (1024, 2048, 4096, 16384)
-    return Extent(16384, 4096, (64, 128), lengths, 16384, 2**31, 1.0, windowed)
+    short = (1024, 2048, 4096, 16384)
+    return Extent(16384, 4096, (64, 128), short, 16384, 2**31, 1.0, windowed)
 
 
 @contextmanager
