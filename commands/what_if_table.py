@@ -59,11 +59,16 @@ class Table:
         return found if found.rank(self.objective)[0] < float("inf") else None
 
     def check_planned(self) -> None:
-        """Raise ValueError where one reason, and not the memory of a device, refuses all points."""
+        """Raise ValueError where no point has a layout, and not for the memory of a device: with
+        the reason, or with each reason and a point that it refuses."""
         refused = all(answer.step is None and not answer.need_bytes for answer in self.answers)
-        reasons = {answer.why for answer in self.answers}
-        if refused and len(reasons) == 1 and not self.stopped:
-            raise ValueError(reasons.pop())
+        if not refused or not self.answers or self.stopped:
+            return
+        points = {answer.why: answer.point.cluster.name for answer in reversed(self.answers)}
+        if len(points) == 1:
+            raise ValueError(*points)
+        said = (f"{name}: {why}" for why, name in reversed(points.items()))
+        raise ValueError(f"no point has a layout; {'; '.join(said)}")
 
     def check_objective(self) -> None:
         """Raise ValueError where no part that fits has the figure that the objective ranks by."""

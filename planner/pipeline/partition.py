@@ -7,6 +7,7 @@ as far as v and memory allow, uses all units: a stage that ends later leaves les
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from math import nextafter
 
 from meshwright.ir.errors import PlanError
@@ -18,10 +19,13 @@ from ..units import counted
 MemoryCost = Callable[[int], Callable[[int], float]]
 
 
-def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> list[int]:
-    """The stage of each instance; ties cut earliest.
+def cut_stages(
+    costs: Sequence[float], num_stages: int, pinned: str | None, even: bool = False
+) -> list[int]:
+    """The stage of each instance; ties cut earliest, or as evenly as they can.
 
-    costs: per instance, any unit. pinned: first instance of stages 1.., e.g. "5,9".
+    costs: per instance, any unit. pinned: first instance of stages 1.., e.g. "5,9". even: for
+    schedules that give a rank several stages, whose sum decides.
     """
     if num_stages > len(costs):
         raise PlanError(
@@ -33,7 +37,7 @@ def cut_stages(costs: Sequence[float], num_stages: int, pinned: str | None) -> l
     else:
         found = balanced(costs, num_stages)
         assert found is not None
-        starts = found
+        starts = _even(costs, found) if even else found
     return stages_of(starts, len(costs))
 
 
@@ -177,6 +181,25 @@ def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int
     for floor in floors[-2:0:-1]:
         starts.append(max(starts[-1] + 1, floor))
     return starts
+
+
+def _even(costs: Sequence[float], starts: Sequence[int]) -> list[int]:
+    """Return cuts whose slowest stage is no slower, each as near as it can be to its share of all
+    units."""
+    limit, total = _slowest(costs, starts, None), _total(costs)
+    ahead = [0.0, *accumulate(costs)]
+    first = _earliest(costs, len(starts), limit)
+    found = [0]
+    for stage in range(1, len(starts)):
+        last = len(costs) - (len(starts) - stage)
+        within = (
+            start
+            for start in range(max(first[stage], found[-1] + 1), last + 1)
+            if _total(costs[found[-1] : start]) <= limit
+        )
+        share = total * stage / len(starts)
+        found.append(min(within, key=lambda start: abs(ahead[start] - share)))
+    return found
 
 
 def _within(

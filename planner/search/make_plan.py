@@ -100,7 +100,8 @@ def make_plan(
         for low in sharded.lowered.values()
     )
     per_token = flops_per_token(traced, seq)
-    stages = cut_stages(_instance_flops(traced, seq), pp * chunks, pins.cuts)
+    flops = _instance_flops(traced, seq)
+    stages = cut_stages(flops, pp * chunks, pins.cuts, even=chunks > 1)
     params = params_of(traced, sharded)
     instances, buckets = instances_of(traced, sharded, stages, params, pieces, mesh)
     silent = silent_stages(instances, buckets, pp * chunks)
@@ -151,10 +152,7 @@ def resolve_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> 
     inner = inner_ranks(graphs, sizes[TENSOR])
     mesh = make_mesh(sizes, ROLES[pins.outer or OUTER[0]], inner)
     if mesh.num_devices != num_devices:
-        raise PlanError(
-            f"mesh {make_mesh(sizes)} is {mesh.num_devices} devices, the cluster has "
-            f"{num_devices}; pin axes whose product is {num_devices}"
-        )
+        raise PlanError(_other_devices(sizes, num_devices, pins.dp is not None))
     if mesh.count(REPLICA) > 1 and (not pins.zero or mesh.count(*STORAGE) == 1):
         raise PlanError(
             f"rep={mesh.count(REPLICA)} with zero={pins.zero or 0} over dp x cp = "
@@ -162,6 +160,25 @@ def resolve_mesh(num_devices: int, pins: Pins, graphs: Iterable[Graph] = ()) -> 
             f"dp above 1, or give these ranks to dp"
         )
     return mesh
+
+
+def _other_devices(sizes: dict[str, int], num_devices: int, whole: bool) -> str:
+    """Say that a mesh is not of as many devices as the cluster has. whole: data's ranks are pinned,
+    too."""
+    if whole:
+        mesh = make_mesh(sizes)
+        return (
+            f"mesh {mesh} is {mesh.num_devices} devices, the cluster has {num_devices}; pin axes "
+            f"whose product is {num_devices}"
+        )
+    pinned = {AXIS_OF[role]: size for role, size in sizes.items() if role != DATA and size > 1}
+    count = math.prod(pinned.values())
+    said = " ".join(f"{name}={size}" for name, size in pinned.items())
+    others = f"pin axes whose product divides {num_devices}" if num_devices > 1 else "pin no axis"
+    return (
+        f"{said} takes {count} devices or a multiple, the cluster has {num_devices}; {others}, or "
+        f"take a multiple of {count} devices"
+    )
 
 
 def resolve_schedule(pins: Pins) -> tuple[str, int]:

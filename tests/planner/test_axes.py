@@ -72,7 +72,7 @@ def test_the_sequence_is_cut_where_rows_leave_devices_idle() -> None:
     [
         (["rep=2", "zero=0"], ("rep=2 with zero=0", "pin zero=1")),
         (["rep=8", "zero=1"], ("rep=8 with zero=1 over dp x cp = 1", "give these ranks to dp")),
-        (["cp=3"], ("cp=3", "is 6 devices, the cluster has 8")),
+        (["cp=3"], ("cp=3 takes 3 devices", "has 8", "a multiple of 3 devices")),
         (["cp=1", "cp_order=mirrored"], ("cp_order=mirrored with cp=1", "pin cp=2 or more")),
         (["rep=2", "dp=8"], ("rep=2 dp=8", "is 16 devices, the cluster has 8")),
     ],

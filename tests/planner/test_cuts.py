@@ -123,3 +123,26 @@ def test_what_is_enough_changes_no_bound_below_it(stages, m, share) -> None:
 def test_pinned_cuts_are_taken_as_they_are() -> None:
     assert cut_stages([1.0] * 4, 2, "1") == [0, 1, 1, 1]
     assert stages_of([0, 3], 4) == [0, 0, 0, 1]
+
+
+@given(costs=COSTS, num_stages=st.integers(1, 8))
+@settings(max_examples=300, deadline=None)
+def test_even_cuts_have_no_slower_stage(costs, num_stages) -> None:
+    if num_stages > len(costs):
+        return
+    stages = cut_stages(costs, num_stages, None, even=True)
+    starts = [stages.index(stage) for stage in range(num_stages)]
+    assert stages_of(starts, len(costs)) == stages
+    found = balanced(costs, num_stages)
+    assert found is not None and max(times(costs, starts)) == max(times(costs, found))
+
+
+@given(count=st.integers(1, 200), num_stages=st.integers(1, 24))
+@settings(max_examples=200, deadline=None)
+def test_even_cuts_of_equal_units_differ_by_one(count, num_stages) -> None:
+    """Cut earliest, all but the first stages would have as many as the slowest may have."""
+    if num_stages > count:
+        return
+    stages = cut_stages([1.0] * count, num_stages, None, even=True)
+    sizes = [stages.count(stage) for stage in range(num_stages)]
+    assert max(sizes) - min(sizes) <= 1
