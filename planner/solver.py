@@ -40,6 +40,11 @@ _PIPELINES = (
     "use_dual_simplex:1 use_preprocessing:false use_scaling:false max_number_of_iterations:100000"
 )
 
+# Of a program that it gave up on.
+_SCALED = (
+    "use_dual_simplex:0 use_preprocessing:true use_scaling:true max_number_of_iterations:100000"
+)
+
 
 @dataclass
 class Problem:
@@ -192,14 +197,25 @@ class LinearProgram:
     def solve(self) -> float | None:
         """Return the optimum; None where nothing satisfies the rows, 0 where the solver gave up.
 
-        Where it gives up near what is infeasible, it finds out when it goes on from there.
+        Where it gives up near what is infeasible, it finds out when it goes on from there. Where
+        it gives up again, it begins anew with the rows scaled.
         """
         ends = self._solver.OPTIMAL, self._solver.INFEASIBLE
         if (status := self._solver.Solve()) not in ends:
             status = self._solver.Solve()
+        if status not in ends:
+            status = self._solve_anew()
         if status == self._solver.INFEASIBLE:
             return None
         return self._solver.Objective().Value() if status == self._solver.OPTIMAL else 0.0
+
+    def _solve_anew(self) -> int:
+        anew = _ortools().MPSolverParameters()
+        anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
+        self._solver.SetSolverSpecificParametersAsString(_SCALED)
+        status = self._solver.Solve(anew)
+        self._solver.SetSolverSpecificParametersAsString(_PIPELINES)
+        return status
 
     def values(self) -> list[float]:
         """Return the values of all variables in the last solution; no row may have been added
