@@ -11,6 +11,7 @@ from meshwright.ir.replay import may_replay, replays
 from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
+from ..cost.mix import mix_of_model
 from ..hardware.cluster import Cluster
 from ..remat.rules import row_bytes
 from ..simulate.iteration import Iteration, iterations
@@ -64,7 +65,7 @@ class Problem:
         pins = self.pins
         sizes = self.seq, self.global_batch, pins.micro_batch or 1
         cuts = bool(pins.shard_weights), pins.cp_order, pins.shard_sequence == 0
-        own = Placing(self.cluster, *sizes, pins.price, *cuts)
+        own = Placing(self.clocked, *sizes, pins.price, *cuts)
         return self.placing or own
 
     @cached_property
@@ -128,9 +129,14 @@ class Problem:
         return self.pins.outer is None and self.cluster.nodes > 1 and not both
 
     @cached_property
+    def clocked(self) -> Cluster:
+        """The cluster with the clock of its devices in a step of this model."""
+        return mix_of_model(self.traced, self.seq, self.cluster).on(self.cluster)
+
+    @cached_property
     def rates(self) -> Cluster:
         """The cluster as costs read it: without a name and sizes of memory."""
-        return self.cluster.rates
+        return self.clocked.rates
 
     @cached_property
     def read_by_proposals(self) -> Hashable:

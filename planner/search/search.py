@@ -25,7 +25,6 @@ from meshwright.ir.traced import Traced
 
 from ..budget import BUDGET, SearchBudget
 from ..clock import Clock
-from ..cost.mix import mix_of_model
 from ..hardware.cluster import Cluster
 from ..hardware.usable import usable_bytes
 from ..pipeline.partition import cut_stages
@@ -104,8 +103,7 @@ def search_plan(
     nearest changes that fit when nothing does.
     """
     clock = clock or Clock()
-    clocked = mix_of_model(traced, seq, cluster).on(cluster)
-    problem = Problem(traced, clocked, seq, global_batch, pins_for(traced, pins), budget)
+    problem = Problem(traced, cluster, seq, global_batch, pins_for(traced, pins), budget)
     costs = CandidateCosts(problem, Memo(clock))
     with clock.layer("the rest"):
         found = search(costs, progress, stop, processes=processes)

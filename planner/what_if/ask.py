@@ -10,7 +10,6 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.traced import Traced
 
 from ..budget import SearchBudget
-from ..cost.mix import mix_of_model
 from ..hardware.cluster import Cluster
 from ..hardware.usable import usable_bytes
 from ..search.candidate_costs import CandidateCosts
@@ -79,8 +78,7 @@ class Search:
         traced, cluster = self.traced, point.cluster
         pins = pins_for(traced, self.pins)
         check_pins(cluster, point.global_batch, traced.dtype, pins, search=True)
-        clocked = mix_of_model(traced, point.seq, cluster).on(cluster)
-        problem = Problem(traced, clocked, point.seq, point.global_batch, pins, self.budget)
+        problem = Problem(traced, cluster, point.seq, point.global_batch, pins, self.budget)
         costs = CandidateCosts(problem, self.memo)
         found = search(costs, progress, advise=False, processes=self.processes)
         best, c = found.best, found.best.candidate

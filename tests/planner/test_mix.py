@@ -1,4 +1,4 @@
-"""Rates of matmuls by what they contract, and by how much of the step is attention."""
+"""Rates of matmuls by their contracted dimension and by the share of attention in a step."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,8 @@ from meshwright.planner.cost.op_cost import Costs, shard_on
 from meshwright.planner.hardware.cluster import READ_DEPTH, Cluster
 from meshwright.planner.hardware.cluster_file import parse_cluster
 from meshwright.planner.search.make_plan import make_plan
-from meshwright.planner.search.pins import parse_pins
+from meshwright.planner.search.pins import Pins, parse_pins
+from meshwright.planner.search.problem import Problem
 from meshwright.planner.simulate.predict import predict
 
 H200 = parse_cluster("h200:1")
@@ -32,7 +33,7 @@ def _planned(cluster: Cluster, pins: str, seq: int) -> Plan:
     return make_plan(_llama(), cluster, seq=seq, global_batch=4, pins=parse_pins([pins]))
 
 
-def test_a_matmul_takes_as_long_as_if_it_contracted_more() -> None:
+def test_a_matmul_takes_the_time_of_a_longer_contracted_dimension() -> None:
     device, depth = H200.device, H200.device.tile_depth
     assert depth > 0 and device.depth_share(READ_DEPTH) == 1.0
     took = {k: k / device.depth_share(k) for k in (512, 1024, 2048)}  # of any time
@@ -91,6 +92,15 @@ def test_a_clock_is_of_a_step_alone() -> None:
     once = mix.on(H200)
     assert once.device.clock > 1 and mix.on(once) == once
     assert once.device.matmul_rate("bf16") == H200.device.matmul_rate("bf16")
+
+
+def test_a_search_prices_every_cluster_at_its_clock() -> None:
+    """Another cluster that is asked about, too."""
+    problem = Problem(_llama(), parse_cluster("cpu:1"), 65536, 4, Pins())
+    other = replace(problem, cluster=H200)
+    clocked = mix_of_model(_llama(), 65536, H200).on(H200)
+    assert clocked.device.clock > 1 and problem.rates.device.clock == 1
+    assert other.rates == clocked.rates and other.placed_for.cluster == clocked
 
 
 def test_devices_whose_clock_is_not_known_keep_it() -> None:
