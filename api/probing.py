@@ -129,10 +129,12 @@ def _device(like: "Device", device: "torch.device", extent: "Extent", say: Say) 
         sources[dtype] = _source(found, 1e12, "Tflop/s", "by the shapes of a Llama's weights")
     depth = like.tile_depth
     if device.type == "cuda":
-        say("matmuls that contract few elements")
+        say("matmuls with a short contracted dimension")
         read = compute.tile_depth(device, extent)
         depth = round(read.median, 1)
-        sources["tile_depth"] = _source(read, 1.0, "elements", "products of 512 and 8,192")
+        sources["tile_depth"] = _source(
+            read, 1.0, "elements", "contracted dimensions of 512 and 8,192"
+        )
     say("copies and kernels")
     copied, kernel = compute.copy_rate(device, extent), compute.shortest_kernel(device, extent)
     sources["hbm_bytes_per_s"] = _source(copied, 1e9, "GB/s", "a copy, read and write")

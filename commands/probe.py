@@ -86,7 +86,7 @@ def _of(backend: str) -> str:
 
 def _deeper(device: "Device") -> str:
     depth = device.tile_depth
-    return f"; as if each contracted {depth:.0f} elements more" if depth else ""
+    return f"; a tile costs {depth:.0f} elements of the contracted dimension" if depth else ""
 
 
 def _alone(found: "Probed") -> str:

@@ -120,8 +120,8 @@ class OpDef:
     passes: bytes that it reads and writes beside its matmuls, one after the other.
     tokens: what it takes for each token; None where tokens go side by side.
     rate_share: of the rate of one large matmul, what those of its kernels reach.
-    contracts: position of the operand whose last dim its matmul contracts; None where it contracts
-    rows.
+    contracts: position of the operand whose last dim its matmul contracts; None where rows are
+    contracted, or there is no matmul.
     implementations: what the kernel chooses from, the first that takes the op; the last takes all.
     """
 

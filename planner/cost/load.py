@@ -27,8 +27,8 @@ class Attention(NamedTuple):
 
 class Rate(NamedTuple):
     """The rate of the matrix unit in a dtype, and the share of it that is reached; of a fused
-    attention its own rate, where the device has one. contracted: elements that a matmul sums for
-    each of its result."""
+    attention its own rate, where the device has one. contracted: the contracted dimension of a
+    matmul."""
 
     dtype: str
     share: float = 1.0

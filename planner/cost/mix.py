@@ -1,4 +1,4 @@
-"""How matmuls and attention share a step, which tells the clock that power leaves the device."""
+"""The shares of matmuls and attention in a step, from which the clock of matmuls follows."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -42,10 +42,10 @@ class Mix:
 
 
 def mix_of(graphs: Mapping[str, Graph], uses: Iterable[str], seq: int, cluster: Cluster) -> Mix:
-    """Return the mix of joint graphs, each used as often as `uses` names it, for devices of the
-    cluster's type; empty where no clock follows from it.
+    """Return the mix of a model's joint graphs on devices of the cluster's type; empty where power
+    does not limit the clock.
 
-    seq: tokens of a row.
+    uses: the name of the graph of each segment instance. seq: tokens of a row.
     """
     if not cluster.device.clock_gain:
         return Mix()

@@ -374,8 +374,8 @@ class Costs:
         return Rate(work.dtype, asked.rate_share, attention, self._contracted(op, work, ins))
 
     def _contracted(self, op: Op, work: OpWork, ins: tuple[Placement, ...]) -> float:
-        """Return how many elements a matmul contracts on a rank; of other ops, as many as where
-        rates are read."""
+        """Return the contracted dimension of a matmul on a rank, inf where rows are contracted; for
+        other ops the one at which rates hold."""
         asked = definition(op)
         if asked.lane != "matmul":
             return READ_DEPTH

@@ -40,16 +40,18 @@ CALL_US = 290.0
 RECORDED = 0.63
 
 
-# Rates of matmuls are read where so many elements are contracted.
+# The contracted dimension K of a matmul at which the rates of a device hold.
 READ_DEPTH = 5000.0
-# On GPUs a matmul takes as long as if it contracted so many elements more, in which its tiles come
-# in and go out. Of 442 products the root mean square error of one rate is 7% with it, 10% without,
-# and no less where waves of tiles count (H200, 2026-12-01, benchmarks/README.md).
+# A matmul of a GPU takes the time that its flops would take with K + TILE_DEPTH in place of K: each
+# tile has a fixed cost of loading and storing. Fitted to 442 products: the root mean square error
+# is 6.4% with it and 9.8% without; wave quantisation does not lower it further (H200, 2026-12-01,
+# benchmarks/README.md).
 TILE_DEPTH = 131.0
-# Of the time of matmuls and attention, the share of attention in steps that rates are read by.
+# The share of attention in the time of matmuls and attention together at which the rates hold.
 USUAL_ATTENTION = 0.2
-# How much faster matmuls are in a step that were all attention, as attention draws less power: of
-# 52 steps of 34 programs (H200, 2026-11-30 and 2026-12-01, benchmarks/README.md).
+# Matmuls run faster by CLOCK_GAIN times what attention's share is above USUAL_ATTENTION: attention
+# draws less power, and power limits the clock. Fitted to 52 steps of 34 programs (H200, 2026-11-30
+# and 2026-12-01, benchmarks/README.md).
 CLOCK_GAIN = 0.19
 
 
@@ -65,9 +67,9 @@ class Device:
     type: as torch names it, cuda or cpu. call_us: of the host's time, to issue one compiled
     function of a segment; 0 where the host is the device. context_bytes, communicator_bytes: of its
     memory, what the driver's context and each communicator hold; 0 where that is not known.
-    tile_depth: a matmul takes as long as if it contracted so many elements more. clock_gain: by how
-    much matmuls are faster where attention takes all of the time of both, which draws less power; 0
-    where power does not limit the clock. clock: of matmuls in a step, over that of their rates.
+    tile_depth: see TILE_DEPTH; 0 where every contracted dimension reaches the same rate.
+    clock_gain: see CLOCK_GAIN; 0 where power does not limit the clock. clock: the clock of matmuls
+    in the step that is priced, over the clock at which their rates hold.
     """
 
     name: str
@@ -88,13 +90,14 @@ class Device:
     clock: float = 1.0
 
     def at_clock(self, attention_share: float) -> "Device":
-        """Return the device with the clock of a step in which attention takes so large a share of
-        the time of matmuls and attention."""
+        """Return the device with the clock of a step. attention_share: of the time of matmuls and
+        attention together, what attention takes."""
         clock = 1.0 + self.clock_gain * (attention_share - USUAL_ATTENTION)
         return replace(self, clock=round(clock, 4))
 
     def depth_share(self, contracted: float) -> float:
-        """Return the rate of a matmul that contracts so many elements, over that of its dtype."""
+        """Return the rate of a matmul with this contracted dimension, as a share of the rate of its
+        dtype."""
         depth = self.tile_depth
         return (1.0 + depth / READ_DEPTH) / (1.0 + depth / contracted)
 

@@ -184,20 +184,16 @@ def _earliest(costs: Sequence[float], num_stages: int, limit: float) -> list[int
 
 
 def _even(costs: Sequence[float], starts: Sequence[int]) -> list[int]:
-    """Return cuts whose slowest stage is no slower, each as near as it can be to its share of all
-    units."""
-    limit, total = _slowest(costs, starts, None), _total(costs)
-    ahead = [0.0, *accumulate(costs)]
+    """Return cuts whose slowest stage is no slower than that of `starts`, each as near as possible
+    to an equal share of the costs."""
+    limit, ahead = _slowest(costs, starts, None), [0.0, *accumulate(costs)]
     first = _earliest(costs, len(starts), limit)
     found = [0]
     for stage in range(1, len(starts)):
         last = len(costs) - (len(starts) - stage)
-        within = (
-            start
-            for start in range(max(first[stage], found[-1] + 1), last + 1)
-            if _total(costs[found[-1] : start]) <= limit
-        )
-        share = total * stage / len(starts)
+        totals = enumerate(accumulate(costs[found[-1] : last]), start=found[-1] + 1)
+        within = (start for start, total in totals if start >= first[stage] and total <= limit)
+        share = ahead[-1] * stage / len(starts)
         found.append(min(within, key=lambda start: abs(ahead[start] - share)))
     return found
 

@@ -15,7 +15,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f
 FP8 = torch.float8_e4m3fn
 HALVES = (torch.bfloat16, torch.float16, FP8)
 HEAT_S = 10.0  # after which the rate of matmuls falls no more (H200, 2026-11-29)
-_DEPTHS = 512, 8192  # elements that products contract, by which the depth of tiles is read
+_DEPTHS = 512, 8192  # contracted dimensions of the products that tile_depth times
 _SMALL = 200  # kernels of a reading of the shortest one
 # What kernels of a layer take beside their bytes, over the shortest one (H200, 2026-11-29).
 LAYER_SHARE = 1.7
@@ -93,8 +93,11 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, extent: Extent) -> Rea
 
 
 def tile_depth(device: torch.device, extent: Extent) -> Reading:
-    """Return how many elements more a matmul in bfloat16 takes as long as if it contracted: by the
-    rates r, s of products that contract k and l, (s - r) / (r / k - s / l), at least 0."""
+    """Return the fixed cost of a tile of a bfloat16 matmul, in elements that it contracts.
+
+    A product with the contracted dimension k takes the time of k + d. From the rates r and s of
+    products with k and l, d = (s - r) / (r / k - s / l), at least 0.
+    """
     few, many = _DEPTHS
     found = []
     for columns in (extent.width, 2 * extent.width, 4 * extent.width):

@@ -49,7 +49,7 @@ def test_a_plan_is_made_from_what_it_measures(
 def test_the_depth_of_tiles_follows_from_two_rates(
     depth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products whose time is that of so many elements more give these."""
+    """Products timed as if their contracted dimension were longer by `depth` give `depth` back."""
 
     def seconds(work: partial, device: torch.device, budget_s: float) -> Reading:
         rows, contracted = work.args[0].shape
